@@ -1,0 +1,40 @@
+# Everything is done inside .venv; a bare machine needs Python 3.11, pip, make and git.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint bench fuzz zoo clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: .venv/installed  ## make .venv and install the pinned set
+
+# torch first and pinned: an unpinned one pulls in gigabytes of CUDA on machines that have no GPU.
+.venv/installed: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $$(grep '^torch==' requirements.txt)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	touch $@
+
+lint: setup  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## lint, then the test suite
+	$(BIN)/python -m pytest -q -n 2
+
+fuzz: setup  ## the property suite in its long form (1,000 cases and more each)
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/properties
+
+bench: setup  ## what is measured: trace, rewrite and merge
+	$(BIN)/python benchmarks/fold.py
+
+zoo: setup  ## every CNN of torchvision and many of timm; writes docs/zoo.md
+	$(BIN)/python benchmarks/zoo.py
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

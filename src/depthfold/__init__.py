@@ -1,0 +1,34 @@
+"""depthfold folds a deep CNN into a shallow one that runs faster on the machine you name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from depthfold.core import Network as Network
+    from depthfold.core import Plan as Plan
+    from depthfold.core import Span as Span
+    from depthfold.errors import DepthfoldError as DepthfoldError
+
+__version__ = "0.1.0.dev0"
+
+# Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
+_HOME = {
+    "DepthfoldError": "depthfold.errors",
+    "Network": "depthfold.core",
+    "Plan": "depthfold.core",
+    "Span": "depthfold.core",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'depthfold' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,162 @@
+"""The network as the method sees it: a chain of layers, numbered, with everything that limits merging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from depthfold.core import space as search
+from depthfold.core.describe import network_table
+from depthfold.core.document import Document
+from depthfold.core.layer import Layer, Skip
+from depthfold.core.plan import Plan
+from depthfold.core.refusal import Refusal
+from depthfold.core.shape import ConvShape
+from depthfold.core.span import FlaggedSpan, Position, Span
+from depthfold.errors import InvalidValue, PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network(Document):
+    """Layers 1..L, the skips across them, the barriers that no span crosses, and the reasons.
+
+    A network with several chains (branches, stages parted by a pool) numbers them one after another, with a barrier
+    between. Positions are 0..L, barriers lie strictly between.
+    """
+
+    FORMAT: ClassVar[str] = "depthfold.network"
+
+    name: str
+    layers: tuple[Layer, ...]
+    skips: tuple[Skip, ...] = ()
+    barriers: tuple[Position, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.barriers) != sorted(set(self.barriers)) or not all(0 < p < self.depth for p in self.barriers):
+            raise InvalidValue(
+                f"Barriers must be ascending positions strictly between 0 and {self.depth}, found {self.barriers}."
+            )
+        for before, after in self._neighbours():
+            one, two = self.layers[before - 1], self.layers[after - 1]
+            if one.shape.out_channels != two.shape.in_channels or one.out_size != two.in_size:
+                raise InvalidValue(
+                    f"Layer {after} ({two.where}) cannot follow layer {before} ({one.where}): "
+                    f"{one.shape.out_channels} channels of size {one.out_size} do not fit "
+                    f"{two.shape.in_channels} of size {two.in_size}. Is a barrier missing at {before}?"
+                )
+        for skip in self.skips:
+            if skip.target > self.depth or any(skip.source < p < skip.target for p in self.barriers):
+                raise InvalidValue(f"The skip {skip.where} leaves its chain: {skip.source} -> {skip.target}.")
+            if self.path_shape(skip.span).offset(self.skip_shape(skip)) is None:
+                raise InvalidValue(f"The skip {skip.where} cannot join the kernel of the branch that it spans.")
+
+    @property
+    def depth(self) -> int:
+        """L, the number of layers."""
+        return len(self.layers)
+
+    @property
+    def activations(self) -> frozenset[Position]:
+        """The positions where the network has an activation of its own."""
+        return frozenset(l for l, layer in enumerate(self.layers, start=1) if layer.activation is not None)
+
+    @property
+    def chains(self) -> tuple[Span, ...]:
+        """The runs of layers between barriers."""
+        return tuple(self._between(self.barriers))
+
+    @property
+    def vanilla(self) -> Plan:
+        """The plan that changes nothing: every activation stays and nothing is merged."""
+        return Plan(activations=self.activations, cuts=range(1, self.depth))
+
+    def spans(self, space: search.Space = "paper") -> tuple[Span, ...]:
+        """Every span of a search space: the keys of the latency table."""
+        return tuple(search.spans(self, space))
+
+    def flagged_spans(self, space: search.Space = "paper", exclusion: bool | None = None) -> tuple[FlaggedSpan, ...]:
+        """Every flagged span of a search space: the keys of the importance table. See `core.space`."""
+        return tuple(search.flagged_spans(self, space, exclusion))
+
+    def why_not(self, span: Span) -> Refusal | None:
+        """The reason why a span cannot become one convolution, or None if it can."""
+        if span.j > self.depth:
+            return Refusal(str(span), "outside", f"the network ends at position {self.depth}")
+        for barrier in self.barriers:
+            if span.i < barrier < span.j:
+                reason = next((r.why for r in self.refusals if r.position == barrier), "a new chain starts there")
+                return Refusal(str(span), "barrier", f"there is a barrier at {barrier}: {reason}", barrier)
+        for skip in self.skips:
+            if skip.crosses(span):
+                return Refusal(
+                    str(span),
+                    "crosses-skip",
+                    f"it crosses one end of the residual {skip.source} -> {skip.target}; a span may hold a residual "
+                    "whole, lie inside it, or lie outside it",
+                )
+        return None
+
+    def merged_shape(self, span: Span) -> ConvShape:
+        """The shape of the one convolution that the span becomes, with the skips that it holds folded in."""
+        if refusal := self.why_not(span):
+            raise PlanError(f"The span {span} cannot be merged: {refusal.why}.")
+        dims, channels = self.layers[span.i].shape.dims, self.layers[span.i].shape.in_channels
+        at = {span.i: ConvShape.identity(channels, dims)}
+        for l in span.layers:
+            # The identity at the front has no taps to add: composing with it would only cost time.
+            shape = self.layers[l - 1].shape
+            at[l] = shape if l == span.i + 1 else at[l - 1].then(shape)
+            for skip in self.skips_into(l):
+                if skip.source >= span.i:
+                    projected = at[skip.source] if skip.projection is None else at[skip.source].then(skip.projection)
+                    at[l] = at[l].plus(projected)
+        return at[span.j]
+
+    def path_shape(self, span: Span) -> ConvShape:
+        """The shape of the layers of the span composed, without any skip."""
+        shape = self.layers[span.i].shape
+        for l in span.layers[1:]:
+            shape = shape.then(self.layers[l - 1].shape)
+        return shape
+
+    def skip_shape(self, skip: Skip) -> ConvShape:
+        """The convolution that a skip is: its projection, or the identity."""
+        first = self.layers[skip.source].shape
+        return skip.projection or ConvShape.identity(first.in_channels, first.dims)
+
+    def skips_into(self, target: Position) -> Iterator[Skip]:
+        return (skip for skip in self.skips if skip.target == target)
+
+    def segments(self, plan: Plan) -> tuple[Span, ...]:
+        """The spans that the plan merges: the layers between its cuts. Barriers are always cuts.
+
+        Raises PlanError with everything that does not fit.
+        """
+        last = max((*plan.cuts, *plan.activations), default=0)
+        if last > self.depth or self.depth in plan.cuts:
+            raise PlanError(
+                f"The plan has position {last}, but the network has {self.depth} layers: cuts lie strictly between 0 "
+                f"and {self.depth}, and the only activation beyond the last cut can be at {self.depth}."
+            )
+        cuts = {*plan.cuts, *self.barriers}
+        if homeless := sorted(plan.activations - cuts - {self.depth}):
+            raise PlanError(f"The activations {homeless} are no cuts of the plan: add them to cuts.")
+        if not self.activations and plan.activations:
+            raise PlanError("The plan inserts activations, but the network has none whose kind could be taken.")
+        segments = tuple(self._between(tuple(sorted(cuts))))
+        if problems := [f"{span}: {refusal.why}" for span in segments if (refusal := self.why_not(span))]:
+            raise PlanError("The plan merges what cannot be merged. " + "; ".join(problems) + ". Add cuts there.")
+        return segments
+
+    def __str__(self) -> str:
+        return network_table(self)
+
+    def _between(self, cuts: tuple[Position, ...]) -> Iterator[Span]:
+        bounds = (0, *cuts, self.depth) if self.depth else ()
+        return (Span(i, j) for i, j in pairwise(bounds))
+
+    def _neighbours(self) -> Iterator[tuple[int, int]]:
+        return ((l, l + 1) for l in range(1, self.depth) if l not in self.barriers)
