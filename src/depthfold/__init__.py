@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from depthfold.core import Plan as Plan
     from depthfold.core import Span as Span
     from depthfold.errors import DepthfoldError as DepthfoldError
+    from depthfold.merging import Verification as Verification
+    from depthfold.merging import merge as merge
+    from depthfold.merging import verify as verify
+    from depthfold.rewriting import rewrite as rewrite
+    from depthfold.tracing import trace as trace
 
 __version__ = "0.1.0.dev0"
 
@@ -19,6 +24,11 @@ _HOME = {
     "Network": "depthfold.core",
     "Plan": "depthfold.core",
     "Span": "depthfold.core",
+    "Verification": "depthfold.merging",
+    "merge": "depthfold.merging",
+    "rewrite": "depthfold.rewriting",
+    "trace": "depthfold.tracing",
+    "verify": "depthfold.merging",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

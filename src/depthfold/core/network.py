@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from depthfold.core import space as search
-from depthfold.core.describe import network_table
+from depthfold.core.describe import network_table, summary
 from depthfold.core.document import Document
 from depthfold.core.layer import Layer, Skip
 from depthfold.core.plan import Plan
@@ -18,7 +18,7 @@ from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Network(Document):
     """Layers 1..L, the skips across them, the barriers that no span crosses, and the reasons.
 
@@ -153,6 +153,9 @@ class Network(Document):
 
     def __str__(self) -> str:
         return network_table(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {summary(self)}>"
 
     def _between(self, cuts: tuple[Position, ...]) -> Iterator[Span]:
         bounds = (0, *cuts, self.depth) if self.depth else ()

@@ -1,0 +1,78 @@
+"""What surrounds the segments: batch norms folded, operations that do nothing and whatever is left over taken out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import fx, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
+
+from depthfold.algebra import fold_norm
+from depthfold.merging.kernels import conv_kernel
+from depthfold.tracing.modules import (
+    computes_batch_norm,
+    computes_convolution,
+    fused_activation,
+    is_batch_norm,
+    is_no_operation,
+    norm_statistics,
+)
+from depthfold.tracing.shapes import module_padding, module_shape
+
+
+def take_out_nothing(graph: fx.GraphModule) -> None:
+    """Dropout, drop-path and identities do nothing in evaluation, and a shallow network is for evaluation."""
+    for node in list(graph.graph.nodes):
+        idle = node.op == "call_module" and is_no_operation(graph.get_submodule(str(node.target)))
+        if idle or (node.op == "call_method" and node.target in ("contiguous", "clone")):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.graph.erase_node(node)
+
+
+def fold_remaining_norms(graph: fx.GraphModule) -> None:
+    """Batch norms outside the segments (stem, head, projections) into the convolutions before them."""
+    calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
+    for node in list(graph.graph.nodes):
+        if node.op != "call_module" or not node.all_input_nodes:
+            continue
+        before = node.all_input_nodes[0]
+        if before.op != "call_module" or len(before.users) != 1:
+            continue
+        conv, norm = graph.get_submodule(str(before.target)), graph.get_submodule(str(node.target))
+        if calls[node.target] > 1 or calls[before.target] > 1 or not _foldable(conv, norm):
+            continue
+        _fold(conv, norm)
+        activation = fused_activation(norm)
+        if activation is not None:
+            graph.set_submodule(str(node.target), activation)
+        else:
+            node.replace_all_uses_with(before)
+            graph.graph.erase_node(node)
+
+
+def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
+    if not (isinstance(conv, _ConvNd) and computes_convolution(conv) and is_batch_norm(norm)):
+        return False
+    plain = not any(parametrize.is_parametrized(m) or m._forward_hooks or m._forward_pre_hooks for m in (conv, norm))
+    return plain and computes_batch_norm(norm) and getattr(norm, "running_mean", None) is not None
+
+
+def _fold(conv: nn.Module, norm: nn.Module) -> None:
+    assert isinstance(conv, _ConvNd)
+    like = conv.weight
+    kernel = fold_norm(conv_kernel(conv, module_shape(conv, module_padding(conv))), norm_statistics(norm))
+    conv.weight = nn.Parameter(kernel.weight.to(like.device, like.dtype))
+    conv.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))
+
+
+def drop_unused(graph: fx.GraphModule) -> None:
+    """Nodes that nobody reads any more, and their modules. Assertions of the user's code stay."""
+
+    def needed(node: fx.Node) -> bool:
+        return node.op in ("placeholder", "output") or "assert" in getattr(node.target, "__name__", "")
+
+    graph.graph.eliminate_dead_code(is_impure_node=needed)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()

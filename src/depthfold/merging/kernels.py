@@ -1,0 +1,69 @@
+"""The kernel of a segment, from the weights of the rewritten network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from depthfold.algebra import Kernel, fold_norm
+from depthfold.core import ConvShape, Span
+from depthfold.tracing import TracedNetwork
+from depthfold.tracing.modules import norm_statistics
+
+_LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def segment_kernel(graph: fx.GraphModule, network: TracedNetwork, span: Span) -> Kernel:
+    """All layers of the span and the skips that it holds, as one kernel from the value at i to the value at j."""
+    targets = {node.name: str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    held = [site for site in network.skip_sites if span.contains(site.skip.span)]
+    sources = {site.skip.source for site in held}
+
+    def of(shape: ConvShape, conv: str | None, norm: str | None, like: torch.Tensor | None = None) -> Kernel:
+        if conv is None:  # an identity, perhaps through a batch norm
+            assert like is not None
+            kernel = Kernel.identity(shape.in_channels, shape.dims, like)
+        else:
+            kernel = conv_kernel(graph.get_submodule(targets[conv]), shape)
+        return fold_norm(kernel, norm_statistics(graph.get_submodule(targets[norm]))) if norm else kernel
+
+    at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
+    merged: Kernel | None = None
+    for l in span.layers:
+        if l - 1 in sources and merged is not None:
+            at[l - 1] = merged
+        site, shape = network.sites[l - 1], network.layers[l - 1].shape
+        layer = of(shape, site.conv, site.norm)
+        merged = layer if merged is None else merged.then(layer)
+        for skip in (each for each in held if each.skip.target == l):
+            projected = of(network.skip_shape(skip.skip), skip.conv, skip.norm, merged.weight)
+            source = at.get(skip.skip.source)
+            merged = merged.plus(projected if source is None else source.then(projected))
+    assert merged is not None
+    return merged
+
+
+def conv_kernel(conv: nn.Module, shape: ConvShape) -> Kernel:
+    assert isinstance(conv.weight, torch.Tensor)
+    bias = conv.bias
+    return Kernel.of(shape, conv.weight, bias if isinstance(bias, torch.Tensor) else None)
+
+
+def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
+    """A plain convolution layer with this kernel. Padding that it cannot hold is left to a padding before it."""
+    shape = kernel.shape
+    module: nn.Module = _LAYERS[shape.dims](
+        shape.in_channels,
+        shape.out_channels,
+        shape.kernel,
+        stride=shape.stride,
+        padding=tuple(p[0] for p in shape.padding) if shape.symmetric else 0,
+        dilation=shape.dilation,
+        groups=shape.groups,
+        device="meta",  # no memory and no random numbers for weights that are replaced at once
+    )
+    module.weight = nn.Parameter(kernel.weight.to(like.device, like.dtype).contiguous())
+    module.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))
+    return module

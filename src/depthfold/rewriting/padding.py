@@ -1,0 +1,98 @@
+"""Padding moved to the front of a segment, and skips inside it cropped to match.
+
+A merged convolution pads once, before everything. So does the rewritten network: the front pads by the sum of the
+paddings times the strides before them, and the layers of the segment pad no more. Inside, every map is then larger by
+what the layers after it will eat: its margin. A skip reads the map at its source, whose margin is larger than that of
+its target, and is cropped by the difference.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import fx
+
+from depthfold.core import Span
+from depthfold.core.shape import Padding
+from depthfold.tracing import TracedNetwork
+from depthfold.tracing.traced import INSERTED, SkipSite
+
+Nodes = dict[str, fx.Node]
+
+
+def move_padding(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwork, span: Span) -> None:
+    for layer in network.sites[span.i : span.j]:
+        _take_out_pad(graph, nodes, layer.pad)
+        _set_padding(graph, nodes[layer.conv], None)
+    front = network.path_shape(span).padding
+    _set_padding(graph, nodes[network.sites[span.i].conv], front)
+    for site in network.skip_sites:
+        if span.contains(site.skip.span):
+            _crop_skip(graph, nodes, network, span, site)
+
+
+def additions_out_of_place(nodes: Nodes, network: TracedNetwork) -> None:
+    """x += y as x + y: what is added in place may be a part of a map that somebody else still needs."""
+    for site in network.sites:
+        for name in site.additions:
+            node = nodes[name]
+            if node.target is operator.iadd:
+                node.target = operator.add
+            elif node.target == "add_":
+                node.target = "add"
+
+
+def crop_of(network: TracedNetwork, span: Span, site: SkipSite) -> Padding:
+    """How much to take off each side of what a skip reads, so that it lies on the grid of its target.
+
+    Negative where it must be padded instead: a skip from the very front of the segment reads a map that has not been
+    padded yet.
+    """
+    branch, skip = network.path_shape(site.skip.span), network.skip_shape(site.skip)
+    front = network.path_shape(span).padding if site.skip.source == span.i else ((0, 0),) * branch.dims
+    crops = []
+    for (before, _), (own, _), reach, width, (lead, trail) in zip(
+        branch.padding, skip.padding, branch.extent, skip.extent, front, strict=True
+    ):
+        start = before - own
+        # Whatever the size of the map, the skip must give as many outputs as the branch: so the end follows.
+        crops.append((start - lead, reach - width - start - trail))
+    return tuple(crops)
+
+
+def _crop_skip(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwork, span: Span, site: SkipSite) -> None:
+    crop = crop_of(network, span, site)
+    if site.conv is not None:
+        _take_out_pad(graph, nodes, site.pad)
+        _set_padding(graph, nodes[site.conv], None)
+    # Before a batch norm, not after it: the zeros at the front of a segment go through the norm, too.
+    reader = nodes[site.conv or site.norm or site.add]
+    operand = reader.all_input_nodes[0] if site.conv or site.norm else nodes[site.operand]
+    if any(before or after for before, after in crop):
+        _insert_pad(graph, reader, operand, tuple((-before, -after) for before, after in crop))
+
+
+def _take_out_pad(graph: fx.GraphModule, nodes: Nodes, name: str | None) -> None:
+    if name is not None:
+        node = nodes[name]
+        node.replace_all_uses_with(node.all_input_nodes[0])
+        graph.graph.erase_node(node)
+
+
+def _set_padding(graph: fx.GraphModule, conv: fx.Node, padding: Padding | None) -> None:
+    """Give a convolution a padding of its own where it can hold it, and a padding before it where it cannot."""
+    module: Any = graph.get_submodule(str(conv.target))
+    symmetric = padding is not None and all(before == after for before, after in padding)
+    module.padding = tuple(p[0] for p in padding or ()) if symmetric else (0,) * len(module.kernel_size)
+    if padding is not None and not symmetric:
+        _insert_pad(graph, conv, conv.all_input_nodes[0], padding)
+
+
+def _insert_pad(graph: fx.GraphModule, reader: fx.Node, operand: fx.Node, widths: Padding) -> None:
+    flat = tuple(width for pair in reversed(widths) for width in pair)  # PyTorch lists the last dimension first
+    with graph.graph.inserting_before(reader):
+        node = graph.graph.call_function(F.pad, (operand, flat))
+    node.meta[INSERTED] = True
+    reader.replace_input_with(operand, node)

@@ -1,0 +1,53 @@
+"""rewrite(): the network as the plan wants it, still deep, still trainable, and mergeable without any error."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import fx, nn
+
+from depthfold.core import Network, Plan
+from depthfold.errors import PlanError
+from depthfold.rewriting.activations import insert_activation, remove_activation
+from depthfold.rewriting.padding import additions_out_of_place, move_padding
+from depthfold.tracing import Student, TracedNetwork
+
+
+def rewrite(network: Network, plan: Plan) -> nn.Module:
+    """A trainable copy of the model as the plan wants it.
+
+    Activations outside the plan's A become identities, and those in A where the network has none are inserted, of the
+    network's own kind, after the addition. The padding of every segment between cuts moves to its front, and skips
+    inside a segment are cropped to match. Parameters keep the names that they have in the user's model.
+    """
+    if not isinstance(network, TracedNetwork):
+        raise PlanError(
+            "This network has no model: it was read from a file. Trace the model again, with trace(model, inputs), and "
+            "rewrite what that returns."
+        )
+    segments = network.segments(plan)
+    graph = copy.deepcopy(network.graph)
+    nodes = {node.name: node for node in graph.graph.nodes}
+    for span in segments:
+        if len(span) > 1:
+            move_padding(graph, nodes, network, span)
+    additions_out_of_place(nodes, network)
+    for l in range(1, network.depth + 1):
+        stands = l in plan.activations or (l == network.depth and l in network.activations)
+        if stands and l not in network.activations:
+            insert_activation(graph, nodes, network, l)
+        elif l in network.activations and not stands:
+            remove_activation(graph, nodes, network.sites[l - 1])
+    return _finish(graph, network, plan)
+
+
+def _finish(graph: fx.GraphModule, network: TracedNetwork, plan: Plan) -> nn.Module:
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    graph.meta[Student.KEY] = Student(network, plan)
+    if network.at is None or network.model is None:
+        return graph
+    whole = copy.deepcopy(network.model)
+    whole.set_submodule(network.at, graph)
+    return whole

@@ -1,0 +1,6 @@
+"""From a PyTorch CNN to a Network: what can be merged, and why the rest cannot."""
+
+from depthfold.tracing.trace import trace
+from depthfold.tracing.traced import Student, TracedNetwork, student_parts
+
+__all__ = ["Student", "TracedNetwork", "student_parts", "trace"]

@@ -1,0 +1,111 @@
+"""Which modules we know. Classes of timm and torchvision are recognised by their names, without importing either."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from depthfold.algebra import NormStatistics
+
+CONVOLUTIONS: tuple[type[_ConvNd], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+ZERO_PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.LeakyReLU: "leaky_relu",
+    nn.RReLU: "rrelu",
+    nn.PReLU: "prelu",
+    nn.ELU: "elu",
+    nn.SELU: "selu",
+    nn.CELU: "celu",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Mish: "mish",
+    nn.Hardswish: "hardswish",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.Hardtanh: "hardtanh",
+    nn.Sigmoid: "sigmoid",
+    nn.LogSigmoid: "logsigmoid",
+    nn.Tanh: "tanh",
+    nn.Tanhshrink: "tanhshrink",
+    nn.Softplus: "softplus",
+    nn.Softsign: "softsign",
+    nn.Softshrink: "softshrink",
+    nn.Hardshrink: "hardshrink",
+    nn.Threshold: "threshold",
+}
+
+# Do nothing in evaluation.
+_RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+_FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
+_NORMS_WITH_ACTIVATION = {"BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d"}
+
+
+def activation_kind(module: nn.Module) -> str | None:
+    """The kind of an activation that works element by element, or None if the module is none."""
+    if type(module) in ACTIVATIONS:
+        return ACTIVATIONS[type(module)]
+    if type(module).__module__.startswith("timm.layers.activations"):
+        return type(module).__name__.lower()
+    return None
+
+
+def is_no_operation(module: nn.Module) -> bool:
+    """Whether the module passes its input through unchanged in evaluation."""
+    return isinstance(module, (nn.Identity, *_DROPOUTS)) or type(module).__name__ in _RANDOM_DROPS
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or type(module).__name__ in _FROZEN_NORMS
+
+
+def fused_activation(module: nn.Module) -> nn.Module | None:
+    """The activation inside a batch norm of timm that applies one, or None."""
+    if type(module).__name__ not in _NORMS_WITH_ACTIVATION:
+        return None
+    inner = getattr(module, "act", None)
+    return inner if isinstance(inner, nn.Module) and not isinstance(inner, nn.Identity) else None
+
+
+def computes_batch_norm(module: nn.Module) -> bool:
+    """Whether we know what the forward of this batch norm computes: subclasses may do anything."""
+    name = type(module).__name__
+    if name in _FROZEN_NORMS or name in _NORMS_WITH_ACTIVATION:
+        return True
+    return type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def computes_convolution(module: nn.Module) -> bool:
+    """Whether the module does what the convolution that it derives from does: subclasses may standardise weights."""
+    for base in CONVOLUTIONS:
+        if isinstance(module, base):
+            own = type(module)
+            return own.forward is base.forward and own._conv_forward is base._conv_forward
+    return False
+
+
+def is_one_operation(module: nn.Module) -> bool:
+    """Whether tracing must not look inside, so that we recognise the module as a whole."""
+    return (
+        isinstance(module, _ConvNd)
+        or is_batch_norm(module)
+        or activation_kind(module) is not None
+        or is_no_operation(module)
+    )
+
+
+def norm_statistics(module: nn.Module) -> NormStatistics:
+    """What a batch norm knows, whichever class it is of."""
+
+    def tensor(name: str) -> Tensor | None:
+        value = getattr(module, name, None)
+        return value if isinstance(value, Tensor) else None
+
+    mean, variance = tensor("running_mean"), tensor("running_var")
+    assert mean is not None and variance is not None  # the tracer has refused batch norms without statistics
+    return NormStatistics(mean, variance, tensor("weight"), tensor("bias"), float(module.eps))  # type: ignore[arg-type]

@@ -1,0 +1,156 @@
+"""What each node of the graph is to the method: a convolution, a norm, an activation, an addition, or in the way."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.nn.modules.conv import _ConvNd
+
+from depthfold.core import Refusal
+from depthfold.tracing import modules as known
+from depthfold.tracing.others import function_reason, module_reason
+from depthfold.tracing.rules import CONVOLUTION_RULES, NORM_RULES, Ignore, Reason, Site, first_reason, ignored
+
+Sizes = Mapping[fx.Node, torch.Size]
+
+
+class Kind(Enum):
+    CONVOLUTION = auto()
+    NORM = auto()
+    ACTIVATION = auto()
+    NOTHING = auto()  # does nothing in evaluation: dropout, drop-path, identity
+    PAD = auto()
+    ADD = auto()
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """`detail` is the kind of an activation (also of one inside a norm); `refusal` says why an OTHER is in the way."""
+
+    kind: Kind
+    detail: str | None = None
+    refusal: Refusal | None = None
+
+
+_ACTIVATION_FUNCTIONS: dict[Any, str] = {
+    getattr(F, name): name.rstrip("_")
+    for kind in known.ACTIVATIONS.values()
+    for name in (kind, f"{kind}_")
+    if hasattr(F, name)
+} | {torch.relu: "relu", torch.relu_: "relu", torch.sigmoid: "sigmoid", torch.tanh: "tanh", torch.selu: "selu"}
+_ACTIVATION_METHODS = {"relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"}
+_ADDITIONS = {operator.add, operator.iadd, torch.add}
+_DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
+_NOTHING_METHODS = {"contiguous", "clone"}
+
+
+def assign_roles(graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str], ignore: Ignore) -> dict[fx.Node, Role]:
+    modules = dict(graph.named_modules())
+    calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
+
+    def role(node: fx.Node) -> Role:
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        path = owner(node)
+        if node.op in ("call_module", "call_function", "call_method") and ignored(path, module, ignore):
+            return _other(path, ("ignored", "you asked to leave it alone"))
+        if module is not None:
+            size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
+            rank = None if size is None else len(size)
+            return _module_role(path, Site(module, calls[node.target], rank), opaque)
+        if node.op in ("call_function", "call_method"):
+            return _function_role(node, path, sizes)
+        return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'no operation')}"))
+
+    return {node: role(node) for node in graph.graph.nodes}
+
+
+_SPECIAL = {"placeholder": "the input of the network", "output": "an output of the network", "get_attr": "a parameter"}
+
+
+def owner(node: fx.Node) -> str:
+    """A name that the user knows: the module that is called, or the module whose forward holds the operation."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return f"{path}.{node.name}" if path else node.name
+
+
+def _module_role(path: str, site: Site, opaque: Mapping[str, str]) -> Role:
+    module = site.module
+    if path in opaque:
+        return _other(path, ("opaque", f"its forward cannot be traced: {opaque[path]}"))
+    if isinstance(module, known.TRANSPOSED):
+        return _other(path, ("transposed", "a transposed convolution is no convolution of its input"))
+    if isinstance(module, _ConvNd):
+        reason = first_reason(CONVOLUTION_RULES, site)
+        return _other(path, reason) if reason else Role(Kind.CONVOLUTION)
+    if known.is_batch_norm(module):
+        reason = first_reason(NORM_RULES, site)
+        fused = known.fused_activation(module)
+        if fused is not None and known.activation_kind(fused) is None:
+            reason = reason or ("custom-norm", f"it applies {type(fused).__name__}, which is no activation we know")
+        if reason:
+            return _other(path, reason)
+        return Role(Kind.NORM, known.activation_kind(fused) if fused is not None else None)
+    if (kind := known.activation_kind(module)) is not None:
+        return Role(Kind.ACTIVATION, kind)
+    if known.is_no_operation(module):
+        return Role(Kind.NOTHING)
+    if isinstance(module, known.ZERO_PADS) and getattr(module, "value", 0) == 0 and min(module.padding) >= 0:
+        return Role(Kind.PAD)
+    return _other(path, module_reason(module))
+
+
+def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
+    target = node.target
+    constant = not any(isinstance(arg, fx.Node) for arg in (*node.args[1:], *node.kwargs.values()))
+    if target in _ACTIVATION_FUNCTIONS and constant:
+        return Role(Kind.ACTIVATION, _ACTIVATION_FUNCTIONS[target])
+    if node.op == "call_method" and target in _ACTIVATION_METHODS:
+        return Role(Kind.ACTIVATION, str(target).rstrip("_"))
+    if target in _DROPOUTS or (node.op == "call_method" and target in _NOTHING_METHODS):
+        return Role(Kind.NOTHING)
+    if target is F.pad and constant and (widths := zero_padding(node)) is not None:
+        spatial = len(sizes.get(node, ())) - 2
+        if len(widths) <= 2 * spatial:
+            return Role(Kind.PAD)
+    if _is_addition(node, sizes):
+        return Role(Kind.ADD)
+    return _other(path, function_reason(node))
+
+
+def zero_padding(node: fx.Node) -> tuple[int, ...] | None:
+    """The widths of an F.pad that pads with zeros, or None if it does something else."""
+    given = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | dict(node.kwargs)
+    pad: Any = given.get("pad", ())
+    zeros = given.get("mode", "constant") == "constant" and not given.get("value")
+    return tuple(pad) if zeros and all(isinstance(p, int) and p >= 0 for p in pad) else None
+
+
+def _is_addition(node: fx.Node, sizes: Sizes) -> bool:
+    """An addition of two tensors of the same size; a broadcast is something else."""
+    method = node.op == "call_method" and node.target in ("add", "add_")
+    if not (method or node.target in _ADDITIONS) or node.kwargs or len(node.args) != 2:
+        return False
+    one, two = node.args
+    if not (isinstance(one, fx.Node) and isinstance(two, fx.Node)):
+        return False
+    return one in sizes and sizes[one] == sizes.get(two) == sizes.get(node)
+
+
+def adds_in_place(node: fx.Node) -> bool:
+    return node.target in (operator.iadd, "add_")
+
+
+def _other(path: str, reason: Reason) -> Role:
+    return Role(Kind.OTHER, refusal=Refusal(path, *reason))

@@ -1,0 +1,105 @@
+"""Why a convolution or a batch norm cannot be merged: a list of small rules, each returning a reason or nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
+
+from depthfold.tracing.modules import computes_batch_norm, computes_convolution
+
+Reason = tuple[str, str]  # (code, sentence)
+Ignore = Iterable[str | type[nn.Module]]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One call of a module, as the rules see it."""
+
+    module: nn.Module
+    calls: int
+    rank: int | None  # the number of dimensions of the tensor that it gets, batch and channels included
+
+
+def ignored(path: str, module: nn.Module | None, ignore: Ignore) -> bool:
+    """Whether the user asked to leave this module alone, by its name, a name around it, a glob or its type."""
+    parts = path.split(".")
+    around = [".".join(parts[: n + 1]) for n in range(len(parts))]
+    for pattern in ignore:
+        if isinstance(pattern, str):
+            if any(fnmatch.fnmatchcase(name, pattern) for name in around):
+                return True
+        elif module is not None and isinstance(module, pattern):
+            return True
+    return False
+
+
+def _shared(site: Site) -> Reason | None:
+    if site.calls > 1:
+        return "used-twice", f"it is called {site.calls} times, so its weights cannot become part of one place"
+    return None
+
+
+def _parametrised(site: Site) -> Reason | None:
+    if parametrize.is_parametrized(site.module):
+        return "parametrised", "its weights are computed from others (torch.nn.utils.parametrize)"
+    return None
+
+
+def _hooked(site: Site) -> Reason | None:
+    if site.module._forward_hooks or site.module._forward_pre_hooks:
+        return "hooked", "it has forward hooks (old-style weight norm, for example), which a merged layer would lose"
+    return None
+
+
+def _custom_convolution(site: Site) -> Reason | None:
+    if not computes_convolution(site.module):
+        return "custom-convolution", f"{type(site.module).__name__} has a forward of its own"
+    return None
+
+
+def _padding_mode(site: Site) -> Reason | None:
+    mode = getattr(site.module, "padding_mode", "zeros")
+    if mode != "zeros":
+        return "padding-mode", f"it pads with {mode!r}, and only zeros can be moved to the front of a span"
+    return None
+
+
+def _precision(site: Site) -> Reason | None:
+    weight = site.module.weight
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return "precision", "its weights are no real floating-point numbers"
+    return None
+
+
+def _rank(site: Site) -> Reason | None:
+    assert isinstance(site.module, _ConvNd)
+    expected = len(site.module.kernel_size) + 2
+    if site.rank != expected:
+        return "unbatched", f"its input has {site.rank} dimensions instead of {expected}: a batch dimension is missing"
+    return None
+
+
+def _custom_norm(site: Site) -> Reason | None:
+    if not computes_batch_norm(site.module):
+        return "custom-norm", f"{type(site.module).__name__} has a forward of its own"
+    return None
+
+
+def _statistics(site: Site) -> Reason | None:
+    if getattr(site.module, "running_mean", None) is None or getattr(site.module, "running_var", None) is None:
+        return "batch-statistics", "this batch norm keeps no running statistics, so it depends on its input"
+    return None
+
+
+_COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked)
+CONVOLUTION_RULES = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
+NORM_RULES = (*_COMMON, _custom_norm, _statistics)
+
+
+def first_reason(rules: Iterable[Callable[[Site], Reason | None]], site: Site) -> Reason | None:
+    return next((reason for rule in rules if (reason := rule(site))), None)

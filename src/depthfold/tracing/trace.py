@@ -1,0 +1,125 @@
+"""trace(): a model that we have never seen, as a Network."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from depthfold.errors import TraceError
+from depthfold.tracing.chains import link_chains
+from depthfold.tracing.drafts import Values, draft_layers
+from depthfold.tracing.gates import refuse_gates
+from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.numbering import number
+from depthfold.tracing.roles import assign_roles
+from depthfold.tracing.rules import Ignore
+from depthfold.tracing.traced import TracedNetwork
+from depthfold.tracing.tracer import explain, trace_graph
+
+
+def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | None = None) -> TracedNetwork:
+    """Find what can be merged in a model, and why the rest cannot.
+
+    `example_inputs` is what the model takes: a tuple of positional arguments, a dict of named ones, or the single
+    argument. `ignore` lists modules to leave alone, by name ("features.0"), glob ("features.0.*") or type. `at` names
+    a submodule to trace instead of the whole model. The model itself is not changed: a copy is traced.
+    """
+    ignore = (ignore,) if isinstance(ignore, str | type) else tuple(ignore)
+    _check(model, at)
+    snapshot = copy.deepcopy(model)
+    modes = {path: module.training for path, module in snapshot.named_modules()}
+    snapshot.eval()
+    inputs = Inputs.of(example_inputs)
+    if at:
+        inputs = inputs_at(snapshot, at, inputs)
+    part = snapshot.get_submodule(at) if at else snapshot
+    name = type(part).__name__
+    graph, opaque = trace_graph(part, inputs, f"{name} (at={at!r})" if at else name)
+    _dropouts_as_modules(graph)
+    sizes = _sizes(graph, inputs)
+    roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore))
+    values = Values(roles, dict(graph.named_modules()))
+    numbered = number(link_chains(draft_layers(values), values), values, sizes)
+    _restore_modes(snapshot, graph, modes, at)
+    return TracedNetwork(
+        name=name,
+        layers=numbered.layers,
+        skips=tuple(site.skip for site in numbered.skip_sites),
+        barriers=numbered.barriers,
+        refusals=numbered.refusals,
+        graph=graph,
+        sites=numbered.sites,
+        skip_sites=numbered.skip_sites,
+        inputs=inputs,
+        model=snapshot if at else None,
+        at=at or None,
+    )
+
+
+def _check(model: nn.Module, at: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise TraceError(
+            f"trace() takes a torch.nn.Module, found {type(model).__name__}. Load or build the model first."
+        )
+    paths = [path for path, _ in model.named_modules() if path]
+    if at and at not in paths:
+        close = difflib.get_close_matches(at, paths, n=3)
+        hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {', '.join(paths[:8])}, ..."
+        raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {hint}")
+
+
+def _dropouts_as_modules(graph: fx.GraphModule) -> None:
+    """F.dropout(x, training=self.training) is frozen by tracing; as a module it follows train() and eval() again."""
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and node.target in (F.dropout, F.dropout2d, F.dropout3d):
+            p = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
+            kind = {F.dropout: nn.Dropout, F.dropout2d: nn.Dropout2d, F.dropout3d: nn.Dropout3d}[node.target]
+            target = f"depthfold_{node.name}"
+            graph.add_module(target, kind(p).eval())
+            with graph.graph.inserting_before(node):
+                module = graph.graph.call_module(target, (node.args[0] if node.args else node.kwargs["input"],))
+            module.meta = dict(node.meta)
+            node.replace_all_uses_with(module)
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+class _Sizes(fx.Interpreter):
+    """Runs the graph once and notes the size of every tensor."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.sizes: dict[fx.Node, torch.Size] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.sizes[n] = value.shape
+        return value
+
+
+def _sizes(graph: fx.GraphModule, inputs: Inputs) -> dict[fx.Node, torch.Size]:
+    interpreter = _Sizes(graph)
+    try:
+        with torch.no_grad():
+            interpreter.run(*inputs.for_graph(graph))
+    except Exception as error:
+        raise TraceError(
+            f"The model does not run on its example inputs: {explain(error)}. Give the inputs that it takes, on its "
+            "device and in its precision: a tuple of positional arguments, a dict of named ones, or a single argument."
+        ) from error
+    return interpreter.sizes
+
+
+def _restore_modes(snapshot: nn.Module, graph: fx.GraphModule, modes: dict[str, bool], at: str | None) -> None:
+    """Every module back to the mode in which the user had it."""
+    for path, module in snapshot.named_modules():
+        module.training = modes[path]
+    for path, module in graph.named_modules():
+        whole = ".".join(name for name in (at, path) if name)
+        module.training = modes.get(whole, modes[at or ""])

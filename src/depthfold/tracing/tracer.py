@@ -1,0 +1,113 @@
+"""torch.fx tracing that keeps going: a submodule whose own forward cannot be traced becomes one opaque operation."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from depthfold.errors import TraceError
+from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.modules import is_one_operation
+
+_OURS = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+
+
+class ForgivingTracer(fx.Tracer):
+    """Records a forward. `opaque` maps the path of each submodule that could not be traced to the reason."""
+
+    def __init__(self) -> None:
+        # Shapes of parameters are constants of the network: code that branches on them can be traced.
+        super().__init__(param_shapes_constant=True)
+        self.opaque: dict[str, str] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self.opaque or is_one_operation(m):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        last = next(reversed(self.graph.nodes), None)
+        stack, scope = self.module_stack.copy(), (self.scope.module_path, self.scope.module_type)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:
+            if _is_ours(error):
+                raise
+            # Innermost first: what fails here is this module's own forward, so only this module becomes opaque.
+            self.opaque[self.path_of_module(m)] = explain(error)
+            self._erase_after(last)
+            self.module_stack = stack
+            self.scope.module_path, self.scope.module_type = scope
+            return super().call_module(m, forward, args, kwargs)
+
+    def _erase_after(self, last: fx.Node | None) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            if node is last:
+                return
+            self.graph.erase_node(node)
+
+
+def trace_graph(module: nn.Module, inputs: Inputs, where: str) -> tuple[fx.GraphModule, dict[str, str]]:
+    """The module as an fx graph, and the reasons for its opaque submodules."""
+    tracer = ForgivingTracer()
+    defaults = _defaults(module, inputs, where)
+    try:
+        graph = tracer.trace(module, concrete_args=defaults or None)
+    except Exception as error:
+        raise TraceError(
+            f"The forward of {where} cannot be traced: {explain(error)}. Its control flow depends on values that are "
+            'known only when it runs. Trace a submodule instead, with at="..." (the part that holds the convolutions, '
+            f'such as at="backbone"); {where} has the children {_children(module)}.'
+        ) from error
+    return fx.GraphModule(module, graph, class_name=type(module).__name__), tracer.opaque
+
+
+def _defaults(module: nn.Module, inputs: Inputs, where: str) -> dict[str, Any]:
+    """What the example does not give keeps its default: `if mask is None` is then decided while tracing."""
+    signature = inspect.signature(module.forward)
+    try:
+        given = signature.bind(*inputs.args, **inputs.named).arguments
+    except TypeError as error:
+        raise TraceError(
+            f"The example inputs do not fit forward{signature} of {where}: {error}. Give a tuple of positional "
+            "arguments, a dict of named ones, or the single argument."
+        ) from error
+    return {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if name not in given and parameter.default is not inspect.Parameter.empty
+    }
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether our own code raised it: a bug of ours must not pass for a forward that cannot be traced."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(_OURS)
+
+
+def explain(error: BaseException) -> str:
+    """The message of an error, and the line of the user's code that raised it."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(library) for library in (_OURS, _TORCH))
+    ]
+    message = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+    if not frames:
+        return message
+    line = frames[-1]
+    return f"{message} ({Path(line.filename).name}:{line.lineno}, `{line.line}`)"
+
+
+def _children(module: nn.Module) -> str:
+    names = [name for name, _ in module.named_children()]
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "none"
