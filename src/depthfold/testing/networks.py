@@ -1,0 +1,174 @@
+"""Small CNNs from a specification: convolutions of every kind, residual blocks that nest, pools and branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from depthfold.core.shape import Padding
+
+CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORM: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conv:
+    """One convolution. Padding that is not symmetric becomes an F.pad before it; `same` asks PyTorch for "same"."""
+
+    out: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Padding
+    dilation: tuple[int, ...]
+    groups: int = 1
+    bias: bool = True
+    eps: float | None = 1e-3  # of the batch norm; None for no batch norm
+    activation: Literal["module", "function", "method"] | None = "module"
+    same: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Items in a row, and a residual around them: none, the identity, or a 1x1 projection with the given stride."""
+
+    items: tuple[Conv | Block, ...]
+    skip: Literal["identity", "projection"] | None = None
+    stride: tuple[int, ...] = ()
+    activation: Literal["module", "function", "method"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branches:
+    """Two rows side by side, concatenated."""
+
+    left: Block
+    right: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A 2-wide max pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSpec:
+    channels: int
+    size: tuple[int, ...]
+    parts: tuple[Block | Branches | Pool, ...]
+
+    @property
+    def dims(self) -> int:
+        return len(self.size)
+
+
+def _activate(style: str | None, x: Tensor, module: nn.Module | None) -> Tensor:
+    if module is not None:
+        return module(x)  # type: ignore[no-any-return]
+    if style == "function":
+        return F.relu(x)
+    return x.relu() if style == "method" else x
+
+
+class ConvUnit(nn.Module):
+    def __init__(self, spec: Conv, channels: int) -> None:
+        super().__init__()
+        dims = len(spec.kernel)
+        symmetric = all(a == b for a, b in spec.padding)
+        padding: Any = tuple(a for a, _ in spec.padding) if symmetric else 0
+        self.pad = None if symmetric or spec.same else [p for pair in reversed(spec.padding) for p in pair]
+        self.conv = CONV[dims](
+            channels,
+            spec.out,
+            spec.kernel,
+            stride=spec.stride,
+            padding="same" if spec.same else padding,
+            dilation=spec.dilation,
+            groups=spec.groups,
+            bias=spec.bias,
+        )
+        self.norm = None if spec.eps is None else NORM[dims](spec.out, eps=spec.eps)
+        self.style = spec.activation
+        self.act = nn.ReLU() if spec.activation == "module" else None
+        self.out = spec.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x if self.pad is None else F.pad(x, self.pad))
+        if self.norm is not None:
+            x = self.norm(x)
+        return _activate(self.style, x, self.act)
+
+
+class BlockUnit(nn.Module):
+    def __init__(self, spec: Block, channels: int) -> None:
+        super().__init__()
+        self.items = nn.ModuleList()
+        out = channels
+        for item in spec.items:
+            unit: Any = ConvUnit(item, out) if isinstance(item, Conv) else BlockUnit(item, out)
+            self.items.append(unit)
+            out = unit.out
+        self.skip = spec.skip
+        self.projection = None
+        if spec.skip == "projection":
+            dims = len(spec.stride)
+            conv = CONV[dims](channels, out, 1, stride=spec.stride, bias=False)
+            self.projection = nn.Sequential(conv, NORM[dims](out, eps=1e-2))
+        self.style = spec.activation
+        self.act = nn.ReLU() if spec.activation == "module" else None
+        self.out = out
+
+    def forward(self, x: Tensor) -> Tensor:
+        source = x
+        for item in self.items:
+            x = item(x)
+        if self.skip is not None:
+            x = x + (source if self.projection is None else self.projection(source))
+        return _activate(self.style, x, self.act)
+
+
+class BranchUnit(nn.Module):
+    def __init__(self, spec: Branches, channels: int) -> None:
+        super().__init__()
+        self.left = BlockUnit(spec.left, channels)
+        self.right = BlockUnit(spec.right, channels)
+        self.out = self.left.out + self.right.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.left(x), self.right(x)], dim=1)
+
+
+class PoolUnit(nn.Module):
+    def __init__(self, dims: int, channels: int) -> None:
+        super().__init__()
+        self.dims, self.out = dims, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return POOL[self.dims](x, 2)  # type: ignore[no-any-return]
+
+
+class SmallCNN(nn.Module):
+    """The network of a specification. Its output is the map of the last part."""
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.parts = nn.ModuleList()
+        channels = spec.channels
+        for part in spec.parts:
+            unit: Any
+            if isinstance(part, Pool):
+                unit = PoolUnit(spec.dims, channels)
+            else:
+                unit = BlockUnit(part, channels) if isinstance(part, Block) else BranchUnit(part, channels)
+            self.parts.append(unit)
+            channels = unit.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x

@@ -1,0 +1,88 @@
+"""Random small CNNs, random valid plans: rewriting and merging are exact, whatever the network."""
+
+from random import Random
+
+import torch
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+import depthfold as df
+from depthfold.testing import SmallCNN, random_plan, randomise_statistics
+from depthfold.testing.strategies import network_specs
+from reference import chains_of, evaluate, program
+
+
+def build(spec, seed):
+    torch.manual_seed(seed)
+    model = randomise_statistics(SmallCNN(spec), seed).double().eval()
+    x = torch.randn(2, spec.channels, *spec.size, dtype=torch.float64)
+    try:
+        with torch.no_grad():
+            model(x)
+    except RuntimeError as error:
+        assume("size" not in str(error).lower())  # the maps have become too small for a kernel or a pool
+        raise
+    return model, x
+
+
+def close(found, wanted):
+    assert found.shape == wanted.shape
+    largest = wanted.abs().max()
+    assert (found - wanted).abs().max() <= 1e-10 * largest
+
+
+@given(spec=network_specs(), seed=st.integers(0, 2**16))
+def test_rewritten_and_merged_networks_are_exact(spec, seed):
+    model, x = build(spec, seed)
+    network = df.trace(model, x)
+    steps, depth = program(model)
+    assert network.depth == depth
+    assert [(c.i, c.j) for c in network.chains] == [(c.start, c.end) for c in chains_of(steps)]
+    plan = random_plan(network, Random(seed), largest=50_000)
+    segments = network.segments(plan)
+    event(f"longest segment {max((len(s) for s in segments), default=0)}")
+    event(f"skips held: {any(s.contains(k.span) for s in segments for k in network.skips)}")
+
+    student = df.rewrite(network, plan)
+    shallow = df.merge(student)
+    odd = torch.randn(1, spec.channels, *(n + 1 for n in spec.size), dtype=torch.float64)
+    with torch.no_grad():
+        for inputs in (x, odd):
+            wanted = evaluate(model, inputs, plan)
+            close(student(inputs), wanted)
+            close(shallow(inputs), wanted)
+        close(df.rewrite(network, network.vanilla)(x), model(x))
+    convs = sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in shallow.modules())
+    explicit = sum(
+        skip.projection is not None and not any(s.contains(skip.span) for s in segments) for skip in network.skips
+    )
+    assert convs == len(segments) + explicit
+    assert not any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in shallow.modules())
+
+
+@given(spec=network_specs(), seed=st.integers(0, 2**16))
+def test_shapes_of_merged_segments_are_those_of_the_core(spec, seed):
+    model, x = build(spec, seed)
+    network = df.trace(model, x)
+    plan = random_plan(network, Random(seed + 1), largest=50_000)
+    shallow = df.merge(df.rewrite(network, plan))
+    for span in network.segments(plan):
+        shape = network.merged_shape(span)
+        conv = shallow.get_submodule(network.layers[span.i].where)
+        assert conv.kernel_size == shape.kernel
+        assert (conv.stride, conv.dilation, conv.groups) == (shape.stride, shape.dilation, shape.groups)
+        assert sum(p.numel() for p in conv.parameters()) == shape.parameters
+    assert df.Network.loads(network.dumps()) == network.structure
+
+
+@given(spec=network_specs(), seed=st.integers(0, 2**16))
+@settings(max_examples=max(settings().max_examples // 4, 10))
+def test_single_precision(spec, seed):
+    model, x = build(spec, seed)
+    model, x = model.float(), x.float()
+    network = df.trace(model, x)
+    student = df.rewrite(network, random_plan(network, Random(seed + 2), largest=50_000))
+    shallow = df.merge(student)
+    with torch.no_grad():
+        wanted = student(x)
+        assert (shallow(x) - wanted).abs().max() <= 1e-4 * wanted.abs().max()

@@ -1,0 +1,174 @@
+"""What a rewritten network must compute, written down a second time, without graphs and without moving any padding.
+
+A segment is linear, so it can be seen as acting on an endless plane that is zero outside its input: every layer of the
+segment runs on a canvas much larger than the map, without padding, and the part that belongs to the output is cut out
+at the end. Where a coordinate lies on the canvas is kept track of by hand.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+
+from depthfold.testing.networks import BlockUnit, BranchUnit, ConvUnit, PoolUnit
+
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@dataclass
+class Chain:
+    """Layers with their global numbers, and skips (source, target, projection) in the same numbers."""
+
+    start: int
+    units: list = field(default_factory=list)
+    native: dict = field(default_factory=dict)
+    skips: list = field(default_factory=list)
+
+    @property
+    def end(self):
+        return self.start + len(self.units)
+
+
+def collect(unit, chain):
+    if isinstance(unit, ConvUnit):
+        chain.units.append(unit)
+        chain.native[chain.end] = unit.style is not None
+        return
+    source = chain.end
+    for item in unit.items:
+        collect(item, chain)
+    if unit.skip is not None:
+        chain.skips.append((source, chain.end, unit.projection))
+    if unit.style is not None:
+        chain.native[chain.end] = True
+
+
+def program(model):
+    """The parts of the model in order, with blocks in a row joined into one chain."""
+    steps, position = [], 0
+    for part in model.parts:
+        if isinstance(part, BlockUnit):
+            if not (steps and isinstance(steps[-1], Chain)):
+                steps.append(Chain(position))
+            collect(part, steps[-1])
+            position = steps[-1].end
+        elif isinstance(part, BranchUnit):
+            left = Chain(position)
+            collect(part.left, left)
+            right = Chain(left.end)
+            collect(part.right, right)
+            steps.append((left, right))
+            position = right.end
+        else:
+            steps.append(part)
+    return steps, position
+
+
+def chains_of(steps):
+    for step in steps:
+        if isinstance(step, Chain):
+            yield step
+        elif isinstance(step, tuple):
+            yield from step
+
+
+def evaluate(model, x, plan):
+    """The output of the model, rewritten by the plan."""
+    steps, depth = program(model)
+    for step in steps:
+        if isinstance(step, Chain):
+            x = run_chain(step, x, plan, depth)
+        elif isinstance(step, tuple):
+            x = torch.cat([run_chain(branch, x, plan, depth) for branch in step], dim=1)
+        else:
+            assert isinstance(step, PoolUnit)
+            x = step(x)
+    return x
+
+
+def run_chain(chain, x, plan, depth):
+    values = {chain.start: x}
+    bounds = sorted({chain.start, chain.end, *(c for c in plan.cuts if chain.start < c < chain.end)})
+    for i, j in pairwise(bounds):
+        y = run_segment(chain, i, j, values[i])
+        for source, target, projection in chain.skips:
+            if target == j and source < i:  # not held by the segment: an ordinary addition
+                y = y + (values[source] if projection is None else projection(values[source]))
+        if j in plan.activations or (j == depth and chain.native[j]):
+            y = y.relu()
+        values[j] = y
+    return values[chain.end]
+
+
+@dataclass
+class Canvas:
+    """A map on the endless plane: coordinate 0 lies at index `origin`."""
+
+    value: torch.Tensor
+    origin: list
+
+    def window(self, starts, sizes):
+        index = [slice(o + s, o + s + n) for o, s, n in zip(self.origin, starts, sizes, strict=True)]
+        assert all(each.start >= 0 for each in index), "the canvas is too small"
+        cut = self.value[(..., *index)]
+        assert list(cut.shape[2:]) == list(sizes), "the canvas is too small"
+        return cut
+
+    def convolve(self, conv, norm, lead):
+        value, origin = self.value, list(self.origin)
+        for n, (s, p) in enumerate(zip(conv.stride, lead, strict=True)):
+            drop = (origin[n] - p) % s  # so that an output falls on coordinate 0
+            value = value.narrow(2 + n, drop, value.shape[2 + n] - drop)
+            origin[n] = (origin[n] - drop - p) // s
+        convolve = CONVOLVE[len(conv.stride)]
+        value = convolve(value, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+        if norm is not None:
+            shape = (1, -1, *[1] * len(conv.stride))
+            scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+            value = value * scale.reshape(shape) + (norm.bias - norm.running_mean * scale).reshape(shape)
+        return Canvas(value, origin)
+
+    def plus(self, other):
+        starts = [-min(a, b) for a, b in zip(self.origin, other.origin, strict=True)]
+        ends = [
+            min(n - a, m - b)
+            for n, a, m, b in zip(self.value.shape[2:], self.origin, other.value.shape[2:], other.origin, strict=True)
+        ]
+        sizes = [e - s for s, e in zip(starts, ends, strict=True)]
+        return Canvas(self.window(starts, sizes) + other.window(starts, sizes), [-s for s in starts])
+
+
+def padding_of(unit):
+    conv = unit.conv
+    if conv.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        return [(t // 2, t - t // 2) for t in totals]
+    own = [(p, p) for p in conv.padding]
+    if unit.pad is None:
+        return own
+    return list(reversed(list(zip(unit.pad[::2], unit.pad[1::2], strict=True))))
+
+
+def run_segment(chain, i, j, x):
+    size = list(x.shape[2:])
+    margin, grown = [0] * len(size), [1] * len(size)
+    for l in range(i + 1, j + 1):
+        unit = chain.units[l - chain.start - 1]
+        for n, (a, b) in enumerate(padding_of(unit)):
+            reach = (unit.conv.kernel_size[n] - 1) * unit.conv.dilation[n] + 1
+            margin[n] += grown[n] * (a + b + reach)
+            grown[n] *= unit.conv.stride[n]
+            size[n] = (size[n] + a + b - reach) // unit.conv.stride[n] + 1
+    margin = [m + g for m, g in zip(margin, grown, strict=True)]
+    at = {i: Canvas(F.pad(x, [m for m in reversed(margin) for _ in (0, 1)]), margin)}
+    for l in range(i + 1, j + 1):
+        unit = chain.units[l - chain.start - 1]
+        at[l] = at[l - 1].convolve(unit.conv, unit.norm, [a for a, _ in padding_of(unit)])
+        for source, target, projection in chain.skips:
+            if target == l and source >= i:
+                skipped = at[source]
+                if projection is not None:
+                    skipped = skipped.convolve(projection[0], projection[1], [0] * len(size))
+                at[l] = at[l].plus(skipped)
+    return at[j].window([0] * len(size), size)
