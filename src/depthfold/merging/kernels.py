@@ -9,13 +9,13 @@ from torch import fx, nn
 
 from depthfold.algebra import Kernel, fold_norm
 from depthfold.core import ConvShape, Span
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import Blueprint
 from depthfold.tracing.modules import norm_statistics
 
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def segment_kernel(graph: fx.GraphModule, network: TracedNetwork, span: Span) -> Kernel:
+def segment_kernel(graph: fx.GraphModule, network: Blueprint, span: Span) -> Kernel:
     """All layers of the span and the skips that it holds, as one kernel from the value at i to the value at j."""
     targets = {node.name: str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     held = [site for site in network.skip_sites if span.contains(site.skip.span)]

@@ -13,7 +13,7 @@ from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, segment_kernel
 from depthfold.merging.verify import Seam, Shallow, verify
-from depthfold.tracing import TracedNetwork, student_parts
+from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import INSERTED
 
@@ -46,7 +46,7 @@ def merge(student: nn.Module) -> nn.Module:
 
 
 def _merge_segment(
-    graph: fx.GraphModule, nodes: dict[str, fx.Node], student: fx.GraphModule, network: TracedNetwork, span: Span
+    graph: fx.GraphModule, nodes: dict[str, fx.Node], student: fx.GraphModule, network: Blueprint, span: Span
 ) -> Seam:
     """Put one convolution where the segment was. Returns where the two networks can be compared."""
     first, last = network.sites[span.i], network.sites[span.j - 1]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.core import ConvShape, Plan, Span
 from depthfold.errors import InvalidValue, VerificationError
-from depthfold.tracing import TracedNetwork, student_parts
+from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
 
 # Of the largest value, by the precision of the weights. Half precisions are compared in float32: what is left is the
@@ -39,7 +39,7 @@ class Seam:
 class Shallow:
     """What a merged network remembers of its making."""
 
-    network: TracedNetwork
+    network: Blueprint
     plan: Plan
     seams: tuple[Seam, ...]
 

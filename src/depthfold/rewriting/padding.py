@@ -16,13 +16,13 @@ from torch import fx
 
 from depthfold.core import Span
 from depthfold.core.shape import Padding
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import Blueprint
 from depthfold.tracing.traced import INSERTED, SkipSite
 
 Nodes = dict[str, fx.Node]
 
 
-def move_padding(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwork, span: Span) -> None:
+def move_padding(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
     for layer in network.sites[span.i : span.j]:
         _take_out_pad(graph, nodes, layer.pad)
         _set_padding(graph, nodes[layer.conv], None)
@@ -33,7 +33,7 @@ def move_padding(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwork, sp
             _crop_skip(graph, nodes, network, span, site)
 
 
-def additions_out_of_place(nodes: Nodes, network: TracedNetwork) -> None:
+def additions_out_of_place(nodes: Nodes, network: Blueprint) -> None:
     """x += y as x + y: what is added in place may be a part of a map that somebody else still needs."""
     for site in network.sites:
         for name in site.additions:
@@ -44,7 +44,7 @@ def additions_out_of_place(nodes: Nodes, network: TracedNetwork) -> None:
                 node.target = "add"
 
 
-def crop_of(network: TracedNetwork, span: Span, site: SkipSite) -> Padding:
+def crop_of(network: Blueprint, span: Span, site: SkipSite) -> Padding:
     """How much to take off each side of what a skip reads, so that it lies on the grid of its target.
 
     Negative where it must be padded instead: a skip from the very front of the segment reads a map that has not been
@@ -62,7 +62,7 @@ def crop_of(network: TracedNetwork, span: Span, site: SkipSite) -> Padding:
     return tuple(crops)
 
 
-def _crop_skip(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwork, span: Span, site: SkipSite) -> None:
+def _crop_skip(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span, site: SkipSite) -> None:
     crop = crop_of(network, span, site)
     if site.conv is not None:
         _take_out_pad(graph, nodes, site.pad)

@@ -45,7 +45,7 @@ def _finish(graph: fx.GraphModule, network: TracedNetwork, plan: Plan) -> nn.Mod
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    graph.meta[Student.KEY] = Student(network, plan)
+    graph.meta[Student.KEY] = Student(network.blueprint, plan)
     if network.at is None or network.model is None:
         return graph
     whole = copy.deepcopy(network.model)

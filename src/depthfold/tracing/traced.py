@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import fx, nn
 
-from depthfold.core import Network, Plan, Skip
+from depthfold.core import Document, Network, Plan, Skip
 from depthfold.errors import InvalidValue
 from depthfold.tracing.inputs import Inputs
 
@@ -43,34 +43,53 @@ class LayerSite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TracedNetwork(Network):
-    """A Network that also knows its model: a copy taken when it was traced, so that the user's stays as it is.
+class Blueprint(Network):
+    """A Network that also knows where its parts live in the graph, and what the graph takes. As JSON it is the plain
+    Network. It holds no weights, so whatever is made of a model can keep it."""
 
-    `graph` is the traced part as an fx graph, `model` the whole model where only a submodule `at` was traced.
-    As JSON it is the plain Network.
-    """
-
-    graph: fx.GraphModule = field(compare=False)
     sites: tuple[LayerSite, ...] = field(compare=False)
     skip_sites: tuple[SkipSite, ...] = field(compare=False)
     inputs: Inputs = field(compare=False)
-    model: nn.Module | None = field(default=None, compare=False)
-    at: str | None = field(default=None, compare=False)
 
     @property
     def structure(self) -> Network:
+        """The network alone."""
+        return _narrow(Network, self)
+
+    @property
+    def blueprint(self) -> Blueprint:
         """The network without its model."""
-        return Network(**{each.name: getattr(self, each.name) for each in dataclasses.fields(Network)})
+        return _narrow(Blueprint, self)
 
     def to_json(self) -> dict[str, Any]:
-        return self.structure.to_json()
+        return Document.to_json(self.structure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TracedNetwork(Blueprint):
+    """A Blueprint with its model: a copy taken when it was traced, so that the user's stays as it is.
+
+    `graph` is the traced part as an fx graph, `model` the whole model where only the submodule `at` was traced.
+    """
+
+    graph: fx.GraphModule = field(compare=False)
+    model: nn.Module | None = field(default=None, compare=False)
+    at: str | None = field(default=None, compare=False)
+
+
+N = TypeVar("N", bound=Network)
+
+
+def _narrow(kind: type[N], network: Network) -> N:
+    """The fields of a noun that a more general one has."""
+    return kind(**{each.name: getattr(network, each.name) for each in dataclasses.fields(kind)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Student:
     """What a rewritten network remembers: where it came from. `merge` and `verify` read it."""
 
-    network: TracedNetwork
+    network: Blueprint
     plan: Plan
 
     KEY: ClassVar[str] = "depthfold.student"
