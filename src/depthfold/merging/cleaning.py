@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
@@ -30,14 +31,18 @@ def take_out_nothing(graph: fx.GraphModule) -> None:
             graph.graph.erase_node(node)
 
 
-def fold_remaining_norms(graph: fx.GraphModule) -> None:
-    """Batch norms outside the segments (stem, head, projections) into the convolutions before them."""
+def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
+    """Batch norms outside the segments (stem, head, projections) into the convolutions before them.
+
+    A batch norm that follows a merged convolution and is no part of its segment is one that the user asked to leave
+    alone: `except_after` names the merged convolutions.
+    """
     calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
     for node in list(graph.graph.nodes):
         if node.op != "call_module" or not node.all_input_nodes:
             continue
         before = node.all_input_nodes[0]
-        if before.op != "call_module" or len(before.users) != 1:
+        if before.op != "call_module" or len(before.users) != 1 or before.target in except_after:
             continue
         conv, norm = graph.get_submodule(str(before.target)), graph.get_submodule(str(node.target))
         if calls[node.target] > 1 or calls[before.target] > 1 or not _foldable(conv, norm):

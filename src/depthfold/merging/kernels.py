@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,19 +16,21 @@ from depthfold.tracing.modules import norm_statistics
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def segment_kernel(graph: fx.GraphModule, network: Blueprint, span: Span) -> Kernel:
+def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], network: Blueprint, span: Span) -> Kernel:
     """All layers of the span and the skips that it holds, as one kernel from the value at i to the value at j."""
-    targets = {node.name: str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     held = [site for site in network.skip_sites if span.contains(site.skip.span)]
     sources = {site.skip.source for site in held}
+
+    def module(node: str) -> nn.Module:
+        return student.get_submodule(str(nodes[node].target))
 
     def of(shape: ConvShape, conv: str | None, norm: str | None, like: torch.Tensor | None = None) -> Kernel:
         if conv is None:  # an identity, perhaps through a batch norm
             assert like is not None
             kernel = Kernel.identity(shape.in_channels, shape.dims, like)
         else:
-            kernel = conv_kernel(graph.get_submodule(targets[conv]), shape)
-        return fold_norm(kernel, norm_statistics(graph.get_submodule(targets[norm]))) if norm else kernel
+            kernel = conv_kernel(module(conv), shape)
+        return fold_norm(kernel, norm_statistics(module(norm))) if norm else kernel
 
     at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
     merged: Kernel | None = None

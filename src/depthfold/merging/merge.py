@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +28,11 @@ def merge(student: nn.Module) -> nn.Module:
     network = remembered.network
     graph = copy.deepcopy(part).eval()
     take_out_nothing(graph)
-    nodes = {node.name: node for node in graph.graph.nodes}
-    seams = tuple(_merge_segment(graph, nodes, part, network, span) for span in network.segments(remembered.plan))
-    fold_remaining_norms(graph)
+    workshop = _Workshop(part, graph, {node.name: node for node in graph.graph.nodes}, network)
+    merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
+    fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
     drop_unused(graph)
+    seams = tuple(_seam(network, span, *nodes) for span, nodes in merged.items())
     graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
     shallow: nn.Module = graph
     if path:
@@ -45,47 +47,64 @@ def merge(student: nn.Module) -> nn.Module:
     return shallow
 
 
-def _merge_segment(
-    graph: fx.GraphModule, nodes: dict[str, fx.Node], student: fx.GraphModule, network: Blueprint, span: Span
-) -> Seam:
-    """Put one convolution where the segment was. Returns where the two networks can be compared."""
-    first, last = network.sites[span.i], network.sites[span.j - 1]
-    conv = nodes[first.conv]
-    kernel = segment_kernel(student, network, span)
-    target = str(conv.target)
-    like = graph.get_submodule(target).weight
-    assert isinstance(like, torch.Tensor)
-    source = _behind_padding(conv.all_input_nodes[0], first.pad)
-    with graph.graph.inserting_before(nodes[last.linear]):
-        given = source
-        if not kernel.shape.symmetric:
-            flat = tuple(width for pair in reversed(kernel.shape.padding) for width in pair)
-            given = graph.graph.call_function(F.pad, (source, flat))
-        graph.set_submodule(target, as_module(kernel, like))
-        merged = graph.graph.call_module(target, (given,))
-        end = _activation_of_norm(graph, nodes[last.linear], merged) if last.norm == last.activation else merged
-    nodes[last.linear].replace_all_uses_with(end)
-    held = {site.add for site in network.skip_sites if span.contains(site.skip.span)}
-    for name in last.additions:
-        if name in held:
-            nodes[name].replace_all_uses_with(end)
-        else:
-            end = nodes[name]
-    reached = last.additions[-1] if last.additions else last.linear
-    return Seam(span, student=reached, shallow=end.name, source=source.name)
+@dataclass(frozen=True, slots=True)
+class _Workshop:
+    """The student, whose weights are read, and the copy of its graph, in which segments are replaced."""
+
+    student: fx.GraphModule
+    graph: fx.GraphModule
+    nodes: dict[str, fx.Node]
+    network: Blueprint
+
+    def merge_segment(self, span: Span) -> tuple[fx.Node, fx.Node]:
+        """Put one convolution where the segment was. Returns it, and the node that ends the layer before its
+        activation: the convolution itself, or the last addition that stays."""
+        first, last = self.network.sites[span.i], self.network.sites[span.j - 1]
+        kernel = segment_kernel(self.student, self.nodes, self.network, span)
+        target = str(self.nodes[first.conv].target)
+        like = self.graph.get_submodule(target).weight
+        assert isinstance(like, torch.Tensor)
+        self.graph.set_submodule(target, as_module(kernel, like))
+        linear = self.nodes[last.linear]
+        with self.graph.graph.inserting_before(linear):
+            given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
+            if not kernel.shape.symmetric:
+                flat = tuple(width for pair in reversed(kernel.shape.padding) for width in pair)
+                given = self.graph.graph.call_function(F.pad, (given, flat))
+                given.meta[INSERTED] = True
+            convolution = end = self.graph.graph.call_module(target, (given,))
+            if last.norm is not None and last.norm == last.activation:
+                end = self._activation_of_norm(linear, convolution)
+        linear.replace_all_uses_with(end)
+        held = {site.add for site in self.network.skip_sites if span.contains(site.skip.span)}
+        for name in last.additions:
+            if name in held:
+                self.nodes[name].replace_all_uses_with(end)
+            else:
+                end = self.nodes[name]
+        return convolution, end
+
+    def _activation_of_norm(self, norm: fx.Node, convolution: fx.Node) -> fx.Node:
+        """What is left of a batch norm with an activation inside once it is folded: the activation, if it stands."""
+        activation = fused_activation(self.graph.get_submodule(str(norm.target)))
+        if activation is None:
+            return convolution
+        self.graph.set_submodule(str(norm.target), activation)
+        return self.graph.graph.call_module(str(norm.target), (convolution,))
 
 
-def _behind_padding(node: fx.Node, pad: str | None) -> fx.Node:
+def _behind_padding(node: fx.Node, pad: str | None = None) -> fx.Node:
     """The value before the padding that rewriting put in or the layer had: the merged convolution pads itself."""
     while node.name == pad or node.meta.get(INSERTED):
         node = node.all_input_nodes[0]
     return node
 
 
-def _activation_of_norm(graph: fx.GraphModule, norm: fx.Node, merged: fx.Node) -> fx.Node:
-    """What is left of a batch norm with an activation inside, once the norm is folded: the activation, if it stands."""
-    activation = fused_activation(graph.get_submodule(str(norm.target)))
-    if activation is None:
-        return merged
-    graph.set_submodule(str(norm.target), activation)
-    return graph.graph.call_module(str(norm.target), (merged,))
+def _seam(network: Blueprint, span: Span, convolution: fx.Node, end: fx.Node) -> Seam:
+    last = network.sites[span.j - 1]
+    return Seam(
+        span,
+        student=last.additions[-1] if last.additions else last.linear,
+        shallow=end.name,
+        source=_behind_padding(convolution.all_input_nodes[0]).name,
+    )

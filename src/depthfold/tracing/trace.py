@@ -31,7 +31,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     """
     ignore = (ignore,) if isinstance(ignore, str | type) else tuple(ignore)
     _check(model, at)
-    snapshot = copy.deepcopy(model)
+    snapshot = _copy(model)
     modes = {path: module.training for path, module in snapshot.named_modules()}
     snapshot.eval()
     inputs = Inputs.of(example_inputs)
@@ -71,6 +71,16 @@ def _check(model: nn.Module, at: str | None) -> None:
         close = difflib.get_close_matches(at, paths, n=3)
         hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {', '.join(paths[:8])}, ..."
         raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {hint}")
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise TraceError(
+            f"{type(model).__name__} cannot be copied: {explain(error)}. depthfold works on a copy, so that your model "
+            "stays as it is: take off what copy.deepcopy() cannot copy (cached tensors with gradients, open files)."
+        ) from error
 
 
 def _dropouts_as_modules(graph: fx.GraphModule) -> None:
