@@ -19,7 +19,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from zoo_models import DETECTION, SEGMENTATION, TIMM, VIDEO, build, classification, inputs_for
@@ -30,7 +30,7 @@ from depthfold.testing import random_plan, randomise_statistics
 ROOT = Path(__file__).parent.parent
 JOURNAL = ROOT / "build" / "zoo.jsonl"
 PAGE = ROOT / "docs" / "zoo.md"
-SPACES = ("paper", "full", "full")
+SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
 SINGLE_PRECISION_FROM = 60_000_000  # parameters: larger networks do not fit into memory three times in float64
 
 
@@ -46,6 +46,7 @@ def examine(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "parameters": parameters, "precision": str(precision).split(".")[1]}
     inputs = inputs_for(name, model, precision)
     network = df.trace(model, inputs, at=at)
+    del model  # the network has its own copy, and the largest ones fill the memory
     row |= {
         "size": list(_size(inputs)),
         "layers": network.depth,
@@ -53,23 +54,19 @@ def examine(name: str) -> dict[str, Any]:
         "paper": len(network.spans("paper")),
         "full": len(network.spans("full")),
         "refusals": dict(Counter(refusal.code for refusal in network.refusals).most_common()),
-        "plans": [],
     }
     rng = Random(name)
-    for space in SPACES if network.depth else ():
-        student = df.rewrite(network, plan := random_plan(network, rng, space))
-        verification = df.verify(student, df.merge(student))
-        row["plans"].append(
-            {
-                "space": space,
-                "segments": len(network.segments(plan)),
-                "border": verification.border,
-                "interior": verification.interior,
-                "output": verification.output,
-                "ok": verification.ok,
-            }
-        )
+    row["plans"] = [fold(network, rng, space) for space in SPACES] if network.depth else []
     return row | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def fold(network: df.Network, rng: Random, space: Literal["paper", "full"]) -> dict[str, Any]:
+    """Rewrite and merge by one random plan."""
+    plan = random_plan(network, rng, space)
+    student = df.rewrite(network, plan)
+    verification = df.verify(student, df.merge(student))
+    errors = {name: getattr(verification, name) for name in ("border", "interior", "output", "ok")}
+    return {"space": space, "segments": len(network.segments(plan))} | errors
 
 
 def _size(inputs: Any) -> tuple[int, ...]:

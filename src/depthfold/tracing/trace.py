@@ -42,7 +42,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     graph, opaque = trace_graph(part, inputs, f"{name} (at={at!r})" if at else name)
     _dropouts_as_modules(graph)
     sizes = _sizes(graph, inputs)
-    roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore))
+    roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore), sizes)
     values = Values(roles, dict(graph.named_modules()))
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
     _restore_modes(snapshot, graph, modes, at)
