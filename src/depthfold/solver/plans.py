@@ -1,0 +1,113 @@
+"""From labels back to plans: A, S and B of every label at L, all of them at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from depthfold.core import Point
+from depthfold.core.latency_table import sum_rounded_up
+from depthfold.solver.arrays import Bools, Floats, Ints
+from depthfold.solver.stage_two import Labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What the plans are read from: the tables themselves, and the choices of stage one."""
+
+    T: Floats
+    I: Floats
+    by_activations: Floats
+    S_opt: Ints
+    B_opt: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One row for each plan, one column for each position. A summand stands in the column where its span ends."""
+
+    activations: Bools
+    cuts: Bools
+    boundaries: Bools
+    times: Floats
+    importances: Floats
+    times_by_activations: Floats
+
+
+def points(labels: Labels, tables: Tables) -> tuple[Point, ...]:
+    """The frontier's plans by rising latency.
+
+    The labels were compared on the lattice. Here every sum is taken again from the entries themselves, and a plan
+    that turns out to be beaten by a rounding error is left out.
+    """
+    rows = _trace_back(labels, tables)
+    found = zip(
+        map(sum_rounded_up, rows.times.tolist()),
+        map(math.fsum, rows.importances.tolist()),
+        map(sum_rounded_up, rows.times_by_activations.tolist()),
+        _positions(rows.activations),
+        _positions(rows.cuts),
+        _positions(rows.boundaries),
+        strict=True,
+    )
+    front: list[Point] = []
+    for latency, importance, by_activations, A, S, B in sorted(found, key=lambda plan: (plan[0], -plan[1])):
+        if not front or importance > front[-1].importance:
+            front.append(
+                Point(
+                    latency=latency,
+                    importance=importance,
+                    latency_by_activations=by_activations,
+                    activations=A,
+                    cuts=S,
+                    boundaries=B,
+                )
+            )
+    return tuple(front)
+
+
+def _trace_back(labels: Labels, tables: Tables) -> _Rows:
+    label = np.arange(labels.final.start, labels.final.stop)
+    shape = len(label), len(tables.T)
+    rows = _Rows(*(np.zeros(shape, dtype=bool) for _ in range(3)), *(np.zeros(shape) for _ in range(3)))
+    row = np.arange(len(label))
+    while row.size:
+        before = labels.parent[label]
+        k, l, b = labels.position[before], labels.position[label], labels.flag[label]
+        rows.activations[row, l] = b == 1
+        rows.cuts[row, k] = rows.boundaries[row, k] = True
+        rows.times_by_activations[row, l] = tables.by_activations[k, l]
+        _follow_S(rows, tables, row, k, l)
+        _follow_B(rows, tables, row, k, l, b)
+        on = k > 0
+        row, label = row[on], before[on]
+    rows.cuts[:, 0] = rows.boundaries[:, 0] = False
+    return rows
+
+
+def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
+    while row.size:
+        m = tables.S_opt[k, l]
+        rows.times[row, l] = tables.T[m, l]
+        on = m > k
+        row, k, l = row[on], k[on], m[on]
+        rows.cuts[row, l] = True
+
+
+def _follow_B(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints) -> None:
+    while row.size:
+        m = tables.B_opt[1, b, k, l]
+        on = m > k
+        rows.importances[row, l] = tables.I[np.where(on, 0, 1), b, m, l]
+        row, k, l = row[on], k[on], m[on]
+        b = np.zeros_like(l)
+        rows.boundaries[row, l] = True
+
+
+def _positions(rows: Bools) -> Iterator[tuple[int, ...]]:
+    columns = np.nonzero(rows)[1].tolist()
+    ends = np.cumsum(rows.sum(axis=1)).tolist()
+    return (tuple(columns[start:end]) for start, end in zip([0, *ends], ends, strict=False))
