@@ -55,7 +55,7 @@ def every_blocking(importance: ImportanceTable) -> dict[int, Fraction]:
 
 
 def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
-    """Exact latency and importance of every plan that no other plan beats, over all A, B and S; empty if there is none."""
+    """Exact latency and importance of every plan that no other plan beats, over all A, B and S; empty without one."""
     mergings = sorted(every_merging(latency).items(), key=lambda item: item[1])
     inner = (1 << latency.depth) - 1  # L is no cut
     plans = []
@@ -101,7 +101,7 @@ def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float)
             constrain(out | into, source, source)
             if flag and p:
                 cut = {n: -1.0 for n, s in enumerate(spans) if s.j == p}
-                constrain({c: 1.0 for c in into} | cut, -np.inf, 0.0)
+                constrain(dict.fromkeys(into, 1.0) | cut, -np.inf, 0.0)
     constrain(dict(enumerate(times.values())), 0.0, budget)
 
     row, col, factor = zip(*rows, strict=True)

@@ -96,9 +96,9 @@ def plausible_tables(
     damage = [rng.uniform(0.0, 0.02) for _ in range(1000)]
     times = {(s.i, s.j): sum(single[s.i : s.j]) * (rng.uniform(0.35, 1.2) if len(s) > 1 else 1.0) for s in spans}
     values = {
-        (f.i, f.j, f.a, f.b): 0.003 * (f.a + f.b) - sum(damage[f.i + 1 : f.j]) * rng.uniform(0.5, 1.5) + rng.gauss(0, 0.002)
+        (f.i, f.j, f.a, f.b): rng.gauss(0.003 * (f.a + f.b), 0.002) - rng.uniform(0.5, 1.5) * sum(damage[f.i + 1 : f.j])
         for f in blocks
-    }  # fmt: skip
+    }
     return latency_table(times), importance_table(values)
 
 

@@ -7,12 +7,12 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from oracle import every_merging, exhaustive_frontier
-from structures import small_instance
 
 from depthfold.core import FlaggedSpan, Frontier, ImportanceTable, LatencyTable, Span
 from depthfold.errors import TableError
 from depthfold.solver import solve
+from oracle import every_merging, exhaustive_frontier
+from structures import small_instance
 
 BATCH = 100
 

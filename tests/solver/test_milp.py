@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from oracle import milp_best
-from structures import importance_table, mobilenet_v2, plausible_tables
 
 from depthfold.core import Frontier, ImportanceTable
 from depthfold.solver import solve
+from oracle import milp_best
+from structures import importance_table, mobilenet_v2, plausible_tables
 
 MILP_GAP = 1e-6  # HiGHS stops when it is this close to its bound; it has no smaller absolute gap by default
 

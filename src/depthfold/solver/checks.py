@@ -24,15 +24,15 @@ def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Ne
         )
     if network is not None:
         _check_fits(latency, network)
-    spans = {entry.span: None for entry in latency.entries}
-    blocks = {entry.span: None for entry in importance.entries}
-    bare_spans = {(block.i, block.j) for block in blocks}
-    _refuse("latency", [Span(i, j) for i, j in sorted(bare_spans - {(s.i, s.j) for s in spans})], "importance")
-    _refuse("importance", [span for span in spans if (span.i, span.j) not in bare_spans], "latency")
+    timed = {(entry.span.i, entry.span.j) for entry in latency.entries}
+    scored = {(entry.span.i, entry.span.j) for entry in importance.entries}
+    _refuse("latency", [Span(i, j) for i, j in sorted(scored - timed)], "importance")
+    _refuse("importance", [Span(i, j) for i, j in sorted(timed - scored)], "latency")
     if network is not None:
         # With the exclusion rule, which only ever leaves entries out: both search spaces pass.
-        expected = network.flagged_spans("full", exclusion=True)
-        _refuse("importance", [block for block in expected if block.span in spans and block not in blocks], "network")
+        expected = [f for f in network.flagged_spans("full", exclusion=True) if (f.i, f.j) in timed]
+        present = {entry.span for entry in importance.entries}
+        _refuse("importance", [block for block in expected if block not in present], "network")
 
 
 def check_covered(T_opt: Floats, I_opt: Floats) -> None:
@@ -40,12 +40,12 @@ def check_covered(T_opt: Floats, I_opt: Floats) -> None:
     L = len(T_opt) - 1
     if not np.isfinite(T_opt[0, L]):
         _not_covered("latency", int(np.flatnonzero(np.isfinite(T_opt[0])).max()), L)
-    reached = {0}
+    blocks = np.isfinite(I_opt[1]).any(axis=0)
+    reached = np.arange(L + 1) == 0
     for l in range(1, L + 1):
-        if any(np.isfinite(I_opt[1, :, k, l]).any() for k in reached):
-            reached.add(l)
-    if L not in reached:
-        _not_covered("importance", max(reached), L)
+        reached[l] = (reached[:l] & blocks[:l, l]).any()
+    if not reached[L]:
+        _not_covered("importance", int(np.flatnonzero(reached).max()), L)
 
 
 def no_plan() -> TableError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depthfold.core import Point
+from depthfold.core import Point, Position
 from depthfold.core.latency_table import sum_rounded_up
 from depthfold.solver.arrays import Bools, Floats, Ints
 from depthfold.solver.stage_two import Labels
@@ -25,9 +25,12 @@ class Tables:
     B_opt: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """One row for each plan, one column for each position. A summand stands in the column where its span ends."""
+    """One row for each plan, one column for each position. A summand stands in the column where its span ends.
+
+    `used` has a row for each position instead: the spans that are a segment of some plan.
+    """
 
     activations: Bools
     cuts: Bools
@@ -35,19 +38,20 @@ class _Rows:
     times: Floats
     importances: Floats
     times_by_activations: Floats
+    used: Bools
 
 
-def points(labels: Labels, tables: Tables) -> tuple[Point, ...]:
-    """The frontier's plans by rising latency.
+def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tuple[Position, Position]]]:
+    """The frontier's plans by rising latency, and the ends of all the segments that they merge.
 
     The labels were compared on the lattice. Here every sum is taken again from the entries themselves, and a plan
     that turns out to be beaten by a rounding error is left out.
     """
     rows = _trace_back(labels, tables)
     found = zip(
-        map(sum_rounded_up, rows.times.tolist()),
-        map(math.fsum, rows.importances.tolist()),
-        map(sum_rounded_up, rows.times_by_activations.tolist()),
+        (sum_rounded_up(row.tolist()) for row in rows.times),
+        (math.fsum(row.tolist()) for row in rows.importances),
+        rows.times_by_activations.sum(axis=1).tolist(),
         _positions(rows.activations),
         _positions(rows.cuts),
         _positions(rows.boundaries),
@@ -66,13 +70,21 @@ def points(labels: Labels, tables: Tables) -> tuple[Point, ...]:
                     boundaries=B,
                 )
             )
-    return tuple(front)
+    return tuple(front), list(zip(*map(np.ndarray.tolist, np.nonzero(rows.used)), strict=True))
 
 
 def _trace_back(labels: Labels, tables: Tables) -> _Rows:
     label = np.arange(labels.final.start, labels.final.stop)
     shape = len(label), len(tables.T)
-    rows = _Rows(*(np.zeros(shape, dtype=bool) for _ in range(3)), *(np.zeros(shape) for _ in range(3)))
+    rows = _Rows(
+        activations=np.zeros(shape, dtype=bool),
+        cuts=np.zeros(shape, dtype=bool),
+        boundaries=np.zeros(shape, dtype=bool),
+        times=np.zeros(shape),
+        importances=np.zeros(shape),
+        times_by_activations=np.zeros(shape),
+        used=np.zeros(tables.T.shape, dtype=bool),
+    )
     row = np.arange(len(label))
     while row.size:
         before = labels.parent[label]
@@ -92,6 +104,7 @@ def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
     while row.size:
         m = tables.S_opt[k, l]
         rows.times[row, l] = tables.T[m, l]
+        rows.used[m, l] = True
         on = m > k
         row, k, l = row[on], k[on], m[on]
         rows.cuts[row, l] = True

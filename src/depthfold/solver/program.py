@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Point, Position, Segment, Span
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
 from depthfold.errors import InvalidValue
 from depthfold.solver.arrays import from_lattice, importance_array, latency_array, lattice_exponent, on_lattice
 from depthfold.solver.checks import check_covered, check_tables, no_plan
@@ -55,7 +55,7 @@ def solve(
     if labels.final.start == labels.final.stop:
         raise no_plan()
 
-    found = points(labels, Tables(T=T, I=I, by_activations=merging_by_activations(T), S_opt=S_opt, B_opt=B_opt))
+    found, used = points(labels, Tables(T=T, I=I, by_activations=merging_by_activations(T), S_opt=S_opt, B_opt=B_opt))
     lost = from_lattice(labels.lost, I_exponent)
     if lost:
         warnings.warn(
@@ -72,16 +72,15 @@ def solve(
         alpha=alpha,
         normalisation=None if alpha is None else normalisation,
         lost=lost,
-        segments=_segments(found, times, latency.depth, network),
+        segments=_segments(used, times, latency.depth, network),
         points=found,
     )
 
 
 def _segments(
-    found: Iterable[Point], times: Mapping[Span, float], depth: Position, network: Network | None
+    used: Iterable[tuple[Position, Position]], times: Mapping[Span, float], depth: Position, network: Network | None
 ) -> tuple[Segment, ...]:
     """Every segment of every plan, once: what it takes, what it replaces, and its shape if the network is known."""
-    used = sorted({ends for point in found for ends in zip((0, *point.cuts), (*point.cuts, depth), strict=True)})
     singles = [times.get(Span(l - 1, l), math.nan) for l in range(1, depth + 1)]
     segments = []
     for i, j in used:

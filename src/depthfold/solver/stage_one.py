@@ -42,19 +42,17 @@ def best_blocks(I: Floats) -> tuple[Floats, Ints]:
     B_opt = np.full(I.shape, -1, dtype=np.intp)
     starts_bare = np.isfinite(I[0]).any(axis=(0, 2))  # the only positions where a chain can be split
     for l in range(1, size):
+        I_opt[:, :, :l, l] = I[:, :, :l, l]
+        B_opt[:, :, :l, l] = np.arange(l)
         inner = np.flatnonzero(starts_bare[:l])
-        for a in (0, 1):
-            for b in (0, 1):
-                I_opt[a, b, :l, l] = I[a, b, :l, l]
-                B_opt[a, b, :l, l] = np.arange(l)
-                if not inner.size:
-                    continue
-                through = I_opt[a, 0, :l, inner].T + I[0, b, inner, l]
-                best = through.argmax(axis=1)
-                value = through[np.arange(l), best]
-                better = np.flatnonzero(value > I[a, b, :l, l])
-                I_opt[a, b, better, l] = value[better]
-                B_opt[a, b, better, l] = inner[best[better]]
+        if inner.size:
+            before, last = I_opt[:, 0, :l][..., inner], I[0][:, inner, l]
+            through = before[:, None] + last[None, :, None]  # axes: a, b, k, m
+            best = through.argmax(axis=-1)
+            value = np.take_along_axis(through, best[..., None], axis=-1)[..., 0]
+            better = value > I[:, :, :l, l]
+            I_opt[:, :, :l, l] = np.where(better, value, I_opt[:, :, :l, l])
+            B_opt[:, :, :l, l] = np.where(better, inner[best], B_opt[:, :, :l, l])
     return I_opt, B_opt
 
 
