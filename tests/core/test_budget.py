@@ -30,7 +30,9 @@ def test_reads_what_a_person_writes(written: object, meant: Budget) -> None:
     assert Budget.parse(written) == meant
 
 
-@pytest.mark.parametrize("written", ["", "fast", "12s", "1,5x", "%", "x", "12 ms ms", "60%x", None, True, [12], "sNaN%"])
+@pytest.mark.parametrize(
+    "written", ["", "fast", "12s", "1,5x", "%", "x", "12 ms ms", "60%x", None, True, [12], "sNaN%"]
+)
 def test_refuses_what_cannot_be_read(written: object) -> None:
     with pytest.raises(BudgetError, match=r"cannot be read\. Readable are 12\.5 \(milliseconds\)"):
         Budget.parse(written)

@@ -45,7 +45,9 @@ def test_an_importance_is_the_mean_score_minus_the_base_score(tmp_path: Path) ->
     assert not table.extended
     assert ImportanceTable.loads(table.dumps()) == table
     table.write_csv(tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == "st,end,st_act,end_act,imp,reason\n0,1,1,1,-0.125,\n0,2,1,1,,diverged\n"
+    assert (
+        tmp_path / "out.csv"
+    ).read_text() == "st,end,st_act,end_act,imp,reason\n0,1,1,1,-0.125,\n0,2,1,1,,diverged\n"
     again = ImportanceTable.read_csv(tmp_path / "out.csv")
     assert again.importances == table.importances
     assert again.entries[1].reason == "diverged"

@@ -60,7 +60,9 @@ def test_the_original_is_unknown_without_every_single_layer() -> None:
 
 
 def test_prints_itself() -> None:
-    table = LatencyTable(network="net", entries=(Timing(span=Span(0, 1), time=1.5), Timing(span=Span(0, 2), reason="no")))
+    table = LatencyTable(
+        network="net", entries=(Timing(span=Span(0, 1), time=1.5), Timing(span=Span(0, 2), reason="no"))
+    )
     assert str(table) == (
         "Latency table of net: 1 spans, 1 without a time, 2 layers, single layers unknown in all; "
         "environment: not stated"
