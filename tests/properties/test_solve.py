@@ -101,9 +101,7 @@ def random_budget(rng: random.Random, frontier: Frontier) -> tuple[Budget, Fract
             return Budget.milliseconds(value), Fraction(value)
         case 2:
             share = round(rng.uniform(0.1, 1.0), 3)
-            return Budget.parse(f"{share}x") if share == 0 else Budget.share(share), Fraction(str(share)) * Fraction(
-                original
-            )
+            return Budget.share(share), Fraction(str(share)) * Fraction(original)
         case _:
             factor = round(rng.uniform(0.9, 4.0), 2)
             return Budget.parse(f"{factor}x"), Fraction(original) / Fraction(str(factor))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from depthfold.core.describe import text_table
-from depthfold.core.document import Document
 from depthfold.core.plan import Plan
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
@@ -39,7 +38,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class SolvedPlan(Plan, Document):
+class SolvedPlan(Plan):
     """A plan from a frontier: A (`activations`), S (`cuts`) and B (`boundaries`, where the blocks of the surrogate
     objective part), with its predictions. It is a Plan, so it can be rewritten and merged as it is.
 
