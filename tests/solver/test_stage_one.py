@@ -6,30 +6,47 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from depthfold.solver.arrays import Exact, lattice_exponent
 from depthfold.solver.stage_one import best_blocks, fastest_merging, merging_by_activations
 
 INF = np.inf
 
 
+def fastest(T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of these tests are whole in units, so nothing is left in the rest."""
+    T_opt, S_opt = fastest_merging(Exact.of(T))
+    assert not T_opt.rest.any()
+    return np.ldexp(T_opt.units, -lattice_exponent(T)), S_opt
+
+
 def test_splits_where_splitting_is_faster() -> None:
     T = np.full((4, 4), INF)
     T[0, 1], T[1, 2], T[2, 3], T[0, 2], T[1, 3], T[0, 3] = 1, 1, 1, 3, 1.5, 4
-    T_opt, S_opt = fastest_merging(T)
+    T_opt, S_opt = fastest(T)
     assert T_opt[0].tolist() == [0, 1, 2, 2.5]
     assert S_opt[0].tolist() == [-1, 0, 1, 1]  # (0, 3] is cut at 1; (0, 1] and (1, 3] are not cut
+
+
+def test_the_last_bit_decides() -> None:
+    """0.1 + 0.2 lies between the floats 0.3 and 0.30000000000000004."""
+    T = np.full((3, 3), INF)
+    T[0, 1], T[1, 2], T[0, 2] = 0.1, 0.2, 0.30000000000000004
+    assert fastest_merging(Exact.of(T))[1][0, 2] == 1
+    T[0, 2] = 0.3
+    assert fastest_merging(Exact.of(T))[1][0, 2] == 0
 
 
 def test_a_chain_crosses_a_barrier_with_a_cut() -> None:
     T = np.full((3, 3), INF)
     T[0, 1], T[1, 2] = 2, 3
-    T_opt, S_opt = fastest_merging(T)
+    T_opt, S_opt = fastest(T)
     assert (T_opt[0, 2], S_opt[0, 2]) == (5, 1)
 
 
 def test_ties_go_to_the_unsplit_span() -> None:
     T = np.full((3, 3), INF)
     T[0, 1], T[1, 2], T[0, 2] = 1, 1, 2
-    assert fastest_merging(T)[1][0, 2] == 0
+    assert fastest(T)[1][0, 2] == 0
     I = np.full((2, 2, 3, 3), -INF)
     I[1, 0, 0, 1], I[0, 1, 1, 2], I[1, 1, 0, 2] = 1, 1, 2
     assert best_blocks(I)[1][1, 1, 0, 2] == 0

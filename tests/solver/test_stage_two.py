@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import random
 import warnings
-from itertools import pairwise
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from depthfold.core import FlaggedSpan, Frontier, ImportanceTable, LatencyTable, Span
+from depthfold.core import Frontier, ImportanceTable, LatencyTable
 from depthfold.solver import solve
-from depthfold.solver.arrays import lattice_exponent, on_lattice
-from depthfold.solver.stage_two import WORTHWHILE, undominated
-from structures import latency_table, mobilenet_v2, plausible_tables, small_instance
+from depthfold.solver.arrays import Exact, lattice_exponent
+from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
+from structures import importance_table, latency_table, mobilenet_v2, plausible_tables, small_instance
 
 
 def front_by_definition(latency: np.ndarray, importance: np.ndarray) -> list[tuple[float, float]]:
@@ -30,30 +31,44 @@ def test_undominated_equals_the_definition(size: int, spread: int, seed: int) ->
     rng = np.random.default_rng(seed)
     latency = rng.integers(0, spread, size).astype(float)
     importance = latency * rng.choice((0.0, 1.0)) + rng.integers(0, spread, size)
-    kept = undominated(latency, importance)
+    kept = contenders(latency, importance)
+    kept = kept[undominated(Exact(latency[kept], np.zeros(len(kept))), importance[kept])]
     found = list(zip(latency[kept].tolist(), importance[kept].tolist(), strict=True))
     assert found == front_by_definition(latency, importance)
 
 
+def test_nobody_is_rejected_when_everybody_is_undominated() -> None:
+    latency = np.sort(np.random.default_rng(0).choice(2**45, 3 * WORTHWHILE, replace=True).astype(float))
+    assert len(contenders(latency, latency)) == len(latency)
+
+
 def test_equal_points_are_represented_by_the_first() -> None:
-    assert undominated(np.array([2.0, 1.0, 1.0, 1.0]), np.array([5.0, 3.0, 5.0, 5.0])).tolist() == [2]
+    latency = Exact(np.array([2.0, 1.0, 1.0, 1.0]), np.zeros(4))
+    assert undominated(latency, np.array([5.0, 3.0, 5.0, 5.0])).tolist() == [2]
 
 
-def test_sums_on_the_lattice_are_exact_and_never_too_small() -> None:
+def test_the_rest_decides_between_equal_units() -> None:
+    latency = Exact(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.25, 0.75]))
+    assert undominated(latency, np.array([2.0, 2.0, 3.0])).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("digits", [1, 17])
+def test_sums_are_exact(digits: int) -> None:
+    rng = random.Random(digits)
+    times = [round(10.0 ** rng.uniform(-6, 2), digits) for _ in range(200)]
     table = np.full((201, 201), np.inf)
-    table[:200, 200] = np.random.default_rng(0).uniform(0, 1e-3, 200) * 10.0 ** np.arange(-100, 100)
-    exponent = lattice_exponent(table)
-    units = on_lattice(table, exponent, np.ceil)
-    finite = units[np.isfinite(units)]
-    assert finite.sum() < 2.0**52 and (finite == np.floor(finite)).all()
-    assert all(unit >= time for unit, time in zip(np.ldexp(finite, -exponent), table[:200, 200], strict=True))
+    table[:200, 200] = times
+    total, exact = Exact(np.zeros(1), np.zeros(1)), Exact.of(table)
+    for n in rng.sample(range(200), 200):
+        total += exact[n : n + 1, 200]
+    unit = Fraction(2) ** -lattice_exponent(table)
+    assert (Fraction(total.units[0]) + Fraction(total.rest[0])) * unit == sum(map(Fraction, times))
 
 
 @pytest.mark.parametrize("largest", [0.0, 5e-324, 1e-300, 1.0, 1e300])
 def test_the_lattice_takes_numbers_of_any_size(largest: float) -> None:
-    table = np.array([[np.inf, largest], [np.inf, np.inf]])
-    units = on_lattice(table, lattice_exponent(table), np.ceil)
-    assert np.isfinite(units[0, 1]) and units[0, 1] <= 2.0**52
+    units = Exact.of(np.array([[np.inf, largest], [np.inf, np.inf]])).units
+    assert np.isinf(units[0, 0]) and 0 <= units[0, 1] <= 2.0**52
 
 
 def thinned(latency: LatencyTable, importance: ImportanceTable, max_labels: int) -> Frontier:
@@ -94,11 +109,19 @@ def test_the_bound_holds_on_small_instances() -> None:
             assert rough.at(plan.latency or 1e-9).importance >= plan.importance - rough.lost - 1e-12
 
 
-def test_plans_with_the_same_segments_in_another_order_are_equal() -> None:
-    """0.1 + 0.2 + 0.3 depends on the order in floating point; the frontier must not see a gain in that."""
-    times = {(0, 1): 0.1, (1, 2): 0.2, (2, 3): 0.3, (3, 4): 0.3, (4, 5): 0.2, (5, 6): 0.1}
-    spans = [Span(*ends) for ends in times]
-    _, importance = plausible_tables(spans, [FlaggedSpan(s.i, s.j, True, True) for s in spans], 0)
-    frontier = solve(latency_table(times), importance)
+def test_decimal_tables_are_kept_to_the_last_bit() -> None:
+    """0.1 + 0.2 is a little more than 0.3 and must not stand for it: at a budget of 0.3 only one of them fits."""
+    times = {(0, 1): 0.1, (1, 2): 0.2, (0, 2): 0.3}
+    values = {(0, 1, 1, 1): 0.0, (1, 2, 1, 1): 0.0, (0, 2, 1, 1): 0.0}
+    assert solve(latency_table(times), importance_table(values)).at(0.3).cuts == ()
+    more = {**values, (1, 2, 1, 1): 1.0}
+    assert [plan.cuts for plan in solve(latency_table(times), importance_table(more))] == [(), (1,)]
+
+
+def test_the_order_of_a_sum_does_not_matter() -> None:
+    """Six times 0.1, 0.2 and 0.3 in any order, and A decides the order in which the solver sums: one latency."""
+    times = {(l - 1, l): time for l, time in enumerate((0.1, 0.2, 0.3, 0.3, 0.2, 0.1), start=1)}
+    blocks = {(i, j, 1, 1): 0.5 * i for i in range(6) for j in range(i + 1, 7)}
+    spans = {ends[:2]: 9.0 for ends in blocks} | times
+    frontier = solve(latency_table(spans), importance_table(blocks))
     assert len(frontier) == 1
-    assert all(one.latency < two.latency for one, two in pairwise(frontier.points))

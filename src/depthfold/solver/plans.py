@@ -44,8 +44,8 @@ class _Rows:
 def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tuple[Position, Position]]]:
     """The frontier's plans by rising latency, and the ends of all the segments that they merge.
 
-    The labels were compared on the lattice. Here every sum is taken again from the entries themselves, and a plan
-    that turns out to be beaten by a rounding error is left out.
+    Importances were compared on the lattice. Here every sum is taken again from the entries themselves, and a plan
+    that turns out to be beaten in their last digit is left out.
     """
     rows = _trace_back(labels, tables)
     found = zip(

@@ -6,11 +6,16 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
 from depthfold.errors import InvalidValue
-from depthfold.solver.arrays import from_lattice, importance_array, latency_array, lattice_exponent, on_lattice
+from depthfold.solver.arrays import (
+    Exact,
+    from_lattice,
+    importance_array,
+    latency_array,
+    lattice_exponent,
+    on_lattice,
+)
 from depthfold.solver.checks import check_covered, check_tables, no_plan
 from depthfold.solver.normalise import Normalisation, normalised
 from depthfold.solver.plans import Tables, points
@@ -41,16 +46,16 @@ def solve(
     if original is not None and not (math.isfinite(original) and original > 0):
         raise InvalidValue(f"The latency of the original must be positive milliseconds, found {original!r}.")
     check_tables(latency, importance, network)
-    times, importances = latency.times, importance.importances
+    depth, times, importances = latency.depth, latency.times, importance.importances
     if alpha is not None:
         importances = normalised(importances, alpha, normalisation)
 
-    T = latency_array(times, latency.depth)
-    I = importance_array(importances, latency.depth)
+    T = latency_array(times, depth)
+    I = importance_array(importances, depth)
     I_exponent = lattice_exponent(I)
-    T_opt, S_opt = fastest_merging(on_lattice(T, lattice_exponent(T), np.ceil))
-    I_opt, B_opt = best_blocks(on_lattice(I, I_exponent, np.rint))
-    check_covered(T_opt, I_opt)
+    T_opt, S_opt = fastest_merging(Exact.of(T))
+    I_opt, B_opt = best_blocks(on_lattice(I, I_exponent))
+    check_covered(T_opt.units, I_opt)
     labels = pareto_labels(T_opt, I_opt, max_labels)
     if labels.final.start == labels.final.stop:
         raise no_plan()
@@ -66,13 +71,13 @@ def solve(
         )
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
-        depth=latency.depth,
+        depth=depth,
         environment=latency.environment,
         original=latency.original if original is None else float(original),
         alpha=alpha,
         normalisation=None if alpha is None else normalisation,
         lost=lost,
-        segments=_segments(used, times, latency.depth, network),
+        segments=_segments(used, times, depth, network),
         points=found,
     )
 

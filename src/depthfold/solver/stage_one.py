@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from depthfold.solver.arrays import Floats, Ints
+from depthfold.solver.arrays import Exact, Floats, Ints
 
 
-def fastest_merging(T: Floats) -> tuple[Floats, Ints]:
+def fastest_merging(T: Exact) -> tuple[Exact, Ints]:
     """Algorithm 1: T_opt[k, l], and for S_opt the last cut m of its best chain (m = k: no cut, one convolution).
 
     Barriers are no special case. No span crosses them, so every chain from one side to the other has a cut there,
     with or without an activation. Ties go to the smallest m, and so to the unsplit span.
     """
-    size = len(T)
-    T_opt = np.full((size, size), np.inf)
-    np.fill_diagonal(T_opt, 0.0)
+    size = len(T.units)
+    T_opt = Exact(np.full((size, size), np.inf), np.zeros((size, size)))
+    np.fill_diagonal(T_opt.units, 0.0)
     S_opt = np.full((size, size), -1, dtype=np.intp)
     for l in range(1, size):
         through = T_opt[:l, :l] + T[:l, l]
-        m = through.argmin(axis=1)
-        T_opt[:l, l] = through[np.arange(l), m]
+        least = through.units.min(axis=1, keepdims=True)
+        m = np.where(through.units == least, through.rest, 1.0).argmin(axis=1)
+        T_opt.units[:l, l], T_opt.rest[:l, l] = through.units[np.arange(l), m], through.rest[np.arange(l), m]
         S_opt[:l, l] = m
     return T_opt, S_opt
 

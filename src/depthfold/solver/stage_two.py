@@ -14,19 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depthfold.solver.arrays import Bools, Floats, Ints
+from depthfold.solver.arrays import Exact, Floats, Ints
 
 # A quick look at every SAMPLE-th candidate sorts out most of the others before the full sort, from WORTHWHILE
 # candidates on. BINS is how finely that look is stored.
-SAMPLE, BINS, WORTHWHILE = 16, 4096, 20_000
+SAMPLE, BINS, WORTHWHILE = 32, 2048, 8_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
     """All labels of all states, one state after another. `parent` is the label before, `final` are those at L."""
 
-    latency: Floats
-    importance: Floats
     position: Ints
     parent: Ints
     flag: Ints
@@ -36,7 +34,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    latency: Floats
+    latency: Exact
     importance: Floats
     parent: Ints
     flag: Ints
@@ -44,27 +42,25 @@ class _State:
     lost: float
 
 
-def pareto_labels(T_opt: Floats, I_opt: Floats, max_labels: int) -> Labels:
-    """The labels of every state, in units of the lattice. `final` is empty where no chain reaches L."""
-    L = len(T_opt) - 1
+def pareto_labels(T_opt: Exact, I_opt: Floats, max_labels: int) -> Labels:
+    """The labels of every state. `final` is empty where no chain reaches L, `lost` is in units of the lattice."""
+    L = len(T_opt.units) - 1
     none = np.zeros(1, dtype=np.intp)
-    states = {0: _State(np.zeros(1), np.zeros(1), none - 1, none + 1, 0, 0.0)}
+    states = {0: _State(Exact(np.zeros(1), np.zeros(1)), np.zeros(1), none - 1, none + 1, 0, 0.0)}
     count = 1
     for l in range(1, L + 1):
         steps = [
             (k, b)
             for b in ((0, 1) if l == L else (1,))
-            for k in np.flatnonzero(np.isfinite(T_opt[:l, l]) & np.isfinite(I_opt[1, b, :l, l])).tolist()
+            for k in np.flatnonzero(np.isfinite(T_opt.units[:l, l]) & np.isfinite(I_opt[1, b, :l, l])).tolist()
             if k in states
         ]
         if steps:
             states[l] = _reach(l, steps, states, T_opt, I_opt, max_labels, count)
-            count += len(states[l].latency)
+            count += len(states[l].parent)
     end = states.get(L)
     return Labels(
-        latency=np.concatenate([state.latency for state in states.values()]),
-        importance=np.concatenate([state.importance for state in states.values()]),
-        position=np.repeat(list(states), [len(state.latency) for state in states.values()]),
+        position=np.repeat(list(states), [len(state.parent) for state in states.values()]),
         parent=np.concatenate([state.parent for state in states.values()]),
         flag=np.concatenate([state.flag for state in states.values()]),
         final=slice(end.first, count) if end else slice(count, count),
@@ -76,69 +72,81 @@ def _reach(
     l: int,
     steps: list[tuple[int, int]],
     states: dict[int, _State],
-    T_opt: Floats,
+    T_opt: Exact,
     I_opt: Floats,
     max_labels: int,
     first: int,
 ) -> _State:
     """The labels of state l from those of all states before it."""
     ks, bs = (np.array(column, dtype=np.intp) for column in zip(*steps, strict=True))
-    sizes = np.array([len(states[k].latency) for k, _ in steps])
-    latency = np.concatenate([states[k].latency for k, _ in steps])
-    latency += np.repeat(T_opt[ks, l], sizes)
+    sizes = np.array([len(states[k].parent) for k, _ in steps])
     importance = np.concatenate([states[k].importance for k, _ in steps])
     importance += np.repeat(I_opt[1, bs, ks, l], sizes)
-
-    kept = undominated(latency, importance)
-    lost = max(states[k].lost for k, _ in steps)
-    if len(kept) > max_labels:
-        thinned, error = _thin(importance[kept], max_labels)
-        kept, lost = kept[thinned], lost + error
-
+    latency = Exact(
+        np.concatenate([states[k].latency.units for k, _ in steps]),
+        np.concatenate([states[k].latency.rest for k, _ in steps]),
+    )
+    kept = contenders(latency.units + np.repeat(T_opt.units[ks, l], sizes), importance)
     ends = np.cumsum(sizes)
     step = np.searchsorted(ends, kept, side="right")
+    latency, importance = latency[kept] + T_opt[ks[step], l], importance[kept]
+
+    best = undominated(latency, importance)
+    lost = max(states[k].lost for k, _ in steps)
+    if len(best) > max_labels:
+        thinned, error = _thin(importance[best], max_labels)
+        best, lost = best[thinned], lost + error
+
+    kept, step = kept[best], step[best]
     firsts = np.array([states[k].first for k, _ in steps])
     parent = firsts[step] + kept - (ends - sizes)[step]
-    return _State(latency[kept], importance[kept], parent, bs[step], first, lost)
+    return _State(latency[best], importance[best], parent, bs[step], first, lost)
 
 
-def undominated(latency: Floats, importance: Floats) -> Ints:
+def undominated(latency: Exact, importance: Floats) -> Ints:
     """The indices of the points that no other beats, by rising latency; the first one stands for equal points."""
-    contenders = None
-    if len(latency) > WORTHWHILE:
-        contenders = np.flatnonzero(_contends(latency, importance))
-        latency, importance = latency[contenders], importance[contenders]
-    order = np.argsort(latency, kind="stable")  # stable: the candidates are sorted runs, and ties stay in order
+    order = _by_latency(latency)
     latency, importance = latency[order], importance[order]
     rises = np.ones(len(order), dtype=bool)
     rises[1:] = importance[1:] > np.maximum.accumulate(importance)[:-1]
     kept = np.flatnonzero(rises)
     # Of those with the same latency each rises above the one before: the last one is the best.
-    kept = kept[np.append(latency[kept][1:] != latency[kept][:-1], True)]
-    winners: Ints = order[kept] if contenders is None else contenders[order[kept]]
+    units, rest = latency.units[kept], latency.rest[kept]
+    slower = (units[1:] != units[:-1]) | (rest[1:] != rest[:-1])
+    winners: Ints = order[kept[np.append(slower, True)]]
     return winners
 
 
-def _contends(latency: Floats, importance: Floats) -> Bools:
-    """Which points may be undominated: a cheap test that never rejects one that is.
+def _by_latency(latency: Exact) -> Ints:
+    """The order of rising latency; equal ones stay as they were. The rest rarely decides, so it is asked last."""
+    order = np.argsort(latency.units, kind="stable")
+    units, rest = latency.units[order], latency.rest[order]
+    if ((units[1:] == units[:-1]) & (rest[1:] < rest[:-1])).any():
+        order = np.lexsort((latency.rest, latency.units))
+    return order
+
+
+def contenders(units: Floats, importance: Floats) -> Ints:
+    """The indices of points that may be undominated: a cheap test that never rejects one that is.
 
     The front of a sample is stored on a grid of latencies. A point is out if the sample has a better one at the grid
-    line that lies at least one bin before it.
+    line that lies at least one bin before it; `units` may lack a carry of 1, which is far less than a bin.
     """
-    sample = undominated(latency[::SAMPLE], importance[::SAMPLE])
-    front, best = latency[::SAMPLE][sample], importance[::SAMPLE][sample]
+    everything = np.arange(len(units))
+    if len(units) < WORTHWHILE:
+        return everything
+    sample = undominated(Exact(units[::SAMPLE], np.zeros(len(units[::SAMPLE]))), importance[::SAMPLE])
+    front, best = units[::SAMPLE][sample], importance[::SAMPLE][sample]
     width = (front[-1] - front[0]) / BINS
-    if width < 4:  # units of the lattice: below that, rounding could matter
-        return np.ones(len(latency), dtype=bool)
+    if width < 8:  # units: rounding and the carry could matter
+        return everything
     lines = front[0] + width * np.arange(BINS)
+    # One entry more, for the index -1: nothing is known before the first line.
     at_line = np.append(best[np.searchsorted(front, lines, side="right") - 1], -np.inf)
-    bin_before = (latency - front[0]) / width
+    bin_before = (units - front[0]) / width
     bin_before -= 1.0
     np.clip(bin_before, -1.0, BINS - 1.0, out=bin_before)
-    # -1, before the first line, is the last entry: nothing is known there. Casting cuts (-1, 0) off to 0, one bin
-    # too far, so it is floored first.
-    near: Bools = importance >= at_line[np.floor(bin_before, out=bin_before).astype(np.intp)]
-    return near
+    return np.flatnonzero(importance >= at_line[np.floor(bin_before, out=bin_before).astype(np.intp)])
 
 
 def _thin(importance: Floats, max_labels: int) -> tuple[Ints, float]:
