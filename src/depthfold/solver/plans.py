@@ -85,19 +85,26 @@ def _trace_back(labels: Labels, tables: Tables) -> _Rows:
         times_by_activations=np.zeros(shape),
         used=np.zeros(tables.T.shape, dtype=bool),
     )
-    row = np.arange(len(label))
-    while row.size:
-        before = labels.parent[label]
-        k, l, b = labels.position[before], labels.position[label], labels.flag[label]
-        rows.activations[row, l] = b == 1
-        rows.cuts[row, k] = rows.boundaries[row, k] = True
-        rows.times_by_activations[row, l] = tables.by_activations[k, l]
-        _follow_S(rows, tables, row, k, l)
-        _follow_B(rows, tables, row, k, l, b)
-        on = k > 0
-        row, label = row[on], before[on]
+    row, k, l, b = _steps(labels, label)
+    rows.activations[row, l] = b == 1
+    rows.cuts[row, k] = rows.boundaries[row, k] = True
+    rows.times_by_activations[row, l] = tables.by_activations[k, l]
+    _follow_S(rows, tables, row, k, l)
+    _follow_B(rows, tables, row, k, l, b)
     rows.cuts[:, 0] = rows.boundaries[:, 0] = False
     return rows
+
+
+def _steps(labels: Labels, label: Ints) -> tuple[Ints, ...]:
+    """Every step of every plan from one activation to the next: its row, k, l and the flag at l."""
+    row = np.arange(len(label))
+    steps = []
+    while row.size:
+        before = labels.parent[label]
+        k = labels.position[before]
+        steps.append((row, k, labels.position[label], labels.flag[label]))
+        row, label = row[k > 0], before[k > 0]
+    return tuple(np.concatenate(column) for column in zip(*steps, strict=True))
 
 
 def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:

@@ -49,8 +49,7 @@ def best_blocks(I: Floats) -> tuple[Floats, Ints]:
         if inner.size:
             before, last = I_opt[:, 0, :l][..., inner], I[0][:, inner, l]
             through = before[:, None] + last[None, :, None]  # axes: a, b, k, m
-            best = through.argmax(axis=-1)
-            value = np.take_along_axis(through, best[..., None], axis=-1)[..., 0]
+            best, value = through.argmax(axis=-1), through.max(axis=-1)
             better = value > I[:, :, :l, l]
             I_opt[:, :, :l, l] = np.where(better, value, I_opt[:, :, :l, l])
             B_opt[:, :, :l, l] = np.where(better, inner[best], B_opt[:, :, :l, l])

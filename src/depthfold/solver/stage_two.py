@@ -48,13 +48,10 @@ def pareto_labels(T_opt: Exact, I_opt: Floats, max_labels: int) -> Labels:
     none = np.zeros(1, dtype=np.intp)
     states = {0: _State(Exact(np.zeros(1), np.zeros(1)), np.zeros(1), none - 1, none + 1, 0, 0.0)}
     count = 1
+    possible = np.isfinite(T_opt.units) & np.isfinite(I_opt[1])  # axes: b, k, l
     for l in range(1, L + 1):
-        steps = [
-            (k, b)
-            for b in ((0, 1) if l == L else (1,))
-            for k in np.flatnonzero(np.isfinite(T_opt.units[:l, l]) & np.isfinite(I_opt[1, b, :l, l])).tolist()
-            if k in states
-        ]
+        flags = (0, 1) if l == L else (1,)
+        steps = [(k, b) for b in flags for k in np.flatnonzero(possible[b, :l, l]).tolist() if k in states]
         if steps:
             states[l] = _reach(l, steps, states, T_opt, I_opt, max_labels, count)
             count += len(states[l].parent)
