@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench fuzz zoo clean
+.PHONY: help setup test lint bench bench-solve fuzz zoo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ fuzz: setup  ## the property suite in its long form (1,000 cases and more each)
 
 bench: setup  ## what is measured: trace, rewrite and merge
 	$(BIN)/python benchmarks/fold.py
+
+bench-solve: setup  ## what is measured: the solver, its time and memory as L grows
+	PYTHONPATH=tests $(BIN)/python benchmarks/solve.py
 
 zoo: setup  ## every CNN of torchvision and many of timm; writes docs/zoo.md
 	$(BIN)/python benchmarks/zoo.py

@@ -1,13 +1,10 @@
 """Settings that all tests share."""
 
 import os
-import sys
-from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)
 _COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=True)

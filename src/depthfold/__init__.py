@@ -6,6 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from depthfold.core import Budget as Budget
+    from depthfold.core import Environment as Environment
+    from depthfold.core import Frontier as Frontier
+    from depthfold.core import ImportanceTable as ImportanceTable
+    from depthfold.core import LatencyTable as LatencyTable
     from depthfold.core import Network as Network
     from depthfold.core import Plan as Plan
     from depthfold.core import Span as Span
@@ -14,19 +19,26 @@ if TYPE_CHECKING:
     from depthfold.merging import merge as merge
     from depthfold.merging import verify as verify
     from depthfold.rewriting import rewrite as rewrite
+    from depthfold.solver import solve as solve
     from depthfold.tracing import trace as trace
 
 __version__ = "0.1.0.dev0"
 
 # Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
 _HOME = {
+    "Budget": "depthfold.core",
     "DepthfoldError": "depthfold.errors",
+    "Environment": "depthfold.core",
+    "Frontier": "depthfold.core",
+    "ImportanceTable": "depthfold.core",
+    "LatencyTable": "depthfold.core",
     "Network": "depthfold.core",
     "Plan": "depthfold.core",
     "Span": "depthfold.core",
     "Verification": "depthfold.merging",
     "merge": "depthfold.merging",
     "rewrite": "depthfold.rewriting",
+    "solve": "depthfold.solver",
     "trace": "depthfold.tracing",
     "verify": "depthfold.merging",
 }

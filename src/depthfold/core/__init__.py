@@ -1,22 +1,40 @@
 """The nouns: frozen data, standard library only."""
 
+from depthfold.core.budget import Budget
 from depthfold.core.document import Document
+from depthfold.core.environment import Environment
+from depthfold.core.fingerprint import fingerprint
+from depthfold.core.frontier import Frontier, Point
+from depthfold.core.importance_table import ImportanceTable, Score
+from depthfold.core.latency_table import LatencyTable, Timing
 from depthfold.core.layer import Layer, Skip
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan
 from depthfold.core.refusal import Refusal
 from depthfold.core.shape import ConvShape
+from depthfold.core.solved_plan import Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position, Span
 
 __all__ = [
+    "Budget",
     "ConvShape",
     "Document",
+    "Environment",
     "FlaggedSpan",
+    "Frontier",
+    "ImportanceTable",
+    "LatencyTable",
     "Layer",
     "Network",
     "Plan",
+    "Point",
     "Position",
     "Refusal",
+    "Score",
+    "Segment",
     "Skip",
+    "SolvedPlan",
     "Span",
+    "Timing",
+    "fingerprint",
 ]

@@ -1,0 +1,66 @@
+"""Where a table was measured: the times and scores in it hold there, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from depthfold.core.document import Document
+from depthfold.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment(Document):
+    """The machine, the runtime and the input of a measurement.
+
+    None means that a field is not stated: nobody wrote it down (the published CSV files have no environment at all),
+    or the measurement does not depend on it. An importance is trained on one machine and holds on every other one, so
+    its table states the input size and leaves the machine out.
+    """
+
+    FORMAT: ClassVar[str] = "depthfold.environment"
+
+    machine: str | None = None
+    device: str | None = None
+    runtime: str | None = None
+    runtime_version: str | None = None
+    precision: str | None = None
+    batch: int | None = None
+    input_size: tuple[int, ...] | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("machine", "device", "runtime", "runtime_version", "precision"):
+            if getattr(self, name) == "":
+                raise InvalidValue(f"The {name} of an environment is empty: name it, or leave it out (None).")
+        for name in ("batch", "threads"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidValue(f"The {name} of an environment must be a whole number from 1 on, found {value!r}.")
+        if self.input_size is not None and (not self.input_size or min(self.input_size) < 1):
+            raise InvalidValue(f"The input size of an environment must be positive, found {self.input_size}.")
+
+    @property
+    def stated(self) -> dict[str, object]:
+        """The fields that are not None."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def differences(self, other: Environment) -> tuple[str, ...]:
+        """What both state and state differently, field by field, for a person to read; empty if they can mix."""
+        return tuple(self._differences(other.stated))
+
+    def _differences(self, others: dict[str, object]) -> Iterator[str]:
+        for name, value in self.stated.items():
+            if name in others and others[name] != value:
+                yield f"{name.replace('_', ' ')}: {_show(value)} against {_show(others[name])}"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {_show(value)}" for name, value in self.stated.items()) or (
+            "not stated"
+        )
+
+
+def _show(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

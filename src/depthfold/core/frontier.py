@@ -1,0 +1,137 @@
+"""The frontier: the plans that no other plan beats in both latency and importance."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import ClassVar
+
+from depthfold.core.budget import Budget
+from depthfold.core.describe import text_table
+from depthfold.core.document import Document
+from depthfold.core.environment import Environment
+from depthfold.core.solved_plan import Segment, SolvedPlan
+from depthfold.core.span import Position, Span
+from depthfold.errors import BudgetError, InvalidValue
+
+HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One plan of a frontier without the details that it shares with the others. See SolvedPlan."""
+
+    latency: float
+    importance: float
+    latency_by_activations: float
+    activations: tuple[Position, ...]
+    cuts: tuple[Position, ...]
+    boundaries: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier(Document):
+    """Every plan that is optimal for some budget, the fastest first; later plans are slower and better.
+
+    `original` is the latency that shares and speed-ups refer to. `lost` is 0 for an exact frontier; where the solver
+    had to thin its labels, no budget's plan is further than `lost` below the best importance possible.
+    `segments` has the time and the shape of every segment that a plan of the frontier uses.
+    """
+
+    FORMAT: ClassVar[str] = "depthfold.frontier"
+
+    network: str
+    depth: int
+    environment: Environment
+    original: float | None
+    alpha: float | None
+    normalisation: str | None
+    lost: float
+    segments: tuple[Segment, ...]
+    points: tuple[Point, ...]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise InvalidValue("A frontier has at least one plan.")
+        for one, two in pairwise(self.points):
+            if not (one.latency < two.latency and one.importance < two.importance):
+                raise InvalidValue(
+                    f"The plans of a frontier rise in latency and importance, found {one.latency:g} ms with "
+                    f"{one.importance:g} before {two.latency:g} ms with {two.importance:g}."
+                )
+
+    @property
+    def plans(self) -> tuple[SolvedPlan, ...]:
+        return tuple(self)
+
+    @property
+    def exact(self) -> bool:
+        return self.lost == 0
+
+    def at(self, budget: Budget | str | float) -> SolvedPlan:
+        """The best plan that takes no longer than the budget; among equals the faster one."""
+        budget = Budget.parse(budget)
+        limit = budget.limit(self.original)
+        # A latency is the exact sum rounded up, and the limit is exact: no plan slips past its budget.
+        found = bisect_right(self.points, limit, key=lambda point: Fraction(point.latency))
+        if not found:
+            raise BudgetError(
+                f"No plan meets the budget {budget}{_in_ms(budget, float(limit))}: the fastest plan takes "
+                f"{self.points[0].latency!r} ms{self._share(self.points[0].latency)}. Ask for that or more."
+            )
+        return self[found - 1]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> SolvedPlan:
+        return self._solved(self.points[index], self._by_span())
+
+    def __iter__(self) -> Iterator[SolvedPlan]:
+        by_span = self._by_span()
+        return (self._solved(point, by_span) for point in self.points)
+
+    def __str__(self) -> str:
+        shown = min(SHOWN, len(self))
+        rows = [self._row(self.points[n * (len(self) - 1) // max(shown - 1, 1)]) for n in range(shown)]
+        how = "exact" if self.exact else f"thinned: at most {self.lost:.4g} of importance lost at any budget"
+        title = f"Frontier of {self.network or 'an unnamed network'}: {len(self)} plans, {how}"
+        title += f"; {shown} of them:" if shown < len(self) else ""
+        return "\n".join([title, f"environment: {self.environment}", "", *text_table(HEADER, rows)])
+
+    def _row(self, point: Point) -> tuple[str, ...]:
+        share = speedup = "?"
+        if self.original and point.latency:
+            share, speedup = f"{point.latency / self.original:.1%}", f"{self.original / point.latency:.2f}x"
+        counts = str(len(point.activations)), str(len(point.cuts) + 1)
+        return (
+            f"{point.latency:.4g}", share, speedup, f"{point.importance:.4g}", *counts,
+            f"{point.latency_by_activations:.4g}",
+        )  # fmt: skip
+
+    def _share(self, latency: float) -> str:
+        return f" ({latency / self.original:.1%} of the original)" if self.original else ""
+
+    def _by_span(self) -> Mapping[Span, Segment]:
+        return {segment.span: segment for segment in self.segments}
+
+    def _solved(self, point: Point, by_span: Mapping[Span, Segment]) -> SolvedPlan:
+        ends = (0, *point.cuts, self.depth)
+        return SolvedPlan(
+            activations=point.activations,
+            cuts=point.cuts,
+            boundaries=point.boundaries,
+            latency=point.latency,
+            importance=point.importance,
+            latency_by_activations=point.latency_by_activations,
+            segments=tuple(by_span[Span(i, j)] for i, j in pairwise(ends)),
+            original=self.original,
+        )
+
+
+def _in_ms(budget: Budget, limit: float) -> str:
+    return "" if budget.kind == "milliseconds" else f" ({limit:.4g} ms)"

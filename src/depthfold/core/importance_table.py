@@ -1,0 +1,126 @@
+"""The importance table I[i, j, a, b]: how the score changes when the activations inside a span are gone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import ClassVar, Self
+
+from depthfold.core.columns import Row, read_rows, write_rows
+from depthfold.core.document import Document
+from depthfold.core.environment import Environment
+from depthfold.core.span import FlaggedSpan, Position
+from depthfold.errors import TableError
+
+COLUMNS = ("st", "end", "st_act", "end_act", "imp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One entry: the raw scores (accuracies, say) of the network whose span has lost its inner activations, one for
+    each short training, or the reason why it has none."""
+
+    span: FlaggedSpan
+    samples: tuple[float, ...] = ()
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.samples) == bool(self.reason):
+            raise TableError(
+                f"The importance entry {self.span} must have scores, or else the reason why it has none; "
+                f"found scores {self.samples!r} and reason {self.reason!r}."
+            )
+        for sample in self.samples:
+            if not math.isfinite(sample):
+                raise TableError(
+                    f"A score of {self.span} is {sample!r}; expected a finite number. An entry whose training failed "
+                    "has a reason instead of scores."
+                )
+
+    @property
+    def mean(self) -> float:
+        return self.samples[0] if len(self.samples) == 1 else fmean(self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceTable(Document):
+    """I of the paper: the importance of an entry is its mean score minus `base`, the score of the original network.
+
+    If an entry has a flag 0, that is, no activation at one of its ends, the table poses the extended problem of
+    Appendix B, otherwise the plain one.
+    """
+
+    FORMAT: ClassVar[str] = "depthfold.importance-table"
+
+    network: str = ""
+    fingerprint: str = ""
+    environment: Environment = field(default_factory=Environment)
+    base: float = 0.0
+    entries: tuple[Score, ...]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise TableError("The importance table is empty: it needs an entry for every span and its flags.")
+        if not math.isfinite(self.base):
+            raise TableError(f"The base score of the importance table is {self.base!r}; expected a finite number.")
+        ordered = tuple(sorted(self.entries, key=lambda e: (e.span.i, e.span.j, e.span.a, e.span.b)))
+        for one, two in pairwise(ordered):
+            if one.span == two.span:
+                raise TableError(f"The importance table has two entries for {one.span}; give one entry both scores.")
+        object.__setattr__(self, "entries", ordered)
+
+    @property
+    def depth(self) -> Position:
+        """L: the last position that an entry reaches."""
+        return max(entry.span.j for entry in self.entries)
+
+    @property
+    def importances(self) -> Mapping[FlaggedSpan, float]:
+        """The entries that have scores: mean score minus base score."""
+        return {entry.span: entry.mean - self.base for entry in self.entries if entry.samples}
+
+    @property
+    def extended(self) -> bool:
+        """Whether a block may start or end without an activation (eq. opt-ext) or never (eq. opt3)."""
+        return any(not (entry.span.a and entry.span.b) for entry in self.entries)
+
+    @classmethod
+    def read_csv(
+        cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
+    ) -> Self:
+        """The columns st,end,st_act,end_act,imp; further columns are ignored. `imp` is the change of the score, so
+        the base score of a table that was read from CSV is 0."""
+        entries = tuple(_entry(row) for row in read_rows(path, COLUMNS))
+        if not entries:
+            raise TableError(f"{path}: the importance table is empty; expected one line per span below the header.")
+        environment = environment or Environment()
+        return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
+
+    def write_csv(self, path: str | Path) -> None:
+        """The importances without their samples: those live in the JSON document."""
+        known = self.importances
+        rows = ((e.span.i, e.span.j, int(e.span.a), int(e.span.b), known.get(e.span), e.reason) for e in self.entries)
+        if any(entry.reason for entry in self.entries):
+            write_rows(path, (*COLUMNS, "reason"), rows)
+        else:
+            write_rows(path, COLUMNS, (row[:5] for row in rows))
+
+    def __str__(self) -> str:
+        scored = len(self.importances)
+        without = f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
+        return (
+            f"Importance table of {self.network or 'an unnamed network'}: {scored} flagged spans{without}, "
+            f"{self.depth} layers, base score {self.base:g}, {'extended' if self.extended else 'plain'} problem; "
+            f"environment: {self.environment}"
+        )
+
+
+def _entry(row: Row) -> Score:
+    span = FlaggedSpan(*row.ends(), row.flag("st_act"), row.flag("end_act"))
+    if row.text("imp") is None and (reason := row.text("reason")):
+        return Score(span=span, reason=reason)
+    return Score(span=span, samples=(row.number("imp"),))

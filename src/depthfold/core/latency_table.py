@@ -1,0 +1,145 @@
+"""The latency table T[i, j]: how long every span takes as one convolution, on one machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import ClassVar, Self
+
+from depthfold.core.columns import Row, read_rows, write_rows
+from depthfold.core.document import Document
+from depthfold.core.environment import Environment
+from depthfold.core.span import Position, Span
+from depthfold.errors import TableError
+
+COLUMNS = ("st", "end", "time", "stdev")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One entry: the time of a span in milliseconds with its samples, or the reason why it has none.
+
+    `time` is what the solver sums; whoever measured chose how it follows from the samples. Published tables have no
+    samples, only their mean and standard deviation.
+    """
+
+    span: Span
+    time: float | None = None
+    stdev: float | None = None
+    samples: tuple[float, ...] = ()
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.time is None) != bool(self.reason):
+            raise TableError(
+                f"The latency entry {self.span} must have a time, or else the reason why it has none; "
+                f"found time {self.time!r} and reason {self.reason!r}."
+            )
+        if self.time is not None:
+            _check(f"The latency of {self.span}", self.time)
+        for sample in self.samples:
+            _check(f"A sample of the latency of {self.span}", sample)
+        if self.stdev is not None and not (math.isfinite(self.stdev) and self.stdev >= 0):
+            raise TableError(f"The standard deviation of {self.span} must be a number from 0 on, found {self.stdev!r}.")
+
+    @classmethod
+    def measured(cls, span: Span, samples: Iterable[float]) -> Self:
+        """An entry whose time is the mean of its samples, as in the paper."""
+        samples = tuple(samples)
+        if not samples:
+            raise TableError(f"The latency of {span} needs at least one sample; give the reason if it has none.")
+        spread = stdev(samples) if len(samples) > 1 and all(map(math.isfinite, samples)) else None
+        return cls(span=span, time=fmean(samples), stdev=spread, samples=samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTable(Document):
+    """T of the paper, with the environment in which it was measured. Spans that are not in it cannot be merged."""
+
+    FORMAT: ClassVar[str] = "depthfold.latency-table"
+
+    network: str = ""
+    fingerprint: str = ""
+    environment: Environment = field(default_factory=Environment)
+    entries: tuple[Timing, ...]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise TableError("The latency table is empty: it needs an entry for every span that can be merged.")
+        ordered = tuple(sorted(self.entries, key=lambda entry: (entry.span.i, entry.span.j)))
+        for one, two in pairwise(ordered):
+            if one.span == two.span:
+                raise TableError(f"The latency table has two entries for {one.span}; keep one of them.")
+        object.__setattr__(self, "entries", ordered)
+
+    @property
+    def depth(self) -> Position:
+        """L: the last position that an entry reaches."""
+        return max(entry.span.j for entry in self.entries)
+
+    @property
+    def times(self) -> Mapping[Span, float]:
+        """The spans that have a time."""
+        return {entry.span: entry.time for entry in self.entries if entry.time is not None}
+
+    @property
+    def original(self) -> float | None:
+        """The latency of the network as it is: the sum over its single layers; None where one of them has no time."""
+        times = self.times
+        singles = [times.get(Span(l - 1, l)) for l in range(1, self.depth + 1)]
+        known = [time for time in singles if time is not None]
+        return sum_rounded_up(known) if len(known) == len(singles) else None
+
+    @classmethod
+    def read_csv(
+        cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
+    ) -> Self:
+        """The columns st,end,time,stdev in milliseconds; further columns are ignored. A CSV file has no environment."""
+        entries = tuple(_entry(row) for row in read_rows(path, COLUMNS))
+        if not entries:
+            raise TableError(f"{path}: the latency table is empty; expected one line per span below the header.")
+        environment = environment or Environment()
+        return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
+
+    def write_csv(self, path: str | Path) -> None:
+        rows = ((e.span.i, e.span.j, e.time, e.stdev, e.reason) for e in self.entries)
+        if any(entry.reason for entry in self.entries):
+            write_rows(path, (*COLUMNS, "reason"), rows)
+        else:
+            write_rows(path, COLUMNS, (row[:4] for row in rows))
+
+    def __str__(self) -> str:
+        timed = len(self.times)
+        without = f", {len(self.entries) - timed} without a time" if timed < len(self.entries) else ""
+        total = "unknown" if self.original is None else f"{self.original:.4g} ms"
+        return (
+            f"Latency table of {self.network or 'an unnamed network'}: {timed} spans{without}, {self.depth} layers, "
+            f"single layers {total} in all; environment: {self.environment}"
+        )
+
+
+def sum_rounded_up(times: Sequence[float]) -> float:
+    """The smallest float that is not below the exact sum: what takes no longer than it says fits its budget."""
+    total = math.fsum(times)
+    return total if math.fsum([*times, -total]) <= 0 else math.nextafter(total, math.inf)
+
+
+def _entry(row: Row) -> Timing:
+    span = Span(*row.ends())
+    if row.text("time") is None and (reason := row.text("reason")):
+        return Timing(span=span, reason=reason)
+    spread = row.number("stdev") if row.text("stdev") else None
+    return Timing(span=span, time=row.number("time"), stdev=spread)
+
+
+def _check(what: str, time: float) -> None:
+    if math.isnan(time):
+        raise TableError(f"{what} is NaN; expected milliseconds. Measure it again, or give the reason instead.")
+    if math.isinf(time):
+        raise TableError(f"{what} is infinite; a span that cannot be timed has a reason instead of a time.")
+    if time < 0:
+        raise TableError(f"{what} is negative ({time:g} ms); expected milliseconds from 0 on. Measure it again.")

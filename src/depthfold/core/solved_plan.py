@@ -1,0 +1,104 @@
+"""A plan that knows what it costs, what it is worth, and what each of its segments replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from depthfold.core.describe import text_table
+from depthfold.core.plan import Plan
+from depthfold.core.shape import ConvShape
+from depthfold.core.span import Position, Span
+from depthfold.errors import PlanError
+
+HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The layers between two cuts: one convolution in the compressed network.
+
+    `replaced` is the time of its layers one by one, None where one of them was never timed; `shape` is the merged
+    convolution, None where the solver was not given the network.
+    """
+
+    span: Span
+    time: float
+    replaced: float | None = None
+    shape: ConvShape | None = None
+
+    def row(self) -> tuple[str, ...]:
+        first, last = self.span.layers[0], self.span.layers[-1]
+        layers = str(first) if first == last else f"{first}-{last}"
+        becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"
+        replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
+        saved = "?" if self.replaced is None else f"{self.replaced - self.time:.4g}"
+        return (layers, becomes, f"{self.time:.4g}", replaced, saved)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class SolvedPlan(Plan):
+    """A plan from a frontier: A (`activations`), S (`cuts`) and B (`boundaries`, where the blocks of the surrogate
+    objective part), with its predictions. It is a Plan, so it can be rewritten and merged as it is.
+
+    `latency` is the sum of its segments in milliseconds, rounded up to a float: the exact sum is never more than it
+    says. `latency_by_activations` is the latency if merging followed A instead of S (the ablation of Section 5.3).
+    """
+
+    FORMAT: ClassVar[str] = "depthfold.solved-plan"
+
+    boundaries: tuple[Position, ...]
+    latency: float
+    importance: float
+    latency_by_activations: float
+    segments: tuple[Segment, ...]
+    original: float | None
+
+    def __init__(
+        self,
+        *,
+        activations: Iterable[Position],
+        cuts: Iterable[Position],
+        boundaries: Iterable[Position],
+        latency: float,
+        importance: float,
+        latency_by_activations: float,
+        segments: tuple[Segment, ...],
+        original: float | None,
+    ) -> None:
+        Plan.__init__(self, activations, cuts)  # by name: a slotted dataclass is a copy that super() does not know
+        object.__setattr__(self, "boundaries", tuple(sorted(boundaries)))
+        object.__setattr__(self, "latency", latency)
+        object.__setattr__(self, "importance", importance)
+        object.__setattr__(self, "latency_by_activations", latency_by_activations)
+        object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "original", original)
+        if outside := sorted(self.activations - {*self.boundaries, segments[-1].span.j}):
+            raise PlanError(f"The activations {outside[:8]} are no boundaries of the plan: A must lie within B.")
+        if tuple(segment.span.j for segment in segments[:-1]) != self.cuts:
+            raise PlanError("The segments of the plan do not end at its cuts.")
+
+    @property
+    def plan(self) -> Plan:
+        """A and S alone."""
+        return Plan(activations=self.activations, cuts=self.cuts)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the original the plan is predicted to be."""
+        return self.original / self.latency if self.original and self.latency else None
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        share = ""
+        if self.original and self.speedup:
+            share = f", {self.latency / self.original:.1%} of the original's {self.original:.4g} ms"
+            share += f" ({self.speedup:.2f} times as fast)"
+        yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
+        yield Plan.__str__(self)
+        yield f"{len(self.segments)} convolutions; {self.latency_by_activations:.4g} ms if merging followed A, not S"
+        yield ""
+        yield from text_table(HEADER, [segment.row() for segment in self.segments])

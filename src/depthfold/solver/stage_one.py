@@ -1,0 +1,76 @@
+"""Stage one: the best way through the layers between two activations, once for latency and once for importance.
+
+Both are shortest-path problems over the spans that exist. Neither knows of the other, because S and B need only
+contain A: between two neighbouring activations they are free of each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from depthfold.solver.arrays import Exact, Floats, Ints
+
+
+def fastest_merging(T: Exact) -> tuple[Exact, Ints]:
+    """Algorithm 1: T_opt[k, l], and for S_opt the last cut m of its best chain (m = k: no cut, one convolution).
+
+    Barriers are no special case. No span crosses them, so every chain from one side to the other has a cut there,
+    with or without an activation. Ties go to the smallest m, and so to the unsplit span.
+    """
+    size = len(T.units)
+    T_opt = Exact(np.full((size, size), np.inf), np.zeros((size, size)))
+    np.fill_diagonal(T_opt.units, 0.0)
+    S_opt = np.full((size, size), -1, dtype=np.intp)
+    for l in range(1, size):
+        through = T_opt[:l, :l] + T[:l, l]
+        least = through.units.min(axis=1, keepdims=True)
+        m = np.where(through.units == least, through.rest, 1.0).argmin(axis=1)
+        T_opt.units[:l, l], T_opt.rest[:l, l] = through.units[np.arange(l), m], through.rest[np.arange(l), m]
+        S_opt[:l, l] = m
+    return T_opt, S_opt
+
+
+def best_blocks(I: Floats) -> tuple[Floats, Ints]:
+    """Algorithm 3, corrected: I_opt[a, b, k, l], and for B_opt the last boundary m (m = k: one block).
+
+        I_opt[k, l, a, b] = max(I[k, l, a, b], max over k < m < l of I_opt[k, m, a, 0] + I[m, l, 0, b])
+
+    As printed, the case m = k loses the flag a and takes I[k, l, 0, b], the update uses m' where m is meant, and
+    unreachable states start at 0 although importances are often negative. Ties go to the unsplit block.
+    """
+    size = I.shape[-1]
+    I_opt = np.full(I.shape, -np.inf)
+    B_opt = np.full(I.shape, -1, dtype=np.intp)
+    starts_bare = np.isfinite(I[0]).any(axis=(0, 2))  # the only positions where a chain can be split
+    for l in range(1, size):
+        I_opt[:, :, :l, l] = I[:, :, :l, l]
+        B_opt[:, :, :l, l] = np.arange(l)
+        inner = np.flatnonzero(starts_bare[:l])
+        if inner.size:
+            before, last = I_opt[:, 0, :l][..., inner], I[0][:, inner, l]
+            through = before[:, None] + last[None, :, None]  # axes: a, b, k, m
+            best, value = through.argmax(axis=-1), through.max(axis=-1)
+            better = value > I[:, :, :l, l]
+            I_opt[:, :, :l, l] = np.where(better, value, I_opt[:, :, :l, l])
+            B_opt[:, :, :l, l] = np.where(better, inner[best], B_opt[:, :, :l, l])
+    return I_opt, B_opt
+
+
+def merging_by_activations(T: Floats) -> Floats:
+    """The ablation of Section 5.3: the latency of the layers between two activations if all of them are merged.
+
+    Where one span covers them, that is its time. Where none does (a barrier or the end of a residual lies between)
+    they merge into as few convolutions as possible, the fastest choice of those.
+    """
+    size = len(T)
+    if np.isfinite(T[np.triu_indices(size, 1)]).all():
+        return T
+    count = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
+    time = count.copy()
+    for l in range(1, size):
+        exists = np.where(np.isfinite(T[:l, l]), 1.0, np.inf)
+        counts = count[:l, :l] + exists
+        count[:l, l] = counts.min(axis=1)
+        fewest = counts == count[:l, l][:, None]
+        time[:l, l] = np.where(fewest, time[:l, :l] + T[:l, l], np.inf).min(axis=1)
+    return time

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from depthfold.core import Environment
+from depthfold.errors import InvalidValue
+
+GPU = Environment(machine="lab", device="RTX 2080 Ti", runtime="TensorRT", batch=128, input_size=(3, 224, 224))
+
+
+def test_shows_what_differs() -> None:
+    other = Environment(machine="lab", device="CPU", runtime="TensorRT", batch=1, threads=4)
+    assert GPU.differences(other) == ("device: RTX 2080 Ti against CPU", "batch: 128 against 1")
+
+
+def test_what_is_not_stated_does_not_differ() -> None:
+    assert GPU.differences(Environment()) == ()
+    assert Environment().differences(GPU) == ()
+    assert GPU.differences(GPU) == ()
+
+
+def test_prints_and_survives_json() -> None:
+    assert str(GPU) == "machine lab, device RTX 2080 Ti, runtime TensorRT, batch 128, input size 3x224x224"
+    assert str(Environment()) == "not stated"
+    assert Environment.loads(GPU.dumps()) == GPU
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"machine": ""}, "The machine of an environment is empty"),
+        ({"batch": 0}, "The batch of an environment must be a whole number from 1 on, found 0"),
+        ({"threads": 1.5}, "The threads of an environment must be a whole number"),
+        ({"input_size": (3, 0)}, "The input size of an environment must be positive"),
+    ],
+)
+def test_refuses_bad_fields(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        Environment(**fields)

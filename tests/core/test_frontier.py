@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from depthfold.core import Budget, Frontier, Network, Plan, Segment, SolvedPlan, Span
+from depthfold.errors import BudgetError, InvalidValue, PlanError
+from depthfold.solver import solve
+from structures import chain, importance_table, latency_table
+
+# Three layers. Merging (1, 3] saves 2 ms and costs 0.5; merging all saves 1 ms more and costs 2.
+TIMES = {(0, 1): 4.0, (1, 2): 3.0, (2, 3): 3.0, (0, 2): 9.0, (1, 3): 4.0, (0, 3): 7.0}
+IMPORTANCES = {(0, 1): 0.0, (1, 2): 0.0, (2, 3): 0.0, (0, 2): -1.0, (1, 3): -0.5, (0, 3): -2.0}
+
+
+def frontier(network: Network | None = None, original: float | None = None) -> Frontier:
+    values = {(i, j, 1, 1): value for (i, j), value in IMPORTANCES.items()}
+    return solve(latency_table(TIMES, network="net"), importance_table(values), network=network, original=original)
+
+
+def test_has_the_plans_by_rising_latency_and_importance() -> None:
+    plans = frontier().plans
+    assert [(plan.latency, plan.importance) for plan in plans] == [(7.0, -2.0), (8.0, -0.5), (10.0, 0.0)]
+    assert [plan.plan for plan in plans] == [Plan({3}, ()), Plan({1, 3}, (1,)), Plan({1, 2, 3}, (1, 2))]
+    assert list(frontier()) == list(plans)
+    assert (len(frontier()), frontier()[1], frontier()[-1]) == (3, plans[1], plans[2])
+
+
+@pytest.mark.parametrize(
+    ("budget", "latency"),
+    [
+        (7, 7.0),
+        ("7.99ms", 7.0),
+        ("8 ms", 8.0),
+        ("80%", 8.0),
+        ("79.9%", 7.0),
+        (Budget.share(0.7), 7.0),
+        ("1.25x", 8.0),
+        (Budget.speedup(1.0), 10.0),
+        (1e9, 10.0),
+    ],
+)
+def test_at_gives_the_best_plan_within_the_budget(budget: Budget | str | float, latency: float) -> None:
+    assert frontier().at(budget).latency == latency
+
+
+def test_a_budget_below_the_fastest_plan_names_its_latency() -> None:
+    message = r"No plan meets the budget 6\.9 ms: the fastest plan takes 7\.0 ms \(70\.0% of the original\)"
+    with pytest.raises(BudgetError, match=message):
+        frontier().at(6.9)
+    with pytest.raises(BudgetError, match=r"No plan meets the budget 2x \(5 ms\)"):
+        frontier().at("2x")
+
+
+def test_shares_refer_to_a_measured_original_if_there_is_one() -> None:
+    assert frontier(original=20.0).at("40%").latency == 8.0
+    with pytest.raises(BudgetError, match="the fastest plan takes"):
+        frontier(original=5.0).at("60%")
+
+
+def test_a_solved_plan_is_a_plan_that_explains_itself() -> None:
+    plan = frontier(chain(3)).at("8ms")
+    assert isinstance(plan, Plan)
+    assert plan.plan == Plan(activations={1, 3}, cuts=(1,))
+    assert (plan.boundaries, plan.latency, plan.importance, plan.speedup) == ((1,), 8.0, -0.5, 1.25)
+    merged = plan.segments[1]
+    assert (merged.span, merged.time, merged.replaced) == (Span(1, 3), 4.0, 6.0)
+    assert merged.shape is not None and merged.shape.kernel == (5, 5)
+    assert str(plan).splitlines() == [
+        "8 ms, 80.0% of the original's 10 ms (1.25 times as fast); importance -0.5",
+        "Plan: activations at 1 3; cuts at 1",
+        "2 convolutions; 8 ms if merging followed A, not S",
+        "",
+        "layers  becomes      ms  replaces ms  saves ms",
+        "------  -----------  --  -----------  --------",
+        "1       3x3, 8 -> 8  4   4            0",
+        "2-3     5x5, 8 -> 8  4   6            2",
+    ]
+
+
+def test_without_the_network_a_segment_has_no_shape() -> None:
+    assert [segment.row()[1] for segment in frontier().at("8ms").segments] == ["as it is", "one convolution"]
+
+
+def test_prints_a_table() -> None:
+    assert str(frontier()).splitlines() == [
+        "Frontier of net: 3 plans, exact",
+        "environment: not stated",
+        "",
+        "ms  of original  speed-up  importance  activations  convolutions  ms by A",
+        "--  -----------  --------  ----------  -----------  ------------  -------",
+        "7   70.0%        1.43x     -2          1            1             7",
+        "8   80.0%        1.25x     -0.5        2            2             8",
+        "10  100.0%       1.00x     0           3            3             10",
+    ]
+
+
+def test_survives_json() -> None:
+    for network in (None, chain(3)):
+        solved = frontier(network)
+        again = Frontier.loads(solved.dumps())
+        assert again == solved
+        assert again.at("80%") == solved.at("80%")
+        assert SolvedPlan.loads(solved[1].dumps()) == solved[1]
+
+
+def test_refuses_plans_in_the_wrong_order() -> None:
+    solved = frontier()
+    with pytest.raises(InvalidValue, match="rise in latency and importance, found 10 ms with 0 before 7 ms with -2"):
+        dataclasses.replace(solved, points=(solved.points[2], solved.points[0]))
+    with pytest.raises(InvalidValue, match="at least one plan"):
+        dataclasses.replace(solved, points=())
+
+
+def solved_plan(**changes: object) -> SolvedPlan:
+    segments = (Segment(span=Span(0, 1), time=1.0), Segment(span=Span(1, 3), time=1.0))
+    fields: dict[str, object] = {
+        "activations": {1},
+        "cuts": (1,),
+        "boundaries": (1,),
+        "latency": 2.0,
+        "importance": 0.0,
+        "latency_by_activations": 2.0,
+        "segments": segments,
+        "original": None,
+    }
+    return SolvedPlan(**fields | changes)
+
+
+def test_refuses_a_plan_whose_A_is_not_within_S_or_B() -> None:
+    with pytest.raises(PlanError, match=r"The activations \[1, 2\] are not among the cuts \[\]"):
+        Plan(activations={1, 2}, cuts=())
+    with pytest.raises(PlanError, match=r"The activations \[2\] are not among the cuts \[1, 3\]"):
+        solved_plan(activations={1, 2}, cuts=(1, 3))
+    with pytest.raises(PlanError, match=r"The activations \[1\] are no boundaries of the plan"):
+        solved_plan(boundaries=())
+    with pytest.raises(PlanError, match="do not end at its cuts"):
+        solved_plan(cuts=(1, 2))
+
+
+def test_a_plan_without_a_known_original_still_prints() -> None:
+    assert str(solved_plan()).startswith("2 ms; importance 0\n")
+    assert solved_plan().speedup is None

@@ -1,0 +1,120 @@
+"""Two other ways to the same answer, written without a look at the solver: try everything, or ask a MILP solver."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from depthfold.core import ImportanceTable, LatencyTable
+
+Plan = tuple[Fraction, Fraction]
+
+
+def every_merging(latency: LatencyTable) -> dict[int, Fraction]:
+    """Every S as a set of bits, with the exact sum of its times."""
+    table, last = latency.times, latency.depth
+    starts = defaultdict(list)
+    for span, time in table.items():
+        starts[span.i].append((span.j, Fraction(time)))
+    found: dict[int, Fraction] = {}
+
+    def walk(position: int, cuts: int, total: Fraction) -> None:
+        for end, time in starts[position]:
+            if end == last:
+                found[cuts] = total + time
+            else:
+                walk(end, cuts | 1 << end, total + time)
+
+    walk(0, 0, Fraction(0))
+    return found
+
+
+def every_blocking(importance: ImportanceTable) -> dict[int, Fraction]:
+    """Every A (L included where its flag is 1), with the best exact sum over every B that goes with it."""
+    last = importance.depth
+    starts = defaultdict(list)
+    for span, value in importance.importances.items():
+        starts[span.i, span.a].append((span.j, span.b, Fraction(value)))
+    best: dict[int, Fraction] = {}
+
+    def walk(position: int, flag: bool, activations: int, total: Fraction) -> None:
+        for end, b, value in starts[position, flag]:
+            chosen = activations | 1 << end if b else activations
+            if end < last:
+                walk(end, b, chosen, total + value)
+            elif chosen not in best or best[chosen] < total + value:
+                best[chosen] = total + value
+
+    walk(0, True, 0, Fraction(0))
+    return best
+
+
+def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
+    """Exact latency and importance of every plan that no other plan beats, over all A, B and S; empty without one."""
+    mergings = sorted(every_merging(latency).items(), key=lambda item: item[1])
+    inner = (1 << latency.depth) - 1  # L is no cut
+    plans = []
+    for activations, value in every_blocking(importance).items():
+        for cuts, time in mergings:
+            if not activations & inner & ~cuts:
+                plans.append((time, value))
+                break
+    front: list[Plan] = []
+    for time, value in sorted(plans, key=lambda plan: (plan[0], -plan[1])):
+        if not front or value > front[-1][1]:
+            front.append((time, value))
+    return front
+
+
+def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float) -> tuple[float, float]:
+    """Latency and importance of the best plan under the budget, by HiGHS.
+
+    A path of spans for S, a path of flagged blocks for B, and: where B's path passes an activation, S's path has a
+    cut.
+    """
+    times, values = latency.times, importance.importances
+    spans, blocks, L = list(times), list(values), latency.depth
+    rows: list[tuple[int, int, float]] = []
+    low: list[float] = []
+    high: list[float] = []
+
+    def constrain(terms: dict[int, float], at_least: float, at_most: float) -> None:
+        rows.extend((len(low), column, factor) for column, factor in terms.items())
+        low.append(at_least)
+        high.append(at_most)
+
+    def column(n: int) -> int:
+        return len(spans) + n
+
+    for p in range(L):
+        flow = {n: 1.0 for n, s in enumerate(spans) if s.i == p} | {n: -1.0 for n, s in enumerate(spans) if s.j == p}
+        constrain(flow, float(p == 0), float(p == 0))
+        for flag in (False, True):
+            out = {column(n): 1.0 for n, f in enumerate(blocks) if (f.i, f.a) == (p, flag)}
+            into = {column(n): -1.0 for n, f in enumerate(blocks) if (f.j, f.b) == (p, flag)}
+            source = float((p, flag) == (0, True))
+            constrain(out | into, source, source)
+            if flag and p:
+                cut = {n: -1.0 for n, s in enumerate(spans) if s.j == p}
+                constrain(dict.fromkeys(into, 1.0) | cut, -np.inf, 0.0)
+    constrain(dict(enumerate(times.values())), 0.0, budget)
+
+    row, col, factor = zip(*rows, strict=True)
+    size = len(spans) + len(blocks)
+    objective = np.concatenate([np.zeros(len(spans)), -np.array(list(values.values()))])
+    result = milp(
+        objective,
+        integrality=np.ones(size),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(coo_array((factor, (row, col)), shape=(len(low), size)).tocsr(), low, high),
+        options={"mip_rel_gap": 0.0},
+    )
+    assert result.success, result.message
+    chosen = result.x > 0.5
+    time = math.fsum(t for t, x in zip(times.values(), chosen[: len(spans)], strict=True) if x)
+    return time, math.fsum(v for v, x in zip(values.values(), chosen[len(spans) :], strict=True) if x)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+
+from depthfold.core import FlaggedSpan
+from depthfold.errors import InvalidValue, TableError
+from depthfold.solver import normalised, solve
+from structures import mobilenet_v2, plausible_tables
+
+
+def F(i: int, j: int, a: int, b: int) -> FlaggedSpan:
+    return FlaggedSpan(i, j, bool(a), bool(b))
+
+
+# Position 1 has an activation of its own, position 2 has none.
+TABLE = {F(0, 1, 1, 1): -1.0, F(1, 2, 1, 0): -2.0, F(1, 2, 1, 1): -6.0, F(0, 2, 1, 1): -7.0}
+
+
+@pytest.mark.parametrize(("over", "mean"), [("single", -3.0), ("default", -1.5), ("all", -4.0)])
+def test_subtracts_alpha_times_the_mean(over: str, mean: float) -> None:
+    assert normalised(TABLE, 1.6, over) == {span: value - 1.6 * mean for span, value in TABLE.items()}
+
+
+def test_counts_the_entries_that_the_paper_counts() -> None:
+    """83 entries of a single layer in MobileNetV2, 50 of them with the network's own activations."""
+    network = mobilenet_v2()
+    blocks = network.flagged_spans()
+    for over, count in (("single", 83), ("default", 50), ("all", 315)):
+        marked = dict.fromkeys(blocks, 1.0)
+        own = network.activations | {0}
+        singles = [f for f in blocks if f.j == f.i + 1]
+        chosen = {"all": list(blocks), "single": singles}.get(
+            over, [f for f in singles if (f.a, f.b) == (f.i in own, f.j in own)]
+        )
+        assert len(chosen) == count
+        for block in chosen:
+            marked[block] = 3.0
+        assert normalised(marked, 1.0, over)[blocks[0]] == pytest.approx(marked[blocks[0]] - 3.0, abs=1e-15)
+
+
+def test_solve_normalises_when_alpha_is_given() -> None:
+    network = mobilenet_v2()
+    latency, importance = plausible_tables(network.spans(), network.flagged_spans(), 0)
+    raw, shifted = solve(latency, importance), solve(latency, importance, alpha=1.6, normalisation="single")
+    assert (raw.alpha, raw.normalisation, shifted.alpha, shifted.normalisation) == (None, None, 1.6, "single")
+    singles = [value for span, value in importance.importances.items() if span.j == span.i + 1]
+    values = importance.importances
+    for plan in shifted:
+        ends = (0, *plan.boundaries, 50)
+        blocks = [F(i, j, i == 0 or i in plan.activations, j in plan.activations) for i, j in pairwise(ends)]
+        assert plan.importance == pytest.approx(sum(values[f] - 1.6 * fmean(singles) for f in blocks), abs=1e-12)
+
+
+def test_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(InvalidValue, match="There is no normalisation 'some'; there are 'single', 'default', 'all'"):
+        normalised(TABLE, 1.0, "some")
+    with pytest.raises(InvalidValue, match="alpha must be a finite number, found nan"):
+        normalised(TABLE, math.nan)
+    with pytest.raises(TableError, match="needs entries of a single layer, and the importance table has none"):
+        normalised({F(0, 2, 1, 1): 1.0}, 1.0)
