@@ -9,6 +9,7 @@ the error is the largest one at the borders, in the interior and at the outputs,
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -46,7 +47,7 @@ def examine(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "parameters": parameters, "precision": str(precision).split(".")[1]}
     inputs = inputs_for(name, model, precision)
     network = df.trace(model, inputs, at=at)
-    del model  # the network has its own copy, and the largest ones fill the memory
+    del model  # the network has its own copy
     row |= {
         "size": list(_size(inputs)),
         "layers": network.depth,
@@ -62,6 +63,7 @@ def examine(name: str) -> dict[str, Any]:
 
 def fold(network: df.Network, rng: Random, space: Literal["paper", "full"]) -> dict[str, Any]:
     """Rewrite and merge by one random plan."""
+    gc.collect()  # graphs hold themselves in cycles, and the largest networks fit into memory only three times
     plan = random_plan(network, rng, space)
     student = df.rewrite(network, plan)
     verification = df.verify(student, df.merge(student))

@@ -5,7 +5,6 @@ import os
 import torch
 from hypothesis import HealthCheck, settings
 
-
 torch.set_num_threads(1)
 _COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=True)
 settings.register_profile("short", max_examples=120, **_COMMON)
