@@ -1,0 +1,102 @@
+"""Blocks: what a span becomes, as a network of its own that can be timed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.core import ConvShape, Network, Span
+from depthfold.core.document import encode
+from depthfold.merging.kernels import random_module
+from depthfold.rewriting.activations import own_activation
+from depthfold.tracing import TracedNetwork
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A skip that the span does not hold, so that its addition stays: the map it adds, or projects and adds."""
+
+    channels: int
+    size: tuple[int, ...]
+    projection: ConvShape | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """All that the time of a block depends on. Spans with equal ones are timed once."""
+
+    shape: ConvShape
+    in_size: tuple[int, ...]
+    branches: tuple[Branch, ...]
+    activation: str | None
+    batch: int
+
+    @property
+    def key(self) -> str:
+        """A name for journals: the same in every run."""
+        return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def elements(self) -> tuple[int, int]:
+        """How many numbers the block reads and writes."""
+        size = torch.Size(self.in_size).numel()
+        out = torch.Size(self.shape.out_size(self.in_size)).numel()
+        return self.batch * self.shape.in_channels * size, self.batch * self.shape.out_channels * out
+
+    @property
+    def parameters(self) -> int:
+        return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = [(self.shape.in_channels, self.in_size), *((b.channels, b.size) for b in self.branches)]
+        return tuple(torch.randn(self.batch, c, *size, generator=generator) for c, size in sizes)
+
+
+class Block(nn.Module):
+    """One convolution, the additions that stay, and an activation: random weights, for timing."""
+
+    def __init__(self, shape: BlockShape, activation: nn.Module | None) -> None:
+        super().__init__()
+        self.pad: nn.Module = nn.Identity()
+        if not shape.shape.symmetric:
+            flat = tuple(width for pair in reversed(shape.shape.padding) for width in pair)
+            pads = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
+            self.pad = pads[shape.shape.dims](flat, 0.0)  # type: ignore[arg-type]
+        self.conv = random_module(shape.shape)
+        self.projections = nn.ModuleList(
+            nn.Identity() if branch.projection is None else random_module(branch.projection)
+            for branch in shape.branches
+        )
+        self.activation = activation or nn.Identity()
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        x = self.conv(self.pad(x))
+        for projection, other in zip(self.projections, others, strict=True):
+            x = x + projection(other)
+        return self.activation(x)  # type: ignore[no-any-return]
+
+
+def block_shape(network: Network, span: Span, batch: int) -> BlockShape:
+    """What the span becomes. An addition stays with the layer where its skip ends, unless the span holds the skip."""
+    branches = []
+    for skip in network.skips_into(span.j):
+        if skip.source < span.i:
+            first = network.layers[skip.source]
+            branches.append(Branch(first.shape.in_channels, first.in_size, skip.projection))
+    size, kind = network.layers[span.i].in_size, network.own_activation
+    return BlockShape(network.merged_shape(span), size, tuple(branches), kind, batch)
+
+
+def block_shapes(network: Network, spans: Iterable[Span], batch: int) -> dict[Span, BlockShape]:
+    return {span: block_shape(network, span, batch) for span in spans}
+
+
+def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
+    activation = own_activation(network, shape.shape.out_channels) if shape.activation else None
+    return Block(shape, activation).eval()

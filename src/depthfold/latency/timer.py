@@ -1,0 +1,100 @@
+"""The timer: many candidates measured in turns, until each is known well enough.
+
+One candidate after another would be unfair on a machine that drifts (clocks, temperature, neighbours): the turns are
+short and go round, so that a bad moment hurts all alike. Every sample is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Protocol, TypeVar
+
+from depthfold.errors import InvalidValue
+
+Key = TypeVar("Key")
+Turns = list[tuple[float, ...]]  # the samples of each turn, in milliseconds
+
+
+class Timed(Protocol):
+    """What can be timed: one run takes so many seconds."""
+
+    def seconds(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timer:
+    """How long and how often to measure.
+
+    A candidate is first run until it is steady: two windows of `window` runs in a row whose medians differ by less
+    than `steady`, or `warmup` seconds. Then it gets `turns` turns of at least `samples` runs and `turn` seconds. While
+    the middle half of its samples is spread over more than `spread` of the median, it gets up to `extra` turns more.
+    """
+
+    warmup: float = 0.5
+    window: int = 5
+    steady: float = 0.05
+    turns: int = 5
+    samples: int = 5
+    turn: float = 0.03
+    spread: float = 0.1
+    extra: int = 10
+
+    def __post_init__(self) -> None:
+        if min(self.turns, self.samples, self.window) < 1 or min(self.warmup, self.turn, self.spread, self.extra) < 0:
+            raise InvalidValue(
+                f"A timer needs at least one turn, sample and window, and no negative time; found {self}."
+            )
+
+    def warm_up(self, candidate: Timed) -> None:
+        deadline = time.perf_counter() + self.warmup
+        before = float("inf")
+        while time.perf_counter() < deadline:
+            now = median(candidate.seconds() for _ in range(self.window))
+            if abs(now - before) <= self.steady * now:
+                return
+            before = now
+
+    def take_turn(self, candidate: Timed) -> tuple[float, ...]:
+        samples: list[float] = []
+        started = time.perf_counter()
+        while len(samples) < self.samples or time.perf_counter() - started < self.turn:
+            samples.append(1000 * candidate.seconds())
+        return tuple(samples)
+
+    def wide(self, turns: Turns) -> bool:
+        """Whether the samples are spread too widely to be believed."""
+        return spread([sample for turn in turns for sample in turn]) > self.spread
+
+    def measure(
+        self,
+        candidates: Mapping[Key, Timed],
+        known: MutableMapping[Key, Turns],
+        keep: Callable[[Key, tuple[float, ...]], None] = lambda key, samples: None,
+    ) -> None:
+        """Give every candidate its turns, round by round. `known` holds the turns taken so far, and is added to;
+        `keep` is called with each turn as soon as it was taken."""
+        for key in candidates:
+            known.setdefault(key, [])
+        warm: set[Key] = set()
+        for round_ in range(self.turns + self.extra):
+            for key, candidate in candidates.items():
+                done = len(known[key]) > round_
+                if done or (round_ >= self.turns and not self.wide(known[key])):
+                    continue
+                if key not in warm:
+                    self.warm_up(candidate)
+                    warm.add(key)
+                samples = self.take_turn(candidate)
+                known[key].append(samples)
+                keep(key, samples)
+
+
+def spread(samples: list[float]) -> float:
+    """The width of the middle half of the samples, as a share of the median."""
+    if len(samples) < 2:
+        return float("inf")
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
