@@ -1,6 +1,7 @@
 """The nouns: frozen data, standard library only."""
 
 from depthfold.core.budget import Budget
+from depthfold.core.calibration import Calibration
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.fingerprint import fingerprint
@@ -17,6 +18,7 @@ from depthfold.core.span import FlaggedSpan, Position, Span
 
 __all__ = [
     "Budget",
+    "Calibration",
     "ConvShape",
     "Document",
     "Environment",

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import ClassVar, Self
 
+from depthfold.core.calibration import Calibration
 from depthfold.core.columns import Row, read_rows, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
@@ -58,13 +59,19 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTable(Document):
-    """T of the paper, with the environment in which it was measured. Spans that are not in it cannot be merged."""
+    """T of the paper, with the environment in which it was measured. Spans that are not in it cannot be merged.
+
+    With a `calibration` its times are times in context, so that their sum over a plan predicts a whole network; the
+    samples are those of the blocks alone. What everything outside the spans costs is in the spans that start at 0:
+    every plan has exactly one of them.
+    """
 
     FORMAT: ClassVar[str] = "depthfold.latency-table"
 
     network: str = ""
     fingerprint: str = ""
     environment: Environment = field(default_factory=Environment)
+    calibration: Calibration | None = None
     entries: tuple[Timing, ...]
 
     def __post_init__(self) -> None:

@@ -1,1 +1,18 @@
-"""T[i, j], measured on the machine and the runtime that will run the network."""
+"""T[i, j], measured on the machine and the runtime that will run the network, and what follows from it."""
+
+from depthfold.latency.choose import choose
+from depthfold.latency.measure import measure_latency
+from depthfold.latency.profile import Profile, profile, profile_all, side_by_side
+from depthfold.latency.progress import progress_bars
+from depthfold.latency.timer import Timer
+
+__all__ = [
+    "Profile",
+    "Timer",
+    "choose",
+    "measure_latency",
+    "profile",
+    "profile_all",
+    "progress_bars",
+    "side_by_side",
+]

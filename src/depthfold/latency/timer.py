@@ -64,9 +64,12 @@ class Timer:
             samples.append(1000 * candidate.seconds())
         return tuple(samples)
 
-    def wide(self, turns: Turns) -> bool:
-        """Whether the samples are spread too widely to be believed."""
-        return spread([sample for turn in turns for sample in turn]) > self.spread
+    def enough(self, turns: Turns) -> bool:
+        """Whether these turns are all that a candidate gets: it is known well enough, or will not become so."""
+        if len(turns) < self.turns:
+            return False
+        wide = spread([sample for turn in turns for sample in turn]) > self.spread
+        return not wide or len(turns) >= self.turns + self.extra
 
     def measure(
         self,
@@ -79,10 +82,10 @@ class Timer:
         for key in candidates:
             known.setdefault(key, [])
         warm: set[Key] = set()
-        for round_ in range(self.turns + self.extra):
-            for key, candidate in candidates.items():
-                done = len(known[key]) > round_
-                if done or (round_ >= self.turns and not self.wide(known[key])):
+        while waiting := {key: timed for key, timed in candidates.items() if not self.enough(known[key])}:
+            fewest = min(len(known[key]) for key in waiting)  # after a resumption some are ahead of the others
+            for key, candidate in waiting.items():
+                if len(known[key]) > fewest:
                     continue
                 if key not in warm:
                     self.warm_up(candidate)

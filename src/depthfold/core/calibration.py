@@ -1,0 +1,44 @@
+"""How times of blocks alone become times in context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from depthfold.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A linear correction, fitted to whole networks: what a block costs inside a network, in milliseconds, is
+
+        slope * its time alone + per_segment + per_read * millions of numbers read + per_write * millions written
+
+    and `outside` is what everything else costs (stem, head, the call of the runtime). Alone, a block also pays its own
+    launch and the conversion of its input and output, which a network pays once: so the last three are often negative.
+
+    The errors are those of predicting each of the `networks` from a fit to all the others.
+    """
+
+    slope: float
+    per_segment: float
+    per_read: float
+    per_write: float
+    outside: float
+    networks: int
+    median_error: float
+    worst_error: float
+
+    def __post_init__(self) -> None:
+        if self.networks < 2:
+            raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
+
+    def in_context(self, time: float, read: float, written: float) -> float:
+        """What a block that takes `time` alone costs inside a network; never less than nothing."""
+        cost = self.slope * time + self.per_segment + self.per_read * read / 1e6 + self.per_write * written / 1e6
+        return max(cost, 0.0)
+
+    def __str__(self) -> str:
+        return (
+            f"calibrated on {self.networks} whole networks: each predicted from the others with an error of "
+            f"{self.median_error:.1%} in the median, {self.worst_error:.1%} at worst"
+        )

@@ -1,0 +1,103 @@
+"""From blocks timed alone to blocks in context: a fit over whole networks.
+
+Timed alone, a block pays its own launch and often the conversion of its input and output to the layout that the
+runtime likes; inside a network it does not. How much that is depends on the runtime, so it is measured: some plans are
+built as whole networks and timed, and what the times of their blocks do not explain is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from depthfold.core import Calibration, Network, Plan, Position, Span
+from depthfold.latency.blocks import BlockShape
+
+Floats = NDArray[np.float64]
+
+# How much the fit trusts that times alone are right: the weight of "slope 1 and nothing else" against the networks.
+TRUST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole network that was timed: its segments, and its latency in milliseconds."""
+
+    segments: tuple[Span, ...]
+    latency: float
+
+
+def calibration_plans(network: Network, spans: Sequence[Span], count: int, seed: int = 0) -> Iterator[Plan]:
+    """Plans of all depths: the network as it is, the deepest folding there is, and random ones between."""
+    following: dict[Position, list[Position]] = {}
+    for span in spans:
+        following.setdefault(span.i, []).append(span.j)
+    rng = Random(seed)
+    yield network.vanilla
+    for n in range(count - 1):
+        # From mostly long steps to mostly short ones: otherwise all random plans have about the same depth.
+        lean = 2.5 - 4.0 * n / max(count - 2, 1)
+        position, cuts = 0, []
+        while position < network.depth:
+            choices = following[position]
+            position = rng.choices(choices, weights=[(j - position) ** lean for j in choices])[0]
+            cuts.append(position)
+        yield Plan(activations=cuts, cuts=cuts[:-1])
+
+
+def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]) -> Calibration:
+    """The calibration that explains the whole networks best, in relative error."""
+    rows = np.array([_features(whole, blocks, times) for whole in wholes])
+    latencies = np.array([whole.latency for whole in wholes])
+    theta = _solve(rows, latencies)
+    errors = []
+    for n in range(len(wholes)):
+        others = np.arange(len(wholes)) != n
+        predicted = float(rows[n] @ _solve(rows[others], latencies[others]))
+        errors.append(abs(predicted / latencies[n] - 1.0))
+    slope, per_segment, per_read, per_write, outside = theta.tolist()
+    return Calibration(
+        slope=slope,
+        per_segment=per_segment,
+        per_read=per_read,
+        per_write=per_write,
+        outside=max(outside, 0.0),
+        networks=len(wholes),
+        median_error=median(errors),
+        worst_error=max(errors),
+    )
+
+
+def _features(whole: Whole, blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]) -> list[float]:
+    elements = [blocks[span].elements for span in whole.segments]
+    return [
+        sum(times[span] for span in whole.segments),
+        float(len(whole.segments)),
+        sum(read for read, _ in elements) / 1e6,
+        sum(written for _, written in elements) / 1e6,
+        1.0,
+    ]
+
+
+def _solve(rows: Floats, latencies: Floats) -> Floats:
+    """Least squares of the relative errors, leaning towards the times as they are.
+
+    There are few networks and the features move together, so a free fit would swing; what the networks do not decide
+    stays at slope 1 and nothing else.
+    """
+    scale = np.maximum(np.abs(rows).mean(axis=0), 1e-12)
+    prior = np.zeros(rows.shape[1])
+    prior[0] = 1.0
+    # In units in which every feature is about 1 and every latency is 1.
+    matrix = rows / latencies[:, None]
+    typical = float(latencies.mean())
+    lean = np.diag(np.sqrt(TRUST) * scale / typical)
+    whole = np.vstack([matrix, lean])
+    wanted = np.concatenate([np.ones(len(latencies)), lean @ prior])
+    theta: Floats = np.linalg.lstsq(whole, wanted, rcond=None)[0]
+    return theta

@@ -1,0 +1,46 @@
+"""Run as a process of its own: how far memory rises above its level before while an exported module runs.
+
+python -m depthfold.latency.high_water module.pt2 '[[[1, 3, 224, 224], "float32"]]'
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+STATUS = Path("/proc/self/status")
+
+
+def high_water() -> int:
+    """The most memory that this process has had, in bytes."""
+    if STATUS.exists():
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+        return int(lines["VmHWM"].split()[0]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def start_again() -> None:
+    """Set the high-water mark back to what is in use now, where the system lets us."""
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        reset.write_text("5")
+
+
+def main(path: str, sizes: str) -> int:
+    module = torch.export.load(path).module()
+    inputs = [torch.zeros(size, dtype=getattr(torch, dtype)) for size, dtype in json.loads(sizes)]
+    start_again()
+    before = high_water()
+    with torch.inference_mode():
+        for _ in range(3):
+            module(*inputs)
+    return max(high_water() - before, 0)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{main(*sys.argv[1:])}\n")

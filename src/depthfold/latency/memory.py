@@ -1,0 +1,57 @@
+"""Peak memory of one forward: weights, activations and whatever the convolutions need besides."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.errors import DepthfoldError
+
+RUNS = 3
+
+
+def peak_memory(module: nn.Module, inputs: tuple[Tensor, ...], device: str) -> tuple[int | None, str | None]:
+    """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason."""
+    module = copy.deepcopy(module).eval().requires_grad_(False)
+    return _on_cuda(module, inputs) if device.startswith("cuda") else _in_subprocess(module, inputs)
+
+
+def _on_cuda(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[int, None]:
+    module, inputs = module.cuda(), tuple(tensor.cuda() for tensor in inputs)
+    torch.cuda.synchronize()
+    others = torch.cuda.memory_allocated() - _bytes(module, inputs)
+    torch.cuda.reset_peak_memory_stats()
+    with torch.inference_mode():
+        for _ in range(RUNS):
+            module(*inputs)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - others, None
+
+
+def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    tensors = (*module.parameters(), *module.buffers(), *inputs)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[int | None, str | None]:
+    """The high-water mark of a process that does nothing else: an allocator on a CPU keeps no books."""
+    inputs = tuple(tensor.cpu() for tensor in inputs)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "module.pt2"
+        try:
+            torch.export.save(torch.export.export(module.cpu(), inputs), path)
+        except Exception as error:  # noqa: BLE001 - export may raise anything, and memory is not worth a crash
+            return None, f"torch.export cannot export it: {str(error).splitlines()[0]}"
+        sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
+        command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise DepthfoldError(f"Measuring peak memory in a process of its own failed: {result.stderr.strip()[-500:]}")
+    return int(result.stdout.strip().splitlines()[-1]) + _bytes(module, inputs), None

@@ -1,0 +1,88 @@
+"""What was measured so far: in memory, and in a journal where one is given, so that a killed run goes on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from depthfold.core import Environment, Network, Plan, fingerprint
+from depthfold.errors import TableError
+from depthfold.latency.timer import Turns
+from depthfold.store import HeaderMismatch, Journal
+
+
+@dataclass(slots=True)
+class Notebook:
+    """Turns by key, and reasons of what could not be measured. A key names a block or a plan."""
+
+    turns: dict[str, Turns] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    journal: Journal | None = None
+
+    @classmethod
+    def open(cls, path: str | Path | None, network: Network, environment: Environment) -> Self:
+        """Read what the journal at `path` holds; it must be of this network and this environment."""
+        notebook = cls()
+        if path is None:
+            return notebook
+        header = {"fingerprint": fingerprint(network), "environment": environment.to_json()}
+        try:
+            notebook.journal = Journal.open(path, header)
+        except HeaderMismatch as mismatch:
+            raise _foreign(path, environment, mismatch.found) from mismatch
+        for record in notebook.journal:
+            notebook._take(record)
+        return notebook
+
+    def keep_turn(self, key: str, samples: tuple[float, ...]) -> None:
+        """Only into the journal: the timer has added the turn already."""
+        self._write({"key": key, "samples": samples})
+
+    def keep_reason(self, key: str, reason: str) -> None:
+        self.reasons[key] = reason
+        self._write({"key": key, "reason": reason})
+
+    def name_plan(self, plan: Plan) -> str:
+        """The key of a plan; remembered, so that later fits can use its latency."""
+        key = f"plan {sorted(plan.activations)} {list(plan.cuts)}"
+        if key not in self.plans:
+            self.plans[key] = plan
+            self._write({"key": key, "activations": sorted(plan.activations), "cuts": list(plan.cuts)})
+        return key
+
+    def samples(self, key: str) -> tuple[float, ...]:
+        return tuple(sample for turn in self.turns.get(key, []) for sample in turn)
+
+    def time(self, key: str) -> float:
+        return median(self.samples(key))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if "samples" in record:
+            self.turns[record["key"]].append(tuple(record["samples"]))
+        elif "reason" in record:
+            self.reasons[record["key"]] = record["reason"]
+        else:
+            self.plans[record["key"]] = Plan(activations=record["activations"], cuts=record["cuts"])
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self.journal is not None:
+            self.journal.append(record)
+
+
+def _foreign(path: str | Path, environment: Environment, found: dict[str, Any]) -> TableError:
+    theirs = Environment.from_json(found["environment"])
+    return TableError(
+        f"The journal {path} belongs to something else. It was measured with: {theirs} (network {found['fingerprint']});"
+        f" this run has: {environment}. Use another journal, or delete this one."
+    )

@@ -1,0 +1,36 @@
+"""How far a measurement is, for whoever watches."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+# progress(what, of so many turns, so many taken already) -> a function to call after each further turn.
+Step = Callable[[], None]
+Progress = Callable[[str, int, int], Step]
+
+
+def silent(what: str, total: int, done: int) -> Step:
+    """Nothing is shown."""
+    return lambda: None
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars with the time that is left, on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+
+        def progress(what: str, total: int, done: int) -> Step:
+            task = bars.add_task(what, total=total, completed=done)
+            return lambda: bars.advance(task)
+
+        yield progress
