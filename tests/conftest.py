@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from hypothesis import HealthCheck, settings
 
+import depthfold.vision  # noqa: F401  (makes torchvision importable where its wheel is broken)
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)

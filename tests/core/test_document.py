@@ -51,7 +51,7 @@ def plan_with(**change):
 
 def test_another_format_is_refused_by_name():
     with pytest.raises(
-        InvalidValue, match="has format 'depthfold.network', version 1; Plan reads format 'depthfold.plan'"
+        InvalidValue, match=r"has format 'depthfold.network', version 1; Plan reads format 'depthfold.plan'"
     ):
         Plan.loads(chain(3).dumps())
 
@@ -68,9 +68,9 @@ def test_a_document_without_a_format_is_refused():
 
 
 def test_text_that_is_no_json_and_json_that_is_no_object():
-    with pytest.raises(InvalidValue, match="This is not JSON: .* Expected a 'depthfold.plan' document"):
+    with pytest.raises(InvalidValue, match=r"This is not JSON: .* Expected a 'depthfold.plan' document"):
         Plan.loads("{")
-    with pytest.raises(InvalidValue, match="Expected a JSON object with a 'depthfold.plan' document, found list"):
+    with pytest.raises(InvalidValue, match=r"Expected a JSON object with a 'depthfold.plan' document, found list"):
         Plan.loads("[1]")
 
 

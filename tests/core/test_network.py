@@ -245,7 +245,7 @@ def test_layers_refuse_sizes_that_the_convolution_does_not_make():
         InvalidValue, match=r"conv: 3x3, 4 -> 4 makes \(8, 8\) of an input of size \(8, 8\), not \(7, 8\)"
     ):
         layer(out_size=(7, 8))
-    with pytest.raises(InvalidValue, match="conv: sizes .* do not fit"):
+    with pytest.raises(InvalidValue, match=r"conv: sizes .* do not fit"):
         layer(in_size=(8,))
 
 

@@ -21,9 +21,9 @@ def test_a_plan_prints_runs_of_positions():
 
 @pytest.mark.parametrize("bad", [0, -1, 1.0, "2", True, None])
 def test_positions_are_integers_from_1(bad):
-    with pytest.raises(PlanError, match="A plan's cuts are positions 1, 2, ..., found"):
+    with pytest.raises(PlanError, match=r"A plan's cuts are positions 1, 2, ..., found"):
         Plan((), (bad,))
-    with pytest.raises(PlanError, match="A plan's activations are positions 1, 2, ..., found"):
+    with pytest.raises(PlanError, match=r"A plan's activations are positions 1, 2, ..., found"):
         Plan((bad,), ())
 
 

@@ -2,8 +2,6 @@
 
 import copy
 
-import depthfold.vision  # noqa: F401  (before timm)
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -278,5 +276,5 @@ def test_a_network_read_from_json_has_no_model_to_rewrite():
     network = df.trace(residual(), X)
     read = df.Network.loads(network.dumps())
     assert read == network.structure
-    with pytest.raises(PlanError, match="This network has no model: it was read from a file. Trace the model again"):
+    with pytest.raises(PlanError, match=r"This network has no model: it was read from a file. Trace the model again"):
         df.rewrite(read, read.vanilla)

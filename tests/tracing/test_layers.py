@@ -1,7 +1,5 @@
 """What becomes part of a layer: norms, activations, padding, and what is seen through."""
 
-import depthfold.vision  # noqa: F401  (before torchvision and timm)
-
 import pytest
 import torch
 import torch.nn.functional as F

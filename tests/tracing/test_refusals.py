@@ -1,7 +1,5 @@
 """Whatever cannot be merged is a barrier with a reason: one small network for each."""
 
-import depthfold.vision  # noqa: F401  (before torchvision)
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Counts on real models: those of the paper."""
 
-import depthfold.vision  # noqa: F401  (before torchvision)
-
 import pytest
 import torch
 from torchvision import models
