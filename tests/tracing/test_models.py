@@ -133,7 +133,6 @@ def test_at_with_inputs_on_which_the_model_fails_before():
         ([nn.Conv2d], []),
         (nn.Conv2d, []),
         ([nn.Conv3d], ["0", "1.0", "1.1"]),
-        (["nothing"], ["0", "1.0", "1.1"]),
     ],
 )
 def test_ignore_takes_names_globs_and_types(ignore, left):

@@ -1,5 +1,7 @@
 """Whatever cannot be merged is a barrier with a reason: one small network for each."""
 
+from types import MethodType
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -165,6 +167,78 @@ def test_a_convolution_with_hooks_is_refused(name):
     network = df.trace(model, image())
     assert network.barriers == (1,)
     assert codes(network)["part"] == "hooked"
+
+
+@pytest.mark.parametrize("module", [nn.Dropout(0.1), nn.Identity()], ids=["dropout", "identity"])
+def test_a_module_that_does_nothing_is_not_seen_through_when_a_hook_changes_its_output(module):
+    module.register_forward_hook(lambda part, given, output: output * 2)
+    network = folds_exactly(Between(module), image())
+    assert network.barriers == (1,)
+
+
+def doubled(part, x):
+    return F.conv2d(x, 2 * part.weight, part.bias, padding=1)
+
+
+def test_a_convolution_whose_forward_was_replaced_on_the_object_is_refused():
+    part = conv()
+    part.forward = MethodType(doubled, part)
+    network = folds_exactly(Between(part), image())
+    assert [layer.where for layer in network.layers] == ["before", "after"]
+    assert codes(network)["part"] == "custom-convolution"
+
+
+def test_a_batch_norm_whose_forward_was_replaced_on_the_object_is_refused():
+    norm = nn.BatchNorm2d(4)
+    norm.forward = MethodType(lambda part, x: x * 2, norm)
+    network = folds_exactly(nn.Sequential(conv(), norm, conv()), image())
+    assert network.barriers == (1,)
+    assert codes(network)["1"] == "custom-norm"
+
+
+def test_a_convolution_whose_weight_is_read_elsewhere_keeps_its_weight():
+    model = Net(
+        lambda net, x: net.b(F.relu(net.a(x))) + F.conv2d(x, net.a.weight, padding=1), a=conv(), b=conv(), c=conv()
+    )
+    folds_exactly(model, image())
+
+
+def relu_as_a_statement(net, x):
+    y = net.a(x)
+    F.relu_(y)
+    return net.b(y)
+
+
+def module_as_a_statement(net, x):
+    y = net.a(x)
+    net.act(y)
+    return net.b(y)
+
+
+def addition_as_a_statement(net, x):
+    y = net.b(F.relu(net.a(x)))
+    y.add_(x)
+    return net.c(y)
+
+
+def clone_before_writing(net, x):
+    y = net.a(x)
+    kept = y.clone()
+    return net.c(net.b(F.relu_(y)) + kept)
+
+
+def overwritten_skip(net, x):
+    y = net.a(x)
+    return net.c(net.b(F.relu_(y)) + y)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [relu_as_a_statement, module_as_a_statement, addition_as_a_statement, clone_before_writing, overwritten_skip],
+    ids=lambda run: run.__name__.replace("_", " "),
+)
+def test_code_that_writes_in_place_folds_to_what_it_computes(run):
+    folds_exactly(Net(run, a=conv(), b=conv(), c=conv(), act=nn.ReLU(inplace=True)), image())
 
 
 def test_an_input_without_a_batch_dimension_is_refused():
