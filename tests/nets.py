@@ -63,12 +63,12 @@ def agree(found, wanted, tolerance=1e-10):
 def folds_exactly(model, x, plans=3, **given):
     """Trace in float64; the network as it was computes what the model computes, and every plan merges exactly."""
     model, x = randomise_statistics(model).double().eval(), x.double()
-    network = df.trace(model, x, **given)
+    network = df.trace(model, x.clone(), **given)
     with torch.no_grad():
-        agree(df.rewrite(network, network.vanilla)(x), model(x))
-        agree(df.merge(df.rewrite(network, network.vanilla))(x), model(x))
+        agree(df.rewrite(network, network.vanilla)(x.clone()), model(x.clone()))
+        agree(df.merge(df.rewrite(network, network.vanilla))(x.clone()), model(x.clone()))
         everything = df.Plan((), ())
         for plan in (everything, *(random_plan(network, Random(seed)) for seed in range(plans))):
             student = df.rewrite(network, plan)
-            agree(df.merge(student)(x), student(x))
+            agree(df.merge(student)(x.clone()), student(x.clone()))
     return network

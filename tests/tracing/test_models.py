@@ -335,3 +335,65 @@ def test_changing_the_model_after_tracing_does_not_change_the_network():
         for parameter in model.parameters():
             parameter.zero_()
     agree(df.rewrite(network, network.vanilla)(x), wanted, 1e-6)
+
+
+def scale_output(module, given, output):
+    return output * 2
+
+
+def scale_input(module, given):
+    return (given[0] * 2,)
+
+
+def hooked(module, kind):
+    if kind == "after":
+        module.register_forward_hook(scale_output)
+    else:
+        module.register_forward_pre_hook(scale_input)
+    return module
+
+
+def keeps_or_says_so(model, x, **given):
+    """Either the student computes what the model computes, hooks included, or tracing says that it cannot."""
+    try:
+        network = df.trace(model, x, **given)
+    except TraceError as error:
+        assert "hook" in str(error)
+        return
+    agree(df.rewrite(network, network.vanilla)(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_hooks_on_the_model_itself_are_not_lost_in_silence(kind):
+    keeps_or_says_so(hooked(small().double().eval(), kind), image().double())
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_hooks_on_the_submodule_at_are_not_lost_in_silence(kind):
+    model = Detector().double().eval()
+    hooked(model.backbone["body"], kind)
+    keeps_or_says_so(model, image().double(), at="backbone.body")
+
+
+def test_a_model_that_writes_to_its_input_folds_and_leaves_the_example_as_it_was():
+    model = Net(lambda net, x: net.b(F.relu(net.a(x.sub_(0.5).div_(0.25)))), a=conv(), b=conv()).double().eval()
+    x = image().double()
+    network = df.trace(model, x)
+    assert torch.equal(x, image().double())
+    student = df.rewrite(network, df.Plan((), ()))
+    shallow = df.merge(student)
+    assert df.verify(student, shallow, x).ok
+    assert torch.equal(x, image().double())
+    agree(shallow(x.clone()), student(x.clone()))
+
+
+def test_frozen_parameters_stay_frozen_in_the_student():
+    model = small()
+    model[0].weight.requires_grad_(False)
+    network = df.trace(model, image())
+    frozen = {
+        name
+        for name, parameter in df.rewrite(network, network.vanilla).named_parameters()
+        if not parameter.requires_grad
+    }
+    assert frozen == {"0.weight"}
