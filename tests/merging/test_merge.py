@@ -331,3 +331,10 @@ def test_several_outputs_in_a_dict_merge():
     agree(found["low"], wanted["low"])
     agree(found["high"][0], wanted["high"][0])
     assert found["high"][1] == 2
+
+
+def test_a_copy_that_makes_a_map_contiguous_stays_where_a_view_needs_it():
+    model = Net(lambda net, x: net.b(F.relu(net.a(x))).permute(0, 2, 3, 1).contiguous().view(2, -1), a=conv(), b=conv())
+    student, shallow, x = folded(model)
+    with torch.no_grad():
+        agree(shallow(x), student(x))

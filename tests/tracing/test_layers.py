@@ -300,3 +300,11 @@ def test_a_value_added_to_itself_loses_no_layer():
 
     network = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
     assert [layer.where for layer in network.layers] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("add", [lambda y: y + 0, lambda y: 0 + y], ids=["y + 0", "0 + y"])
+def test_adding_the_number_zero_changes_nothing(add):
+    """How code that sums up branches starts: `out = 0`, then `out += branch(x)`, as in MobileOne."""
+    model = Net(lambda net, x: net.b(F.relu(add(net.a(x)))), a=conv(), b=conv())
+    network = folds_exactly(model, image())
+    assert (network.barriers, network.layers[0].activation) == ((), "relu")
