@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,6 +63,12 @@ class Network(Document):
     def activations(self) -> frozenset[Position]:
         """The positions where the network has an activation of its own."""
         return frozenset(l for l, layer in enumerate(self.layers, start=1) if layer.activation is not None)
+
+    @property
+    def own_activation(self) -> str | None:
+        """The kind of activation that the network uses most, None if it has none: inserted ones are of this kind."""
+        kinds = Counter(layer.activation for layer in self.layers if layer.activation is not None)
+        return kinds.most_common(1)[0][0] if kinds else None
 
     @property
     def chains(self) -> tuple[Span, ...]:

@@ -1,6 +1,6 @@
 """Rewritten copy to the shallow network, verified."""
 
-from depthfold.merging.merge import merge
+from depthfold.merging.merge import merge, sketch
 from depthfold.merging.verify import Verification, verify
 
-__all__ = ["Verification", "merge", "verify"]
+__all__ = ["Verification", "merge", "sketch", "verify"]

@@ -54,9 +54,8 @@ def conv_kernel(conv: nn.Module, shape: ConvShape) -> Kernel:
     return Kernel.of(shape, conv.weight, bias if isinstance(bias, torch.Tensor) else None)
 
 
-def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
-    """A plain convolution layer with this kernel. Padding that it cannot hold is left to a padding before it."""
-    shape = kernel.shape
+def random_module(shape: ConvShape, **like: Any) -> nn.Module:
+    """A plain convolution layer of this shape. Padding that it cannot hold is left to a padding before it."""
     module: nn.Module = _LAYERS[shape.dims](
         shape.in_channels,
         shape.out_channels,
@@ -65,8 +64,15 @@ def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
         padding=tuple(p[0] for p in shape.padding) if shape.symmetric else 0,
         dilation=shape.dilation,
         groups=shape.groups,
-        device="meta",  # no memory and no random numbers for weights that are replaced at once
+        **like,
     )
+    return module
+
+
+def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
+    """A plain convolution layer with this kernel."""
+    # On "meta" first: no memory and no random numbers for weights that are replaced at once.
+    module = random_module(kernel.shape, device="meta")
     module.weight = nn.Parameter(kernel.weight.to(like.device, like.dtype).contiguous())
     module.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))
     return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +13,15 @@ from torch import fx, nn
 from depthfold.core import Span
 from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
-from depthfold.merging.kernels import as_module, segment_kernel
+from depthfold.merging.kernels import as_module, random_module, segment_kernel
+from depthfold.merging.plain import use_plain_layers
 from depthfold.merging.verify import Seam, Shallow, verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import INSERTED
+
+# A layer for a segment, on the device and in the precision of the given weight.
+ConvolutionFor = Callable[[Span, torch.Tensor], nn.Module]
 
 
 def merge(student: nn.Module) -> nn.Module:
@@ -24,20 +29,14 @@ def merge(student: nn.Module) -> nn.Module:
     into its kernel. Composed in float64, returned in the model's precision, in evaluation mode, and verified: raises
     VerificationError if it does not compute what the student computes.
     """
-    part, remembered, path = student_parts(student)
+    part, remembered, _ = student_parts(student)
     network = remembered.network
-    graph = copy.deepcopy(part).eval()
-    take_out_nothing(graph)
-    workshop = _Workshop(part, graph, {node.name: node for node in graph.graph.nodes}, network)
-    merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
-    fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
-    drop_unused(graph)
-    seams = tuple(_seam(network, span, *nodes) for span, nodes in merged.items())
-    graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
-    shallow: nn.Module = graph
-    if path:
-        shallow = copy.deepcopy(student).eval()
-        shallow.set_submodule(path, graph)
+    nodes = {node.name: node for node in part.graph.nodes}
+
+    def exact(span: Span, like: torch.Tensor) -> nn.Module:
+        return as_module(segment_kernel(part, nodes, network, span), like)
+
+    shallow = build_shallow(student, exact)
     verification = verify(student, shallow)
     if not verification.ok:
         raise VerificationError(
@@ -47,29 +46,63 @@ def merge(student: nn.Module) -> nn.Module:
     return shallow
 
 
+def sketch(student: nn.Module) -> nn.Module:
+    """The shallow network with random weights in its merged convolutions: as fast as the real one, but made at once.
+
+    For timing a plan before anyone trains it.
+    """
+    network = student_parts(student)[1].network
+
+    def random(span: Span, like: torch.Tensor) -> nn.Module:
+        return random_module(network.merged_shape(span), device=like.device, dtype=like.dtype)
+
+    return build_shallow(student, random)
+
+
+def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Module:
+    """The student with a convolution in the place of every segment."""
+    part, remembered, path = student_parts(student)
+    network = remembered.network
+    graph = copy.deepcopy(part).eval()
+    take_out_nothing(graph)
+    workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
+    merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
+    fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
+    use_plain_layers(graph)
+    drop_unused(graph)
+    graph.eval()
+    seams = tuple(_seam(network, span, *nodes) for span, nodes in merged.items())
+    graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
+    if not path:
+        return graph
+    whole = copy.deepcopy(student).eval()
+    whole.set_submodule(path, graph)
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class _Workshop:
-    """The student, whose weights are read, and the copy of its graph, in which segments are replaced."""
+    """The graph in which segments are replaced."""
 
-    student: fx.GraphModule
     graph: fx.GraphModule
     nodes: dict[str, fx.Node]
     network: Blueprint
+    convolution_for: ConvolutionFor
 
     def merge_segment(self, span: Span) -> tuple[fx.Node, fx.Node]:
         """Put one convolution where the segment was. Returns it, and the node that ends the layer before its
         activation: the convolution itself, or the last addition that stays."""
         first, last = self.network.sites[span.i], self.network.sites[span.j - 1]
-        kernel = segment_kernel(self.student, self.nodes, self.network, span)
+        shape = self.network.merged_shape(span)
         target = str(self.nodes[first.conv].target)
         like = self.graph.get_submodule(target).weight
         assert isinstance(like, torch.Tensor)
-        self.graph.set_submodule(target, as_module(kernel, like))
+        self.graph.set_submodule(target, self.convolution_for(span, like))
         linear = self.nodes[last.linear]
         with self.graph.graph.inserting_before(linear):
             given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
-            if not kernel.shape.symmetric:
-                flat = tuple(width for pair in reversed(kernel.shape.padding) for width in pair)
+            if not shape.symmetric:
+                flat = tuple(width for pair in reversed(shape.padding) for width in pair)
                 given = self.graph.graph.call_function(F.pad, (given, flat))
                 given.meta[INSERTED] = True
             convolution = end = self.graph.graph.call_module(target, (given,))

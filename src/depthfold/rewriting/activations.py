@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ def insert_activation(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwor
     with graph.graph.inserting_after(before):
         if isinstance(pattern, nn.Module):
             target = f"depthfold_activation_{l}"
-            graph.add_module(target, _fitting(pattern, network.layers[l - 1].shape.out_channels, graph))
+            graph.add_module(target, _fitting(pattern, network.layers[l - 1].shape.out_channels))
             node = graph.graph.call_module(target, (before,))
         elif pattern.op == "call_method":
             node = graph.graph.call_method(str(pattern.target).rstrip("_"), (before, *pattern.args[1:]))
@@ -43,10 +42,30 @@ def insert_activation(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwor
     before.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
 
 
+class _Function(nn.Module):
+    """An activation that the network calls as a function or a method, as a module."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self.target = _out_of_place(node.target)
+        self.args = node.args[1:]
+        self.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("input", "inplace")}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.target, str):
+            return getattr(x, self.target.rstrip("_"))(*self.args, **self.kwargs)  # type: ignore[no-any-return]
+        return self.target(x, *self.args, **self.kwargs)  # type: ignore[no-any-return]
+
+
+def own_activation(network: TracedNetwork, channels: int) -> nn.Module:
+    """An activation of the network's own kind, as a module for a map with so many channels."""
+    pattern = _pattern(network)
+    return _fitting(pattern, channels) if isinstance(pattern, nn.Module) else _Function(pattern)
+
+
 def _pattern(network: TracedNetwork) -> nn.Module | fx.Node:
     """The activation to copy: the first one of the kind that the network uses most."""
-    kinds = Counter(layer.activation for layer in network.layers if layer.activation is not None)
-    kind = kinds.most_common(1)[0][0]
+    kind = network.own_activation
     site = next(s for s, layer in zip(network.sites, network.layers, strict=True) if layer.activation == kind)
     node: fx.Node = next(node for node in network.graph.graph.nodes if node.name == site.activation)
     if node.op != "call_module":
@@ -55,7 +74,7 @@ def _pattern(network: TracedNetwork) -> nn.Module | fx.Node:
     return fused_activation(module) or module
 
 
-def _fitting(pattern: nn.Module, channels: int, graph: fx.GraphModule) -> nn.Module:
+def _fitting(pattern: nn.Module, channels: int) -> nn.Module:
     """A copy of the activation for another place: not in place, and with a parameter per channel where it has such."""
     module = copy.deepcopy(pattern)
     if isinstance(module, nn.PReLU) and module.num_parameters > 1:
@@ -64,7 +83,7 @@ def _fitting(pattern: nn.Module, channels: int, graph: fx.GraphModule) -> nn.Mod
         module = nn.PReLU(channels, init=start, **like)
     if hasattr(module, "inplace"):
         module.inplace = False  # type: ignore[assignment]
-    return module.train(graph.training)
+    return module
 
 
 def _out_of_place(function: Any) -> Any:
