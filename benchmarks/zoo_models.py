@@ -80,6 +80,8 @@ def build(name: str) -> tuple[nn.Module, str | None]:
     at = None
     if family == "detection":
         at = "backbone" if plain.startswith("ssd") else "backbone.body"
+        if not plain.startswith("ssd"):
+            options |= {"min_size": 190, "max_size": 233}  # theirs would enlarge every image to 800 pixels
     return builder(**options), at
 
 

@@ -52,12 +52,7 @@ def _split_norm(graph: fx.GraphModule, node: fx.Node, module: nn.Module) -> None
     path, activation = str(node.target), fused_activation(module)
     graph.set_submodule(path, _batch_norm(module))
     if activation is not None:
-        own = (
-            _SAME.get(activation_kind(activation) or "")
-            if not type(activation).__module__.startswith("torch.")
-            else None
-        )
-        graph.set_submodule(f"{path}_act", own().eval() if own else activation)
+        graph.set_submodule(f"{path}_act", activation)
         with graph.graph.inserting_after(node):
             after = graph.graph.call_module(f"{path}_act", (node,))
         node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
