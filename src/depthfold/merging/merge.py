@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from depthfold.core import Span
+from depthfold.core.shape import as_pad_argument
 from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
@@ -102,8 +103,7 @@ class _Workshop:
         with self.graph.graph.inserting_before(linear):
             given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
             if not shape.symmetric:
-                flat = tuple(width for pair in reversed(shape.padding) for width in pair)
-                given = self.graph.graph.call_function(F.pad, (given, flat))
+                given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
                 given.meta[INSERTED] = True
             convolution = end = self.graph.graph.call_module(target, (given,))
             if last.norm is not None and last.norm == last.activation:
