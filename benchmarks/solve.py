@@ -19,7 +19,8 @@ import numpy as np
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Span
 from depthfold.solver import solve
-from structures import importance_table, latency_table, mobilenet_v2, plausible_tables
+from structures import mobilenet_v2
+from tables import importance_table, latency_table, plausible_tables
 
 REPEATS = 5
 HEADER = (

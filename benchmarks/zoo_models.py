@@ -57,8 +57,11 @@ SIZES = (97, 128, 224)
 
 
 def classification() -> list[str]:
+    """All of torchvision's classification models that are CNNs."""
     torchvision = import_torchvision()
-    return list(torchvision.models.list_models(module=torchvision.models))
+    transformers = ("vit_", "swin_", "maxvit_")
+    names = torchvision.models.list_models(module=torchvision.models)
+    return [name for name in names if not name.startswith(transformers)]
 
 
 def build(name: str) -> tuple[nn.Module, str | None]:
@@ -77,6 +80,8 @@ def build(name: str) -> tuple[nn.Module, str | None]:
     at = None
     if family == "detection":
         at = "backbone" if plain.startswith("ssd") else "backbone.body"
+        if not plain.startswith("ssd"):
+            options |= {"min_size": 190, "max_size": 233}  # theirs would enlarge every image to 800 pixels
     return builder(**options), at
 
 

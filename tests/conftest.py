@@ -5,6 +5,8 @@ import os
 import torch
 from hypothesis import HealthCheck, settings
 
+import depthfold.vision  # noqa: F401  (makes torchvision importable where its wheel is broken)
+
 torch.set_num_threads(1)
 _COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=True)
 settings.register_profile("short", max_examples=120, **_COMMON)

@@ -7,7 +7,8 @@ import pytest
 from depthfold.core import Budget, Frontier, Network, Plan, Segment, SolvedPlan, Span
 from depthfold.errors import BudgetError, InvalidValue, PlanError
 from depthfold.solver import solve
-from structures import chain, importance_table, latency_table
+from structures import plain_chain
+from tables import importance_table, latency_table
 
 # Three layers. Merging (1, 3] saves 2 ms and costs 0.5; merging all saves 1 ms more and costs 2.
 TIMES = {(0, 1): 4.0, (1, 2): 3.0, (2, 3): 3.0, (0, 2): 9.0, (1, 3): 4.0, (0, 3): 7.0}
@@ -60,7 +61,7 @@ def test_shares_refer_to_a_measured_original_if_there_is_one() -> None:
 
 
 def test_a_solved_plan_is_a_plan_that_explains_itself() -> None:
-    plan = frontier(chain(3)).at("8ms")
+    plan = frontier(plain_chain(3)).at("8ms")
     assert isinstance(plan, Plan)
     assert plan.plan == Plan(activations={1, 3}, cuts=(1,))
     assert (plan.boundaries, plan.latency, plan.importance, plan.speedup) == ((1,), 8.0, -0.5, 1.25)
@@ -97,7 +98,7 @@ def test_prints_a_table() -> None:
 
 
 def test_survives_json() -> None:
-    for network in (None, chain(3)):
+    for network in (None, plain_chain(3)):
         solved = frontier(network)
         again = Frontier.loads(solved.dumps())
         assert again == solved

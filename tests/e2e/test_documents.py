@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from structures import mobilenet_v2, plausible_tables
+from structures import mobilenet_v2
+from tables import plausible_tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

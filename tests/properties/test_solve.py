@@ -13,7 +13,8 @@ from depthfold.core import Budget, Frontier, LatencyTable, Span
 from depthfold.errors import BudgetError
 from depthfold.solver import solve
 from oracle import every_blocking, every_merging
-from structures import mobilenet_v2, plausible_tables, small_instance
+from structures import mobilenet_v2
+from tables import plausible_tables, small_instance
 
 
 def solved(seed: int) -> tuple[LatencyTable, Frontier, dict[int, Fraction], dict[int, Fraction]] | None:

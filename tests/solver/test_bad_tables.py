@@ -10,7 +10,8 @@ from depthfold.core import Environment, ImportanceTable, LatencyTable, Score, Ti
 from depthfold.core.span import FlaggedSpan, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver import solve
-from structures import chain, importance_table, latency_table
+from structures import plain_chain
+from tables import importance_table, latency_table
 
 TIMES = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
 VALUES = {(0, 1, 1, 1): 0.0, (1, 2, 1, 1): 0.0, (0, 2, 1, 1): -1.0}
@@ -52,15 +53,15 @@ def test_tables_of_another_environment() -> None:
 
 def test_tables_that_are_not_of_the_given_network() -> None:
     with pytest.raises(TableError, match=r"not of the network 'chain': it has 3 layers .* the latency table has 2"):
-        solve(latency(), importance(), network=chain(3))
+        solve(latency(), importance(), network=plain_chain(3))
     with pytest.raises(TableError, match=r"not of the network 'chain': .* and 'abc'"):
-        solve(latency(fingerprint="abc"), importance(), network=chain(2))
-    cut = chain(2).__class__(name="cut", layers=chain(2).layers, barriers=(1,))
+        solve(latency(fingerprint="abc"), importance(), network=plain_chain(2))
+    cut = plain_chain(2).__class__(name="cut", layers=plain_chain(2).layers, barriers=(1,))
     with pytest.raises(
         TableError, match=r"has \(0, 2\], which does not merge in this network: there is a barrier at 1"
     ):
         solve(latency(), importance(), network=cut)
-    mine = chain(2)
+    mine = plain_chain(2)
     assert solve(latency(fingerprint=fingerprint(mine)), importance(), network=mine).exact
 
 
@@ -74,7 +75,7 @@ def test_missing_entries_are_named() -> None:
         TableError, match=r"The latency table has no entry for \(0, 2\], which the importance table has"
     ):
         solve(latency_table({key: TIMES[key] for key in ((0, 1), (1, 2))}), importance())
-    bare = chain(2).__class__(name="bare", layers=(chain(1).layers[0], chain(1, None).layers[0]))
+    bare = plain_chain(2).__class__(name="bare", layers=(plain_chain(1).layers[0], plain_chain(1, None).layers[0]))
     with pytest.raises(TableError, match=r"no entry for \(1, 2\], flags 10, which the network has. Measure it, or"):
         solve(latency(), importance(), network=bare)
 

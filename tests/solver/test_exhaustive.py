@@ -12,7 +12,7 @@ from depthfold.core import FlaggedSpan, Frontier, ImportanceTable, LatencyTable,
 from depthfold.errors import TableError
 from depthfold.solver import solve
 from oracle import every_merging, exhaustive_frontier
-from structures import small_instance
+from tables import small_instance
 
 BATCH = 100
 

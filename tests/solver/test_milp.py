@@ -9,7 +9,8 @@ import pytest
 from depthfold.core import Frontier, ImportanceTable
 from depthfold.solver import solve
 from oracle import milp_best
-from structures import importance_table, mobilenet_v2, plausible_tables
+from structures import mobilenet_v2
+from tables import importance_table, plausible_tables
 
 MILP_GAP = 1e-6  # HiGHS stops when it is this close to its bound; it has no smaller absolute gap by default
 

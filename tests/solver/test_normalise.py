@@ -9,7 +9,8 @@ import pytest
 from depthfold.core import FlaggedSpan
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver import normalised, solve
-from structures import mobilenet_v2, plausible_tables
+from structures import mobilenet_v2
+from tables import plausible_tables
 
 
 def F(i: int, j: int, a: int, b: int) -> FlaggedSpan:

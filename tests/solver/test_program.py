@@ -10,7 +10,8 @@ import pytest
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Plan, Span
 from depthfold.solver import solve
-from structures import importance_table, latency_table, mobilenet_v2, plausible_tables
+from structures import mobilenet_v2
+from tables import importance_table, latency_table, plausible_tables
 
 
 def mobilenet_frontier(seed: int = 0) -> tuple[LatencyTable, ImportanceTable, Frontier]:

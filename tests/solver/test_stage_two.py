@@ -11,7 +11,8 @@ from depthfold.core import Frontier, ImportanceTable, LatencyTable
 from depthfold.solver import solve
 from depthfold.solver.arrays import Exact, lattice_exponent
 from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
-from structures import importance_table, latency_table, mobilenet_v2, plausible_tables, small_instance
+from structures import mobilenet_v2
+from tables import importance_table, latency_table, plausible_tables, small_instance
 
 
 def front_by_definition(latency: np.ndarray, importance: np.ndarray) -> list[tuple[float, float]]:

@@ -8,7 +8,12 @@ from typing import Self
 
 from depthfold.errors import InvalidValue
 
-Padding = tuple[tuple[int, int], ...]
+Padding = tuple[tuple[int, int], ...]  # (before, after) for every dimension
+
+
+def as_pad_argument(padding: Padding) -> tuple[int, ...]:
+    """The widths as PyTorch's pad functions take them: one after another, the last dimension first."""
+    return tuple(width for pair in reversed(padding) for width in pair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,8 +72,8 @@ def _out_of_reach(budget: Budget, search: _Search, original: float) -> BudgetErr
     fastest = min(search.measured.values())
     return BudgetError(
         f"No plan meets the budget of {budget}: the fastest one takes {fastest:.4g} ms, measured end to end, which is "
-        f"{fastest / original:.1%} of the original's {original:.4g} ms ({original / fastest:.2f} times as fast). Ask for "
-        "that at most, or measure with the full search space."
+        f"{fastest / original:.1%} of the original's {original:.4g} ms ({original / fastest:.2f} times as fast). "
+        "Ask for that at most, or measure with the full search space."
     )
 
 

@@ -83,6 +83,6 @@ class Notebook:
 def _foreign(path: str | Path, environment: Environment, found: dict[str, Any]) -> TableError:
     theirs = Environment.from_json(found["environment"])
     return TableError(
-        f"The journal {path} belongs to something else. It was measured with: {theirs} (network {found['fingerprint']});"
-        f" this run has: {environment}. Use another journal, or delete this one."
+        f"The journal {path} belongs to something else. It was measured with: {theirs} (network "
+        f"{found['fingerprint']}); this run has: {environment}. Use another journal, or delete this one."
     )

@@ -17,16 +17,18 @@ from depthfold.tracing.modules import (
     fused_activation,
     is_batch_norm,
     is_no_operation,
+    is_plain,
     norm_statistics,
 )
+from depthfold.tracing.roles import writes_in_place
 from depthfold.tracing.shapes import module_padding, module_shape
 
 
 def take_out_nothing(graph: fx.GraphModule) -> None:
     """Dropout, drop-path and identities do nothing in evaluation, and a shallow network is for evaluation."""
     for node in list(graph.graph.nodes):
-        idle = node.op == "call_module" and is_no_operation(graph.get_submodule(str(node.target)))
-        if idle or (node.op == "call_method" and node.target in ("contiguous", "clone")):
+        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if module is not None and is_no_operation(module) and is_plain(module):
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
 
@@ -59,7 +61,7 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
 def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
     if not (isinstance(conv, _ConvNd) and computes_convolution(conv) and is_batch_norm(norm)):
         return False
-    plain = not any(parametrize.is_parametrized(m) or m._forward_hooks or m._forward_pre_hooks for m in (conv, norm))
+    plain = all(is_plain(module) and not parametrize.is_parametrized(module) for module in (conv, norm))
     return plain and computes_batch_norm(norm) and getattr(norm, "running_mean", None) is not None
 
 
@@ -72,10 +74,12 @@ def _fold(conv: nn.Module, norm: nn.Module) -> None:
 
 
 def drop_unused(graph: fx.GraphModule) -> None:
-    """Nodes that nobody reads any more, and their modules. Assertions of the user's code stay."""
+    """Nodes that nobody reads any more, and their modules. Assertions stay, and what writes to its input."""
 
     def needed(node: fx.Node) -> bool:
-        return node.op in ("placeholder", "output") or "assert" in getattr(node.target, "__name__", "")
+        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        asserts = "assert" in getattr(node.target, "__name__", "")
+        return node.op in ("placeholder", "output") or asserts or writes_in_place(node, module)
 
     graph.graph.eliminate_dead_code(is_impure_node=needed)
     graph.graph.lint()

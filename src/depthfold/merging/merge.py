@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from depthfold.core import Span
+from depthfold.core.shape import as_pad_argument
 from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
+from depthfold.merging.plain import use_plain_layers
 from depthfold.merging.verify import Seam, Shallow, verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.modules import fused_activation
@@ -67,7 +69,9 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
     merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
+    use_plain_layers(graph)
     drop_unused(graph)
+    graph.eval()
     seams = tuple(_seam(network, span, *nodes) for span, nodes in merged.items())
     graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
     if not path:
@@ -99,8 +103,7 @@ class _Workshop:
         with self.graph.graph.inserting_before(linear):
             given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
             if not shape.symmetric:
-                flat = tuple(width for pair in reversed(shape.padding) for width in pair)
-                given = self.graph.graph.call_function(F.pad, (given, flat))
+                given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
                 given.meta[INSERTED] = True
             convolution = end = self.graph.graph.call_module(target, (given,))
             if last.norm is not None and last.norm == last.activation:

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.core import ConvShape, Plan, Span
 from depthfold.errors import InvalidValue, VerificationError
-from depthfold.tracing import Blueprint, student_parts
+from depthfold.tracing import Blueprint, Student, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.tracer import explain
 
 # Of the largest value, by the precision of the weights. Half precisions are compared in float32: what is left is the
 # rounding of the merged weights themselves.
@@ -90,8 +91,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     `inputs` are those of the whole model, as for trace(); without them, random ones of the traced sizes are used.
     """
     deep, remembered, path = student_parts(student)
-    made = _shallow_part(shallow)
-    seams = made.meta[Shallow.KEY].seams
+    made = _shallow_part(shallow, path)
+    seams = _seams(made, remembered)
     dtype = next((p.dtype for p in deep.parameters() if p.is_floating_point()), torch.float32)
     given = remembered.network.inputs.random(seed=0)
     with _evaluating(student), _evaluating(shallow), torch.no_grad():
@@ -101,15 +102,18 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         if dtype in (torch.float16, torch.bfloat16):
             deep, made = copy.deepcopy(deep).float(), copy.deepcopy(made).float()
         given = given.like(deep)
-        wanted = _record(deep, given, {seam.student for seam in seams})
-        found = _record(made, given, {name for seam in seams for name in (seam.shallow, seam.source)})
+        wanted = _record("rewritten", deep, given, {seam.student for seam in seams})
+        found = _record("merged", made, given, {name for seam in seams for name in (seam.shallow, seam.source)})
     segments = tuple(_segment_errors(seam, remembered.network.merged_shape(seam.span), wanted, found) for seam in seams)
-    outputs = zip(_tensors(wanted[OUTPUT]), _tensors(found[OUTPUT]), strict=True)
-    return Verification(segments, max((_error(a, b) for a, b in outputs), default=0.0), TOLERANCE.get(dtype, 1e-4))
+    one, two = _tensors(wanted[OUTPUT]), _tensors(found[OUTPUT])
+    output = max((_error(a, b) for a, b in zip(one, two, strict=False)), default=0.0)
+    return Verification(segments, output if len(one) == len(two) else float("inf"), TOLERANCE.get(dtype, 1e-4))
 
 
 def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found: dict[str, Any]) -> SegmentErrors:
     a, b = wanted[seam.student], found[seam.shallow]
+    if a.shape != b.shape:
+        return SegmentErrors(seam.span, border=float("inf"), interior=float("inf"))
     interior = torch.ones(a.shape[2:], dtype=torch.bool, device=a.device)
     sizes = found[seam.source].shape[2:]
     for n, size in enumerate(sizes):
@@ -123,6 +127,8 @@ def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found:
 
 def _error(wanted: Tensor, found: Tensor, scale: Tensor | None = None) -> float:
     """The largest difference, as a share of the largest wanted value."""
+    if wanted.shape != found.shape:
+        return float("inf")
     if not wanted.numel():
         return 0.0
     if not torch.isfinite(wanted).all():
@@ -154,9 +160,15 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _record(graph: fx.GraphModule, inputs: Inputs, names: set[str]) -> dict[str, Any]:
+def _record(which: str, graph: fx.GraphModule, inputs: Inputs, names: set[str]) -> dict[str, Any]:
     recorder = _Recorder(graph, names)
-    recorder.run(*inputs.for_graph(graph))
+    try:
+        recorder.run(*inputs.map(Tensor.clone).for_graph(graph))  # a forward may write to its input
+    except Exception as error:
+        raise VerificationError(
+            f"The {which} network does not run on the inputs: {explain(error)}. Give inputs that the model takes, as "
+            "for trace(), and leave the networks that rewrite() and merge() return as they are."
+        ) from error
     return recorder.kept
 
 
@@ -164,11 +176,23 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _shallow_part(module: nn.Module) -> fx.GraphModule:
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
-            return part
+def _shallow_part(module: nn.Module, path: str) -> fx.GraphModule:
+    """The merged graph: where the student has its rewritten one."""
+    part = dict(module.named_modules()).get(path)
+    if isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
+        return part
     raise InvalidValue(f"{type(module).__name__} is no merged network: expected what merge(student) returned.")
+
+
+def _seams(made: fx.GraphModule, student: Student) -> tuple[Seam, ...]:
+    merged: Shallow = made.meta[Shallow.KEY]
+    if merged.network != student.network or merged.plan != student.plan:
+        what = "plan" if merged.network == student.network else "network"
+        raise InvalidValue(
+            f"The merged network was made of another {what} than the rewritten one, so they cannot be compared. "
+            "Merge this student again."
+        )
+    return merged.seams
 
 
 @contextmanager

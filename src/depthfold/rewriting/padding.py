@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from depthfold.core import Span
-from depthfold.core.shape import Padding
+from depthfold.core.shape import Padding, as_pad_argument
 from depthfold.tracing import Blueprint
 from depthfold.tracing.traced import INSERTED, SkipSite
 
@@ -91,8 +91,7 @@ def _set_padding(graph: fx.GraphModule, conv: fx.Node, padding: Padding | None) 
 
 
 def _insert_pad(graph: fx.GraphModule, reader: fx.Node, operand: fx.Node, widths: Padding) -> None:
-    flat = tuple(width for pair in reversed(widths) for width in pair)  # PyTorch lists the last dimension first
     with graph.graph.inserting_before(reader):
-        node = graph.graph.call_function(F.pad, (operand, flat))
+        node = graph.graph.call_function(F.pad, (operand, as_pad_argument(widths)))
     node.meta[INSERTED] = True
     reader.replace_input_with(operand, node)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from depthfold.core.shape import Padding
+from depthfold.core.shape import Padding, as_pad_argument
 
 CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORM: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -80,7 +80,7 @@ class ConvUnit(nn.Module):
         dims = len(spec.kernel)
         symmetric = all(a == b for a, b in spec.padding)
         padding: Any = tuple(a for a, _ in spec.padding) if symmetric else 0
-        self.pad = None if symmetric or spec.same else [p for pair in reversed(spec.padding) for p in pair]
+        self.pad = None if symmetric or spec.same else as_pad_argument(spec.padding)
         self.conv = CONV[dims](
             channels,
             spec.out,

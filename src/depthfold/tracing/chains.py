@@ -112,9 +112,12 @@ def _ending(draft: Draft, layers: list[Draft], values: Values) -> Iterator[Refus
         if role.refusal is not None:
             yield role.refusal
         elif reader not in entry:
-            yield Refusal(owner(reader), *_STRAY.get(role.kind, ("branches", "it reads this value beside the layer")))
+            alone = role.kind is Kind.ACTIVATION and len(readers) == 1
+            stray = _SECOND if alone else _STRAY.get(role.kind, ("branches", "it reads this value beside the layer"))
+            yield Refusal(owner(reader), *stray)
 
 
+_SECOND = ("second-activation", "it is the second activation in a row, and a layer has one")
 _STRAY = {
     Kind.ADD: ("addition", "the value is also added elsewhere, where no span can hold the addition"),
     Kind.NORM: ("norm-alone", "this batch norm does not follow a convolution of its own"),

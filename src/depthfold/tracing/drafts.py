@@ -117,10 +117,9 @@ def draft_layers(values: Values) -> list[Draft]:
 
 def _start(conv: fx.Node, values: Values) -> Draft:
     given = conv.all_input_nodes[0]
-    before = values.origin(given)
-    pads = values.roles[before].kind is Kind.PAD and values.only_reader(before)
-    source = values.origin(before.all_input_nodes[0]) if pads else before
-    return Draft(conv=conv, pad=before if pads else None, source=source, tail=conv)
+    pads = values.roles[given].kind is Kind.PAD and values.only_reader(given)
+    source = values.origin(given.all_input_nodes[0] if pads else given)
+    return Draft(conv=conv, pad=given if pads else None, source=source, tail=conv)
 
 
 def _addition(
@@ -167,7 +166,7 @@ def _skip(other: fx.Node, path: list[Draft], values: Values, open_draft: OpenDra
     if first := reading(origin):
         return SkipDraft(origin, first)
     projection = open_draft(other)
-    if projection and not projection.additions and (first := reading(projection.source)):
+    if projection and projection not in path and not projection.additions and (first := reading(projection.source)):
         return SkipDraft(projection.source, first, projection=projection)
     role = values.roles[origin]
     if role.kind is Kind.NORM and role.detail is None and values.only_reader(origin):

@@ -88,7 +88,7 @@ def inputs_at(model: nn.Module, path: str, inputs: Inputs) -> Inputs:
     handle = model.get_submodule(path).register_forward_pre_hook(take, with_kwargs=True)
     try:
         with torch.no_grad():
-            inputs.call(model)
+            inputs.map(Tensor.clone).call(model)
     except _Reached:
         return received[0]
     except Exception as error:

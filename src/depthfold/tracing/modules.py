@@ -60,6 +60,11 @@ def is_no_operation(module: nn.Module) -> bool:
     return isinstance(module, (nn.Identity, *_DROPOUTS)) or type(module).__name__ in _RANDOM_DROPS
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Whether the module does what its class does: no hooks, and a forward that nobody replaced on the object."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) or type(module).__name__ in _FROZEN_NORMS
 
@@ -75,6 +80,8 @@ def fused_activation(module: nn.Module) -> nn.Module | None:
 def computes_batch_norm(module: nn.Module) -> bool:
     """Whether we know what the forward of this batch norm computes: subclasses may do anything."""
     name = type(module).__name__
+    if "forward" in vars(module):  # replaced on the object
+        return False
     if name in _FROZEN_NORMS or name in _NORMS_WITH_ACTIVATION:
         return True
     return type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
@@ -85,7 +92,8 @@ def computes_convolution(module: nn.Module) -> bool:
     for base in CONVOLUTIONS:
         if isinstance(module, base):
             own = type(module)
-            return own.forward is base.forward and own._conv_forward is base._conv_forward
+            replaced = "forward" in vars(module) or "_conv_forward" in vars(module)
+            return not replaced and own.forward is base.forward and own._conv_forward is base._conv_forward
     return False
 
 

@@ -11,13 +11,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
 from depthfold.tracing.others import function_reason, module_reason
-from depthfold.tracing.rules import CONVOLUTION_RULES, NORM_RULES, Ignore, Reason, Site, first_reason, ignored
+from depthfold.tracing.rules import (
+    CONVOLUTION_RULES,
+    NORM_RULES,
+    PLAIN_RULES,
+    Ignore,
+    Reason,
+    Site,
+    first_reason,
+    ignored,
+)
 
 Sizes = Mapping[fx.Node, torch.Size]
 
@@ -49,13 +58,13 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
 } | {torch.relu: "relu", torch.relu_: "relu", torch.sigmoid: "sigmoid", torch.tanh: "tanh", torch.selu: "selu"}
 _ACTIVATION_METHODS = {"relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"}
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
-_DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
 _NOTHING_METHODS = {"contiguous", "clone"}
 
 
 def assign_roles(graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str], ignore: Ignore) -> dict[fx.Node, Role]:
     modules = dict(graph.named_modules())
     calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
+    read = {str(node.target).rpartition(".")[0] for node in graph.graph.nodes if node.op == "get_attr"}
 
     def role(node: fx.Node) -> Role:
         module = modules[str(node.target)] if node.op == "call_module" else None
@@ -65,7 +74,7 @@ def assign_roles(graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str],
         if module is not None:
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
             rank = None if size is None else len(size)
-            return _module_role(path, Site(module, calls[node.target], rank), opaque)
+            return _module_role(path, Site(module, calls[node.target], rank, str(node.target) in read), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)
         return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'no operation')}"))
@@ -102,6 +111,8 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, str]) -> Role:
         if reason:
             return _other(path, reason)
         return Role(Kind.NORM, known.activation_kind(fused) if fused is not None else None)
+    if (reason := first_reason(PLAIN_RULES, site)) is not None:
+        return _other(path, reason)
     if (kind := known.activation_kind(module)) is not None:
         return Role(Kind.ACTIVATION, kind)
     if known.is_no_operation(module):
@@ -118,7 +129,7 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
         return Role(Kind.ACTIVATION, _ACTIVATION_FUNCTIONS[target])
     if node.op == "call_method" and target in _ACTIVATION_METHODS:
         return Role(Kind.ACTIVATION, str(target).rstrip("_"))
-    if target in _DROPOUTS or (node.op == "call_method" and target in _NOTHING_METHODS):
+    if (node.op == "call_method" and target in _NOTHING_METHODS) or _adds_zero(node):
         return Role(Kind.NOTHING)
     if target is F.pad and constant and (widths := zero_padding(node)) is not None:
         spatial = len(sizes.get(node, ())) - 2
@@ -126,7 +137,16 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
             return Role(Kind.PAD)
     if _is_addition(node, sizes):
         return Role(Kind.ADD)
-    return _other(path, function_reason(node))
+    return _other(path, function_reason(node, sizes))
+
+
+def _adds_zero(node: fx.Node) -> bool:
+    """y + 0, as code writes that sums up branches and starts with nothing."""
+    return node.target in _ADDITIONS and len(node.args) == 2 and any(arg == 0 for arg in node.args if _is_number(arg))
+
+
+def _is_number(arg: Any) -> bool:
+    return isinstance(arg, int | float) and not isinstance(arg, bool)
 
 
 def zero_padding(node: fx.Node) -> tuple[int, ...] | None:
@@ -146,6 +166,18 @@ def _is_addition(node: fx.Node, sizes: Sizes) -> bool:
     if not (isinstance(one, fx.Node) and isinstance(two, fx.Node)):
         return False
     return one in sizes and sizes[one] == sizes.get(two) == sizes.get(node)
+
+
+def writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether the node changes its input, so that it matters even where nobody reads its result."""
+    if module is not None:
+        return bool(getattr(module, "inplace", False))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or node.target in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
+
+
+_IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
 
 
 def adds_in_place(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ class Site:
     module: nn.Module
     calls: int
     rank: int | None  # the number of dimensions of the tensor that it gets, batch and channels included
+    read: bool = False  # whether other code reads its parameters
 
 
 def ignored(path: str, module: nn.Module | None, ignore: Ignore) -> bool:
@@ -53,6 +54,18 @@ def _parametrised(site: Site) -> Reason | None:
 def _hooked(site: Site) -> Reason | None:
     if site.module._forward_hooks or site.module._forward_pre_hooks:
         return "hooked", "it has forward hooks (old-style weight norm, for example), which a merged layer would lose"
+    return None
+
+
+def _read_elsewhere(site: Site) -> Reason | None:
+    if site.read:
+        return "weights-read", "other code reads its parameters, which would be gone after merging"
+    return None
+
+
+def _replaced(site: Site) -> Reason | None:
+    if "forward" in vars(site.module):
+        return "custom", f"the forward of this {type(site.module).__name__} was replaced by another one"
     return None
 
 
@@ -96,7 +109,8 @@ def _statistics(site: Site) -> Reason | None:
     return None
 
 
-_COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked)
+_COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked, _read_elsewhere)
+PLAIN_RULES = (_hooked, _replaced)  # for modules without weights: activations, padding, dropout
 CONVOLUTION_RULES = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
 NORM_RULES = (*_COMMON, _custom_norm, _statistics)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import TracedNetwork
 from depthfold.tracing.tracer import explain, trace_graph
 
+_DROPOUTS: dict[Any, Any] = {
+    F.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
+    F.dropout3d: nn.Dropout3d,
+    F.alpha_dropout: nn.AlphaDropout,
+    F.feature_alpha_dropout: nn.FeatureAlphaDropout,
+}
+
 
 def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | None = None) -> TracedNetwork:
     """Find what can be merged in a model, and why the rest cannot.
@@ -34,11 +44,12 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     snapshot = _copy(model)
     modes = {path: module.training for path, module in snapshot.named_modules()}
     snapshot.eval()
-    inputs = Inputs.of(example_inputs)
+    inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
     if at:
         inputs = inputs_at(snapshot, at, inputs)
     part = snapshot.get_submodule(at) if at else snapshot
     name = type(part).__name__
+    _refuse_hooks(part, name)
     graph, opaque = trace_graph(part, inputs, f"{name} (at={at!r})" if at else name)
     _dropouts_as_modules(graph)
     sizes = _sizes(graph, inputs)
@@ -74,8 +85,16 @@ def _check(model: nn.Module, at: str | None) -> None:
 
 
 def _copy(model: nn.Module) -> nn.Module:
+    # Weights that are computed from others (old-style weight norm) have a history, which copying refuses. They are
+    # computed again in every forward, so their present value is enough.
+    computed = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, dict(computed))
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} cannot be copied: {explain(error)}. depthfold works on a copy, so that your model "
@@ -83,16 +102,29 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def _refuse_hooks(part: nn.Module, name: str) -> None:
+    if part._forward_hooks or part._forward_pre_hooks:
+        raise TraceError(
+            f"{name} has forward hooks of its own, which a rewritten copy would lose. Take them off before tracing, or "
+            'trace the part inside it, with at="...".'
+        )
+
+
 def _dropouts_as_modules(graph: fx.GraphModule) -> None:
-    """F.dropout(x, training=self.training) is frozen by tracing; as a module it follows train() and eval() again."""
+    """F.dropout(x, training=self.training) is frozen by tracing; as a module it follows train() and eval() again.
+
+    We trace in evaluation mode, so a dropout that is on has nothing to do with the mode: it stays as it is.
+    """
     for node in list(graph.graph.nodes):
-        if node.op == "call_function" and node.target in (F.dropout, F.dropout2d, F.dropout3d):
-            p = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
-            kind = {F.dropout: nn.Dropout, F.dropout2d: nn.Dropout2d, F.dropout3d: nn.Dropout3d}[node.target]
+        if node.op == "call_function" and node.target in _DROPOUTS:
+            given = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+            given.apply_defaults()
+            if given.arguments["training"] is not False:
+                continue
             target = f"depthfold_{node.name}"
-            graph.add_module(target, kind(p).eval())
+            graph.add_module(target, _DROPOUTS[node.target](given.arguments["p"]).eval())
             with graph.graph.inserting_before(node):
-                module = graph.graph.call_module(target, (node.args[0] if node.args else node.kwargs["input"],))
+                module = graph.graph.call_module(target, (given.arguments["input"],))
             module.meta = dict(node.meta)
             node.replace_all_uses_with(module)
             graph.graph.erase_node(node)
@@ -117,7 +149,7 @@ def _sizes(graph: fx.GraphModule, inputs: Inputs) -> dict[fx.Node, torch.Size]:
     interpreter = _Sizes(graph)
     try:
         with torch.no_grad():
-            interpreter.run(*inputs.for_graph(graph))
+            interpreter.run(*inputs.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise TraceError(
             f"The model does not run on its example inputs: {explain(error)}. Give the inputs that it takes, on its "

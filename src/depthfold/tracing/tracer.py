@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,13 @@ def trace_graph(module: nn.Module, inputs: Inputs, where: str) -> tuple[fx.Graph
     tracer = ForgivingTracer()
     defaults = _defaults(module, inputs, where)
     try:
-        graph = tracer.trace(module, concrete_args=defaults or None)
+        with _without_arguments(module, defaults):
+            graph = tracer.trace(module)
     except Exception as error:
         raise TraceError(
-            f"The forward of {where} cannot be traced: {explain(error)}. Its control flow depends on values that are "
-            'known only when it runs. Trace a submodule instead, with at="..." (the part that holds the convolutions, '
-            f'such as at="backbone"); {where} has the children {_children(module)}.'
+            f"The forward of {where} cannot be traced: {explain(error)}. torch.fx records a forward that runs the same "
+            'way whatever the values are. Trace a submodule instead, with at="..." (the part that holds the '
+            f'convolutions, such as at="backbone"); {where} has the children {_children(module)}.'
         ) from error
     return fx.GraphModule(module, graph, class_name=type(module).__name__), tracer.opaque
 
@@ -86,6 +88,30 @@ def _defaults(module: nn.Module, inputs: Inputs, where: str) -> dict[str, Any]:
         for name, parameter in signature.parameters.items()
         if name not in given and parameter.default is not inspect.Parameter.empty
     }
+
+
+@contextlib.contextmanager
+def _without_arguments(module: nn.Module, defaults: dict[str, Any]) -> Iterator[None]:
+    """For a while, a forward that takes only the arguments that the example gives.
+
+    torch.fx can fix arguments itself, but only numbers and None: a default may also be a tuple, a list or a tensor.
+    It reads the names of the arguments off the code of the forward, so the forward must have code of its own.
+    """
+    own = type(module)
+    parameters = inspect.signature(own.forward).parameters.values()
+    if not defaults or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        yield
+        return
+    taken = [p for p in parameters if p.name not in defaults][1:]
+    names = ", ".join(p.name for p in taken)
+    passed = ", ".join(p.name if p.kind is p.POSITIONAL_ONLY else f"{p.name}={p.name}" for p in taken)
+    scope: dict[str, Any] = {"forward_of_the_model": own.forward, "defaults": defaults}
+    exec(f"def forward(self, {names}): return forward_of_the_model(self, {passed}, **defaults)", scope)
+    module.__class__ = type(own.__name__, (own,), {"forward": scope["forward"], "__module__": own.__module__})
+    try:
+        yield
+    finally:
+        module.__class__ = own
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -1,0 +1,197 @@
+"""verify(): errors at the borders and in the interior apart, and what it says of things that do not fit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import depthfold as df
+from depthfold.errors import DepthfoldError, InvalidValue, VerificationError
+from nets import Net, agree, conv, image, only
+
+
+def folded(cuts=(), dtype=torch.float64):
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), nn.MaxPool2d(1), conv(), nn.ReLU(), conv())
+    student = df.rewrite(df.trace(model.to(dtype).eval(), image().to(dtype)), df.Plan((), cuts))
+    return student, df.merge(student)
+
+
+def first_convolution(module):
+    return next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+
+
+def test_an_exact_merge_is_verified_with_the_tolerance_of_its_precision():
+    found = df.verify(*folded())
+    assert isinstance(found, df.Verification)
+    assert found.ok
+    assert found.tolerance == 1e-10
+    assert max(found.border, found.interior, found.output) <= 1e-13
+    assert [(each.span.i, each.span.j) for each in found.segments] == [(0, 2), (2, 4)]
+    assert df.verify(*folded(dtype=torch.float32)).tolerance == 1e-4
+
+
+def test_an_error_at_the_borders_is_seen_at_the_borders():
+    student, shallow = folded()
+    first_convolution(shallow).padding_mode = "replicate"
+    found = df.verify(student, shallow)
+    assert not found.ok
+    assert found.segments[0].border > 1e-2
+    assert found.segments[0].interior <= 1e-13
+    assert found.interior > 1e-10  # the segment behind the first one gets other values
+    assert "first wrong segment (0, 2]" in str(found)
+
+
+def test_an_error_of_the_last_segment_at_the_borders_is_nowhere_else():
+    student, shallow = folded()
+    last = [part for part in shallow.modules() if isinstance(part, nn.Conv2d)][-1]
+    last.padding_mode = "reflect"
+    found = df.verify(student, shallow)
+    assert found.border > 1e-2
+    assert found.interior <= 1e-13
+    assert found.output > 1e-3
+    assert "first wrong segment (2, 4]" in str(found)
+
+
+def test_an_error_of_a_weight_is_seen_in_the_interior():
+    student, shallow = folded()
+    with torch.no_grad():
+        first_convolution(shallow).weight[0, 0, 2, 2] += 1e-3
+    found = df.verify(student, shallow)
+    assert not found.ok
+    assert found.segments[0].interior > 1e-5
+    assert "largest error at the borders" in str(found)
+    assert "tolerance 1e-10" in str(found)
+
+
+def test_an_error_of_the_student_is_seen_as_well():
+    student, shallow = folded()
+    with torch.no_grad():
+        first_convolution(student).bias += 1e-3
+    assert not df.verify(student, shallow).ok
+
+
+def test_inputs_of_another_size_and_precision():
+    student, shallow = folded()
+    for inputs in (image(23).double(), image(9, batch=1), (image(30),), {"input": image(10)}):
+        assert df.verify(student, shallow, inputs).ok
+
+
+def test_inputs_of_the_whole_model_with_at():
+    model = Net(lambda net, x: net.body(x + 1) if x.sum() > 0 else net.body(x), body=nn.Sequential(conv(), conv()))
+    model.double().eval()
+    student = df.rewrite(df.trace(model, image().double(), at="body"), df.Plan((), ()))
+    shallow = df.merge(student)
+    assert df.verify(student, shallow, image(17)).ok
+    with torch.no_grad():
+        first_convolution(shallow).bias += 1
+    assert not df.verify(student, shallow, image(17)).ok
+
+
+def test_modes_are_given_back():
+    student, shallow = folded()
+    student.train()
+    shallow.train()
+    df.verify(student, shallow)
+    assert student.training
+    assert shallow.training
+
+
+def test_what_is_no_student_and_what_is_no_merged_network():
+    student, shallow = folded()
+    with pytest.raises(InvalidValue, match="Conv2d is no rewritten network"):
+        df.verify(conv(), shallow)
+    with pytest.raises(InvalidValue, match=r"is no merged network: expected what merge\(student\) returned"):
+        df.verify(student, student)
+    with pytest.raises(InvalidValue, match="Conv2d is no merged network"):
+        df.verify(student, conv())
+
+
+def refused(student, shallow):
+    """Whether verify() says no, as a result or as an error of ours."""
+    try:
+        return not df.verify(student, shallow).ok
+    except DepthfoldError:
+        return True
+
+
+def test_a_merged_network_of_another_plan_does_not_pass():
+    one, _ = folded()
+    _, other = folded(cuts=(1,))
+    assert refused(one, other)
+
+
+def test_a_merged_network_of_another_model_is_a_clear_error():
+    student, _ = folded()
+    other = df.trace(Net(lambda net, x: net.b(net.a(x)), a=conv(), b=conv()).double(), image().double())
+    with pytest.raises(DepthfoldError):
+        df.verify(student, df.merge(df.rewrite(other, df.Plan((), ()))))
+
+
+def test_a_merged_network_that_gives_another_size_does_not_pass():
+    student, shallow = folded()
+    first_convolution(shallow).padding = (1, 1)
+    assert refused(student, shallow)
+
+
+def test_inputs_that_do_not_run_are_a_clear_error():
+    student, shallow = folded()
+    for inputs in (torch.zeros(1, 3, 8, 8), "text", ()):
+        with pytest.raises(DepthfoldError):
+            df.verify(student, shallow, inputs)
+
+
+def damaged(student):
+    """An activation where the plan has none."""
+    student = copy.deepcopy(student)
+    node = next(node for node in student.graph.nodes if node.op == "call_module")
+    with student.graph.inserting_after(node):
+        extra = student.graph.call_function(torch.tanh, (node,))
+    node.replace_all_uses_with(extra, delete_user_cb=lambda user: user is not extra)
+    student.recompile()
+    return student
+
+
+def test_merging_a_damaged_student_raises():
+    student, _ = folded()
+    with pytest.raises(VerificationError, match="does not compute what the rewritten one computes: largest error at"):
+        df.merge(damaged(student))
+
+
+def test_merging_a_student_whose_padding_was_changed_raises():
+    student, _ = folded()
+    second = [part for part in student.modules() if isinstance(part, nn.Conv2d)][1]
+    second.padding = (1, 1)
+    with pytest.raises(VerificationError):
+        df.merge(student)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_an_error(value):
+    student, shallow = folded()
+    with torch.no_grad():
+        first_convolution(student).weight[0, 0, 0, 0] = value
+    with pytest.raises(VerificationError, match="values that are not finite, so nothing can be verified"):
+        df.merge(student)
+    with pytest.raises(VerificationError, match="not finite"):
+        df.verify(student, shallow)
+
+
+def test_a_merged_network_with_values_that_are_not_finite_does_not_pass():
+    student, shallow = folded()
+    with torch.no_grad():
+        first_convolution(shallow).weight[0, 0, 0, 0] = float("nan")
+    found = df.verify(student, shallow)
+    assert not found.ok
+    assert found.interior == float("inf")
+
+
+def test_an_activation_in_place_does_not_blur_the_comparison():
+    model = nn.Sequential(conv(), nn.ReLU(inplace=True), conv(), nn.ReLU(inplace=True), conv()).double().eval()
+    network = df.trace(model, image().double())
+    student = df.rewrite(network, only(network, 0, 2))
+    shallow = df.merge(student)
+    first_convolution(shallow).bias.data -= 1e6  # all negative: after the activation nothing would be left of it
+    assert df.verify(student, shallow).segments[0].interior > 1e3
+    agree(student(image().double()), df.merge(student)(image().double()))

@@ -1,0 +1,310 @@
+"""What becomes part of a layer: norms, activations, padding, and what is seen through."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import BatchNormAct2d, DropPath, FrozenBatchNormAct2d
+from torch import nn
+from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
+
+import depthfold as df
+from nets import Net, agree, codes, conv, folds_exactly, image, pairs
+
+MODULES = {
+    "relu": nn.ReLU(),
+    "relu6": nn.ReLU6(inplace=True),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "silu": nn.SiLU(),
+    "gelu": nn.GELU(approximate="tanh"),
+    "hardswish": nn.Hardswish(),
+    "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(),
+    "prelu": nn.PReLU(4),
+    "elu": nn.ELU(0.7),
+    "mish": nn.Mish(),
+    "softplus": nn.Softplus(),
+}
+FUNCTIONS = {
+    "relu": F.relu,
+    "relu (torch)": torch.relu,
+    "relu (in place)": F.relu_,
+    "relu6": F.relu6,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "leaky_relu (by name)": lambda x: F.leaky_relu(x, negative_slope=0.2, inplace=True),
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu (method)": lambda x: x.relu(),
+    "relu (method in place)": lambda x: x.relu_(),
+    "sigmoid (method)": lambda x: x.sigmoid(),
+    "tanh (method)": lambda x: x.tanh(),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_activation_modules_of_every_kind(kind):
+    network = folds_exactly(nn.Sequential(conv(), MODULES[kind], conv(), MODULES[kind], conv()), image())
+    assert [layer.activation for layer in network.layers] == [kind, kind, None]
+    assert network.barriers == ()
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_activation_functions_and_methods_of_every_kind(kind):
+    function = FUNCTIONS[kind]
+    model = Net(lambda net, x: net.c(function(net.b(function(net.a(x))))), a=conv(), b=conv(), c=conv())
+    network = folds_exactly(model, image())
+    name = kind.split(" ")[0]
+    assert [layer.activation for layer in network.layers] == [name, name, None]
+    assert network.barriers == ()
+
+
+def test_a_functional_prelu_is_a_barrier_with_a_reason():
+    model = Net(
+        lambda net, x: net.b(F.prelu(net.a(x), net.slope)),
+        a=conv(),
+        b=conv(),
+        slope=nn.Parameter(torch.full((4,), 0.1)),
+    )
+    network = folds_exactly(model, image())
+    assert (network.depth, network.barriers) == (2, (1,))
+    assert "prelu" in codes(network)
+
+
+def test_two_activations_in_a_row_end_the_chain_and_the_reason_is_true():
+    network = folds_exactly(nn.Sequential(conv(), nn.ReLU(), nn.Sigmoid(), conv()), image())
+    assert (network.depth, network.barriers, network.layers[0].activation) == (2, (1,), "relu")
+    (reason,) = [refusal.why for refusal in network.refusals if refusal.where == "2"]
+    assert "others read" not in reason  # nobody else reads the value: it is the second activation in a row
+
+
+def rough(norm):
+    """Statistics and parameters that are not fresh."""
+    generator = torch.Generator().manual_seed(7)
+    for name in ("running_mean", "running_var", "weight", "bias"):
+        if getattr(norm, name, None) is not None:
+            getattr(norm, name).data.copy_(torch.rand(4, generator=generator) + 0.3)
+    return norm
+
+
+NORMS = {
+    "plain": lambda: nn.BatchNorm2d(4, eps=0.1),
+    "not affine": lambda: nn.BatchNorm2d(4, affine=False),
+    "synchronised": lambda: nn.SyncBatchNorm(4, eps=0.01),
+    "frozen": lambda: FrozenBatchNorm2d(4, eps=0.2),
+    "timm without activation": lambda: BatchNormAct2d(4, apply_act=False),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_batch_norms_of_every_kind_fold(kind):
+    model = nn.Sequential(conv(), rough(NORMS[kind]()), nn.ReLU(), conv(bias=False), rough(NORMS[kind]()))
+    network = folds_exactly(model, image())
+    assert [layer.norm for layer in network.layers] == ["1", "4"]
+    assert network.barriers == ()
+    assert [layer.activation for layer in network.layers] == ["relu", None]
+
+
+@pytest.mark.parametrize("kind", [BatchNormAct2d, FrozenBatchNormAct2d])
+def test_a_norm_with_an_activation_inside_is_norm_and_activation_of_the_layer(kind):
+    model = nn.Sequential(conv(), rough(kind(4, act_layer=nn.SiLU)), conv(), rough(kind(4, act_layer=nn.SiLU)), conv())
+    network = folds_exactly(model, image())
+    assert [layer.norm for layer in network.layers] == ["1", "3", None]
+    assert [layer.activation for layer in network.layers] == ["silu", "silu", None]
+    assert network.barriers == ()
+
+
+def test_a_batch_norm_without_statistics_is_refused():
+    network = df.trace(nn.Sequential(conv(), nn.BatchNorm2d(4, track_running_stats=False), conv()), image())
+    assert (network.depth, network.barriers) == (2, (1,))
+    assert codes(network)["1"] == "batch-statistics"
+
+
+def test_a_batch_norm_of_an_unknown_class_is_refused():
+    class Twisted(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    network = folds_exactly(nn.Sequential(conv(), Twisted(4), conv()), image())
+    assert network.barriers == (1,)
+    assert codes(network)["1"] == "custom-norm"
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        nn.Dropout(0.3),
+        nn.Dropout2d(0.3),
+        nn.Identity(),
+        DropPath(0.2),
+        StochasticDepth(0.2, "row"),
+        nn.AlphaDropout(0.1),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_does_nothing_in_evaluation_is_seen_through(nothing):
+    model = Net(
+        lambda net, x: net.c(net.drop(net.b(net.drop(net.act(net.norm(net.drop(net.a(x))))))) + x),
+        a=conv(),
+        norm=nn.BatchNorm2d(4),
+        act=nn.ReLU(),
+        b=conv(),
+        c=conv(),
+        drop=nothing,
+    )
+    network = folds_exactly(model, image())
+    assert (network.depth, network.barriers) == (3, ())
+    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
+    assert network.layers[0].norm == "norm"
+
+
+@pytest.mark.parametrize("function", [F.dropout, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout])
+def test_functional_dropout_follows_train_and_eval_after_rewriting(function):
+    model = Net(lambda net, x: net.b(function(net.a(x), 0.5, training=net.training)), a=conv(), b=conv())
+    x = image()
+    for training in (True, False):
+        network = df.trace(model.train(training), x)
+        assert (network.depth, network.barriers) == (2, ())
+        student = df.rewrite(network, df.Plan((), (1,)))
+        assert student.training is training
+        student.train()
+        assert not torch.equal(student(x), student(x))
+        student.eval()
+        assert torch.equal(student(x), student(x))
+        agree(student(x), model.eval()(x), 1e-6)
+    agree(df.merge(student)(x), student(x), 1e-4)
+
+
+def test_dropout_that_is_always_on_is_no_part_of_a_linear_segment():
+    model = Net(lambda net, x: net.b(F.dropout(net.a(x), 0.5, training=True)), a=conv(), b=conv()).eval()
+    network = df.trace(model, image())
+    student = df.rewrite(network, network.vanilla).eval()
+    assert not torch.equal(model(image()), model(image()))
+    assert network.barriers == (1,)
+    assert not torch.equal(student(image()), student(image()))  # it computes what the model computes, noise included
+
+
+def paddings():
+    ones = dict(kernel_size=3, stride=1)
+    yield "number", nn.Conv2d(4, 4, **ones, padding=2), ((2, 2), (2, 2))
+    yield "tuple", nn.Conv2d(4, 4, (3, 5), padding=(0, 2)), ((0, 0), (2, 2))
+    yield "same", nn.Conv2d(4, 4, 3, padding="same", dilation=2), ((2, 2), (2, 2))
+    yield "same, even kernel", nn.Conv2d(4, 4, (2, 4), padding="same"), ((0, 1), (1, 2))
+    yield "valid", nn.Conv2d(4, 4, 3, padding="valid"), ((0, 0), (0, 0))
+    yield "ZeroPad2d", nn.Sequential(nn.ZeroPad2d((1, 2, 0, 3)), nn.Conv2d(4, 4, 3)), ((0, 3), (1, 2))
+    yield "ConstantPad2d", nn.Sequential(nn.ConstantPad2d(1, 0.0), nn.Conv2d(4, 4, 3, padding=1)), ((2, 2), (2, 2))
+    yield "F.pad", Net(lambda n, x: n.c(F.pad(x, (0, 1))), c=nn.Conv2d(4, 4, 3)), ((0, 0), (0, 1))
+    yield (
+        "F.pad, all",
+        Net(lambda n, x: n.c(F.pad(x, [1, 0, 2, 1], value=0.0)), c=nn.Conv2d(4, 4, 3, stride=2)),
+        ((2, 1), (1, 0)),
+    )
+
+
+@pytest.mark.parametrize(("part", "padding"), [p[1:] for p in paddings()], ids=[p[0] for p in paddings()])
+def test_padding_of_every_form_is_part_of_the_layer(part, padding):
+    network = folds_exactly(nn.Sequential(conv(), nn.ReLU(), part, nn.ReLU(), conv()), image())
+    assert (network.depth, network.barriers) == (3, ())
+    assert network.layers[1].shape.padding == padding
+    assert network.layers[1].in_size == (12, 13)
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        nn.ConstantPad2d(1, 0.5),
+        nn.ReflectionPad2d(1),
+        nn.ReplicationPad2d(1),
+        nn.ZeroPad2d(-1),
+        nn.CircularPad2d(1),
+        Net(lambda net, x: F.pad(x, (1, 1, 1, 1), mode="reflect")),
+        Net(lambda net, x: F.pad(x, (1, 1), value=2.0)),
+        Net(lambda net, x: F.pad(x, (0, 0, 0, 0, 0, 0))),
+    ],
+)
+def test_padding_that_is_not_zero_padding_of_the_map_is_a_barrier(pad):
+    network = folds_exactly(nn.Sequential(conv(), nn.ReLU(), pad, conv(), nn.ReLU()), image())
+    assert (network.depth, network.barriers) == (2, (1,))
+    assert "padding" in codes(network).values()
+
+
+def test_one_dimension_and_three():
+    line = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 2, 5, stride=2))
+    assert folds_exactly(line, torch.randn(2, 3, 17)).depth == 2
+    cube = nn.Sequential(
+        nn.Conv3d(2, 4, (1, 3, 2), padding=(0, 1, 1)), nn.BatchNorm3d(4), nn.ReLU(), nn.Conv3d(4, 2, 3)
+    )
+    assert folds_exactly(cube, torch.randn(1, 2, 5, 6, 7)).depth == 2
+
+
+ADDITIONS = {
+    "operator": lambda a, b: a + b,
+    "turned round": lambda a, b: b + a,
+    "function": torch.add,
+    "method": lambda a, b: a.add(b),
+    "in place": lambda a, b: a.add_(b),
+}
+
+
+@pytest.mark.parametrize("kind", ADDITIONS)
+def test_residual_additions_of_every_form(kind):
+    add = ADDITIONS[kind]
+    model = Net(lambda net, x: net.c(add(net.b(F.relu(net.a(x))), x)), a=conv(), b=conv(), c=conv())
+    network = folds_exactly(model, image())
+    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
+    assert network.barriers == ()
+
+
+def test_a_residual_added_in_place_by_the_operator():
+    def run(net, x):
+        y = net.b(F.relu(net.a(x)))
+        y += x
+        return net.c(y)
+
+    network = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
+    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
+
+
+def test_a_projection_with_its_batch_norm_is_a_skip():
+    model = Net(
+        lambda net, x: net.c(F.relu(net.b(F.relu(net.a(x))) + net.down(x))),
+        a=conv(4, 6, stride=2),
+        b=conv(6, 6),
+        c=conv(6, 6),
+        down=nn.Sequential(nn.Conv2d(4, 6, 1, stride=2), nn.BatchNorm2d(6, eps=0.1)),
+    )
+    network = folds_exactly(model, image(13))
+    assert (network.depth, network.barriers) == (3, ())
+    (skip,) = network.skips
+    assert (skip.source, skip.target, skip.projection.stride) == (0, 2, (2, 2))
+
+
+def test_parallel_convolutions_and_a_batch_norm_alone_join_one_layer():
+    model = Net(
+        lambda net, x: net.after(F.relu(net.three(x) + net.one(x) + net.norm(x))),
+        three=nn.Sequential(conv(), nn.BatchNorm2d(4)),
+        one=nn.Sequential(conv(kernel=1), nn.BatchNorm2d(4)),
+        norm=nn.BatchNorm2d(4),
+        after=conv(),
+    )
+    network = folds_exactly(model, image())
+    assert (network.depth, len(network.skips), network.barriers) == (2, 2, ())
+    assert pairs(network.spans("full")) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_a_value_added_to_itself_loses_no_layer():
+    def run(net, x):
+        y = net.b(F.relu(net.a(x)))
+        return net.c(F.relu(y + y))
+
+    network = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
+    assert [layer.where for layer in network.layers] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("add", [lambda y: y + 0, lambda y: 0 + y], ids=["y + 0", "0 + y"])
+def test_adding_the_number_zero_changes_nothing(add):
+    """How code that sums up branches starts: `out = 0`, then `out += branch(x)`, as in MobileOne."""
+    model = Net(lambda net, x: net.b(F.relu(add(net.a(x)))), a=conv(), b=conv())
+    network = folds_exactly(model, image())
+    assert (network.barriers, network.layers[0].activation) == ((), "relu")
