@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Inputs, load, private_copy, reasons
-from depthfold.backends.onnx_writer import UnknownWord, write_model
+from depthfold.backends.onnx_words import UnknownWord
+from depthfold.backends.onnx_writer import write_model
 from depthfold.errors import BackendError
 
 _LIMIT = 2**31 - 1  # bytes of a protocol buffer
@@ -39,6 +40,8 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx") -> bytes:
 
 def exported(module: nn.Module, inputs: Inputs) -> Any:
     """By PyTorch's exporter. Its advice to developers is not for the users of a runtime."""
+    with reasons("PyTorch cannot run this module"), torch.inference_mode():
+        module(*inputs)  # the exporter takes seconds to find out, and pages to say so
     with reasons("PyTorch cannot export this module to ONNX"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
