@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthfold.backends.base import Inputs, load, private_copy, reasons
+from depthfold.backends.base import Inputs, flatten, load, private_copy, reasons
 from depthfold.backends.onnx_words import UnknownWord
 from depthfold.backends.onnx_writer import write_model
 from depthfold.errors import BackendError
@@ -29,8 +29,10 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx") -> bytes:
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size >= _LIMIT:
         raise BackendError(f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB.")
+    with reasons("PyTorch cannot run this module"), torch.inference_mode():
+        outputs = flatten(module(*(tensor.clone() for tensor in inputs)))
     try:
-        model: Any = write_model(module, inputs)
+        model: Any = write_model(module, inputs, outputs)
     except UnknownWord:
         load("onnxscript", extra)
         model = exported(module, inputs)
@@ -40,8 +42,6 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx") -> bytes:
 
 def exported(module: nn.Module, inputs: Inputs) -> Any:
     """By PyTorch's exporter. Its advice to developers is not for the users of a runtime."""
-    with reasons("PyTorch cannot run this module"), torch.inference_mode():
-        module(*inputs)  # the exporter takes seconds to find out, and pages to say so
     with reasons("PyTorch cannot export this module to ONNX"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)

@@ -14,36 +14,46 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.backends.base import Inputs
+from depthfold.backends.base import Inputs, flatten
 from depthfold.backends.onnx_words import CALLS, MODULES, UnknownWord
 
 _OPSET, _IR = 18, 10
 _IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_ELEMENTWISE = ("Relu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Mul")
 _INPLACE = (operator.iadd, "add_", "relu_", "clamp_", "mul_")
 
 
-def write_model(module: nn.Module, inputs: Inputs) -> Any:
-    """An onnx.ModelProto of a module in evaluation mode, for inputs of exactly these sizes."""
+def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs) -> Any:
+    """An onnx.ModelProto of a module in evaluation mode, for inputs of exactly these sizes; `outputs` are its own."""
     try:
-        traced = fx.symbolic_trace(module)
+        traced = fx.symbolic_trace(nn.Sequential(module) if type(module) in MODULES else module)
+        with torch.inference_mode():
+            found = flatten(traced(*(tensor.clone() for tensor in inputs)))
     except Exception as error:  # the user's own forward may raise anything when it is traced
         raise UnknownWord(f"cannot be traced: {error}") from error
-    return _Writer(traced, inputs).model()
+    # Tracing turns x += y into x + y, which is another thing where somebody else reads x.
+    if len(found) != len(outputs) or not all(map(_same, found, outputs)):
+        raise UnknownWord("what was traced computes something else")
+    return _Writer(traced, inputs, outputs).model()
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 class _Writer:
     """One pass over the graph. `names` is the ONNX value of each node; a node that does nothing shares its input's."""
 
-    def __init__(self, traced: fx.GraphModule, inputs: Inputs) -> None:
+    def __init__(self, traced: fx.GraphModule, inputs: Inputs, outputs: Inputs) -> None:
         import onnx
 
-        self.onnx, self.traced, self.inputs = onnx, traced, inputs
+        self.onnx, self.traced, self.inputs, self.outputs = onnx, traced, inputs, outputs
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self.names: dict[fx.Node, str] = {}
         self.flat: set[str] = set()  # values that are known to have two dimensions
         self.views: set[str] = set()  # values that share their memory with another one
-        if len({tensor.dtype for tensor in (*inputs, *traced.parameters())}) > 1:
+        if len({tensor.dtype for tensor in (*inputs, *outputs, *traced.parameters())}) > 1:
             raise UnknownWord("mixed types")
 
     def model(self) -> Any:
@@ -60,10 +70,10 @@ class _Writer:
                 self.names[node] = node.name
             elif node.op == "output":
                 results = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-                for n, result in enumerate(results):
+                for n, (result, example) in enumerate(zip(results, self.outputs, strict=True)):
                     # A name of its own: an output that is also an input, or twice an output, would be no valid graph.
                     self.emit("Identity", (self.read(result),), f"output_{n}")
-                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, None))
+                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, list(example.shape)))
             else:
                 self.names[node] = self.word(node)
         if rest:
@@ -114,6 +124,8 @@ class _Writer:
         return self.names[value]
 
     def emit(self, kind: str, sources: Sequence[str], name: str, **attributes: Any) -> str:
+        if kind in _ELEMENTWISE and sources[0] in self.flat:
+            self.flat.add(name)
         self.nodes.append(self.onnx.helper.make_node(kind, list(sources), [name], name=f"{kind}_{name}", **attributes))
         return name
 
