@@ -1,6 +1,7 @@
 """What is particular to single runtimes: settings put back, libraries that are missing, files, the cost formula."""
 
 import sys
+from pathlib import Path
 
 import onnxruntime
 import openvino
@@ -10,6 +11,7 @@ from torch import nn
 
 from depthfold.backends import get
 from depthfold.backends.cost_model import CostModel
+from depthfold.backends.machine import machine_name
 from depthfold.backends.openvino import _core
 from depthfold.backends.torch_run import _cuda_settings
 from depthfold.errors import BackendError, InvalidValue, MissingDependency, OutOfMemory
@@ -29,6 +31,24 @@ def test_threads_are_set_for_the_run_only():
     assert compiled()[0].item() == before + 1
     assert backend.environment(INPUTS).threads == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_the_machine_is_named_by_its_processor(monkeypatch):
+    def named(text):
+        machine_name.cache_clear()
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+        return machine_name()
+
+    assert ", AMD EPYC 9654, " in named("processor : 0\nmodel name : AMD EPYC 9654\nprocessor : 1\n")
+    assert ", Neoverse-N1, " in named("CPU implementer : 0x41\nCPU part : 0xd0c\n")
+    assert ", processor 0x61/0x022, " in named("CPU implementer : 0x61\nCPU part : 0x022\n")
+    machine_name.cache_clear()
+
+
+def test_an_environment_needs_a_batch():
+    for inputs in ((), (torch.tensor(1.0),)):
+        with pytest.raises(InvalidValue, match="tensors with a batch in front"):
+            get("pytorch").environment(inputs)
 
 
 def precisions():

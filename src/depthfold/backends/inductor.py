@@ -19,7 +19,8 @@ from depthfold.core.document import decode
 from depthfold.errors import BackendError, MissingDependency
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-_NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "Cannot find a working triton", "TritonMissing")
+# What PyTorch and Triton say where they find no compiler.
+_NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "TritonMissing", "working triton", "find C compiler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Inductor:
             return TorchRun(place, lambda: compiled(*inputs), "TorchInductor")
         except BackendError as error:
             if any(sign in str(error) or sign in repr(error.__cause__) for sign in _NO_COMPILER):
-                needed = "a C++ compiler such as g++" if self.device == "cpu" else "Triton (pip install triton)"
+                needed = "a C++ compiler such as g++" if self.device == "cpu" else "Triton and a C compiler such as gcc"
                 text = f"TorchInductor needs {needed}, and found none. Install it, or use the backend pytorch."
                 raise MissingDependency(text) from error
             raise

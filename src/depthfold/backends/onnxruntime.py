@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, private_copy, reasons
-from depthfold.backends.machine import gpu_name, machine_name, thread_count
+from depthfold.backends.machine import environment_of, gpu_name, thread_count
 from depthfold.backends.onnx_model import onnx_bytes, write_onnx
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
@@ -51,15 +51,13 @@ class OnnxRuntime:
         return _CUDA in self.providers or _TENSORRT in self.providers
 
     def environment(self, inputs: Inputs) -> Environment:
-        return Environment(
-            machine=machine_name(),
+        return environment_of(
+            inputs,
             device=gpu_name() if self._on_gpu else "cpu",
             runtime=spelled(self, without=("precision", "threads")),
-            runtime_version=load("onnxruntime", "onnx").__version__,
+            version=load("onnxruntime", "onnx").__version__,
             precision=self.precision,
-            batch=inputs[0].shape[0],
-            input_size=tuple(inputs[0].shape[1:]),
-            threads=thread_count(self.threads),
+            threads=self.threads,
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:

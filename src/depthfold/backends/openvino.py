@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, reasons
-from depthfold.backends.machine import machine_name, thread_count
+from depthfold.backends.machine import environment_of, thread_count
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
@@ -40,15 +40,13 @@ class OpenVino:
         decode(Precision, self.precision, "The option precision")
 
     def environment(self, inputs: Inputs) -> Environment:
-        return Environment(
-            machine=machine_name(),
+        return environment_of(
+            inputs,
             device="cpu",
             runtime=spelled(self, without=("precision", "threads")),
-            runtime_version=load("openvino", "openvino").get_version(),
+            version=load("openvino", "openvino").get_version(),
             precision=self.precision,
-            batch=inputs[0].shape[0],
-            input_size=tuple(inputs[0].shape[1:]),
-            threads=thread_count(self.threads),
+            threads=self.threads,
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, load, reasons
-from depthfold.backends.machine import device_name, machine_name, thread_count
+from depthfold.backends.machine import device_name, environment_of
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.backends.torch_run import Place, TorchRun
@@ -36,15 +36,13 @@ class TensorRT:
             raise InvalidValue(f"The option 'optimisation' of TensorRT goes from 0 to 5, found {self.optimisation}.")
 
     def environment(self, inputs: Inputs) -> Environment:
-        return Environment(
-            machine=machine_name(),
+        return environment_of(
+            inputs,
             device=device_name("cuda"),
             runtime=spelled(self, without=("precision",)),
-            runtime_version=load("tensorrt", "tensorrt").__version__,
+            version=load("tensorrt", "tensorrt").__version__,
             precision=self.precision,
-            batch=inputs[0].shape[0],
-            input_size=tuple(inputs[0].shape[1:]),
-            threads=thread_count(None),
+            threads=None,
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
