@@ -131,6 +131,12 @@ def test_the_exporter_and_the_writer_agree_on_the_operations():
     assert {"Conv", "Clip", "ReduceMean", "Gemm"} <= ours & theirs
 
 
+def test_a_type_that_the_runtime_lacks_is_a_clean_error():
+    module, sample = nn.Sequential(nn.Conv2d(4, 4, 3)).bfloat16(), torch.randn(1, 4, 8, 8).bfloat16()
+    with pytest.raises(BackendError, match="ONNX Runtime"):
+        get("onnxruntime").compile(module, (sample,))
+
+
 def test_weights_beyond_the_format_are_refused():
     class Huge(nn.Conv2d):
         def parameters(self, recurse=True):

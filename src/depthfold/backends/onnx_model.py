@@ -1,8 +1,8 @@
 """A module as an ONNX model: the road to every runtime but PyTorch's own.
 
-PyTorch's exporter takes more than a second for a single convolution and over ten for a MobileNetV2, and a latency
+PyTorch's exporter takes more than a second for a single convolution and about ten for a MobileNetV2, and a latency
 table needs a hundred and forty of the one and a dozen of the other. So the vocabulary of plain CNNs is written directly
-(`onnx_writer.py`, a few milliseconds), and whatever has a word that is not in it goes through PyTorch's exporter.
+(`onnx_writer.py`: milliseconds, and half a second). Whatever has a word that is not in it goes through the exporter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx") -> bytes:
     """The module for these inputs as a serialised ONNX model."""
     load("onnx", extra)
     module, inputs = private_copy(module, inputs)
+    module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size >= _LIMIT:
         raise BackendError(f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB.")

@@ -55,6 +55,8 @@ class _Writer:
         self.views: set[str] = set()  # values that share their memory with another one
         if len({tensor.dtype for tensor in (*inputs, *outputs, *traced.parameters())}) > 1:
             raise UnknownWord("mixed types")
+        if inputs[0].dtype not in (torch.float16, torch.float32, torch.float64):
+            raise UnknownWord("a type that NumPy does not have")
 
     def model(self) -> Any:
         helper = self.onnx.helper

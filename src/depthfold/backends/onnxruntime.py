@@ -66,7 +66,7 @@ class OnnxRuntime:
         module, inputs = private_copy(module, inputs)
         if self.precision == "float16":
             module, inputs = module.half(), tuple(t.half() if t.is_floating_point() else t for t in inputs)
-        model = onnx_bytes(module.cpu(), tuple(tensor.cpu() for tensor in inputs))
+        model = onnx_bytes(module, inputs)
         with reasons("ONNX Runtime rejects this module"):
             session = library.InferenceSession(model, self._session_options(library), providers=self._with_options())
             if self.providers[0] not in session.get_providers():  # it falls back to the CPU without an error
@@ -108,7 +108,7 @@ class _Session:
     def __init__(self, library: Any, session: Any, inputs: Inputs, device: str) -> None:
         self._session, self._binding = session, session.io_binding()
         for info, tensor in zip(session.get_inputs(), inputs, strict=True):
-            value = library.OrtValue.ortvalue_from_numpy(tensor.contiguous().numpy(), device, 0)
+            value = library.OrtValue.ortvalue_from_numpy(tensor.cpu().contiguous().numpy(), device, 0)
             self._binding.bind_ortvalue_input(info.name, value)
         for info in session.get_outputs():
             self._binding.bind_output(info.name, device)
