@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from depthfold.backends.base import Compiled, Inputs, flatten, on_cpu, private_copy, reasons
+from depthfold.backends.machine import environment_of
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue
@@ -49,15 +50,10 @@ class CostModel:
                 raise InvalidValue(f"The option {option!r} of the cost model must be above 0, found {value}.")
 
     def environment(self, inputs: Inputs) -> Environment:
-        return Environment(
-            machine="cost model",
-            device="cost model",
-            runtime=spelled(self),
-            runtime_version="1",
-            precision="float32",
-            batch=inputs[0].shape[0],
-            input_size=tuple(inputs[0].shape[1:]),
-            threads=1,
+        runtime = spelled(self)
+        name = "cost model"
+        return environment_of(
+            inputs, machine=name, device=name, runtime=runtime, version="1", precision="float32", threads=1
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:

@@ -1,4 +1,4 @@
-"""The names of the machine and its devices, as an environment states them."""
+"""The machine and its devices, as an environment states them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-from depthfold.errors import BackendError
+from depthfold.backends.base import Inputs
+from depthfold.core import Environment
+from depthfold.errors import BackendError, InvalidValue
 
 # Linux names ARM cores by number only (implementer 0x41). Those of today's servers and boards.
 _ARM_CORES = {
@@ -63,6 +65,24 @@ def device_name(device: str) -> str:
 def gpu_name() -> str:
     """The GPU's name where PyTorch can tell it: another runtime may see one that PyTorch was built without."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
+
+
+def environment_of(
+    inputs: Inputs, *, device: str, runtime: str, version: str, precision: str, threads: int | None, machine: str = ""
+) -> Environment:
+    """An environment that states everything; the machine is this one unless said otherwise."""
+    if not inputs or not inputs[0].dim():
+        raise InvalidValue("An environment needs the inputs as the forward takes them: tensors with a batch in front.")
+    return Environment(
+        machine=machine or machine_name(),
+        device=device,
+        runtime=runtime,
+        runtime_version=version,
+        precision=precision,
+        batch=inputs[0].shape[0],
+        input_size=tuple(inputs[0].shape[1:]),
+        threads=thread_count(threads),
+    )
 
 
 def thread_count(threads: int | None) -> int:

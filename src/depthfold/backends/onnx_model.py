@@ -1,8 +1,8 @@
 """A module as an ONNX model: the road to every runtime but PyTorch's own.
 
-PyTorch's exporter takes more than a second for a single convolution and over ten for a MobileNetV2, and a latency
+PyTorch's exporter takes more than a second for a single convolution and about ten for a MobileNetV2, and a latency
 table needs a hundred and forty of the one and a dozen of the other. So the vocabulary of plain CNNs is written directly
-(`onnx_writer.py`, a few milliseconds), and whatever has a word that is not in it goes through PyTorch's exporter.
+(`onnx_writer.py`: milliseconds, and half a second). Whatever has a word that is not in it goes through the exporter.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthfold.backends.base import Inputs, load, private_copy, reasons
-from depthfold.backends.onnx_writer import UnknownWord, write_model
+from depthfold.backends.base import Inputs, flatten, load, private_copy, reasons
+from depthfold.backends.onnx_words import UnknownWord
+from depthfold.backends.onnx_writer import write_model
 from depthfold.errors import BackendError
 
 _LIMIT = 2**31 - 1  # bytes of a protocol buffer
@@ -25,11 +26,14 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx") -> bytes:
     """The module for these inputs as a serialised ONNX model."""
     load("onnx", extra)
     module, inputs = private_copy(module, inputs)
+    module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size >= _LIMIT:
         raise BackendError(f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB.")
+    with reasons("PyTorch cannot run this module"), torch.inference_mode():
+        outputs = flatten(module(*(tensor.clone() for tensor in inputs)))
     try:
-        model: Any = write_model(module, inputs)
+        model: Any = write_model(module, inputs, outputs)
     except UnknownWord:
         load("onnxscript", extra)
         model = exported(module, inputs)

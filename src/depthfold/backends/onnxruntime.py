@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, private_copy, reasons
-from depthfold.backends.machine import gpu_name, machine_name, thread_count
+from depthfold.backends.machine import environment_of, gpu_name, thread_count
 from depthfold.backends.onnx_model import onnx_bytes, write_onnx
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
@@ -51,15 +51,13 @@ class OnnxRuntime:
         return _CUDA in self.providers or _TENSORRT in self.providers
 
     def environment(self, inputs: Inputs) -> Environment:
-        return Environment(
-            machine=machine_name(),
+        return environment_of(
+            inputs,
             device=gpu_name() if self._on_gpu else "cpu",
             runtime=spelled(self, without=("precision", "threads")),
-            runtime_version=load("onnxruntime", "onnx").__version__,
+            version=load("onnxruntime", "onnx").__version__,
             precision=self.precision,
-            batch=inputs[0].shape[0],
-            input_size=tuple(inputs[0].shape[1:]),
-            threads=thread_count(self.threads),
+            threads=self.threads,
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
@@ -68,7 +66,7 @@ class OnnxRuntime:
         module, inputs = private_copy(module, inputs)
         if self.precision == "float16":
             module, inputs = module.half(), tuple(t.half() if t.is_floating_point() else t for t in inputs)
-        model = onnx_bytes(module.cpu(), tuple(tensor.cpu() for tensor in inputs))
+        model = onnx_bytes(module, inputs)
         with reasons("ONNX Runtime rejects this module"):
             session = library.InferenceSession(model, self._session_options(library), providers=self._with_options())
             if self.providers[0] not in session.get_providers():  # it falls back to the CPU without an error
@@ -110,7 +108,7 @@ class _Session:
     def __init__(self, library: Any, session: Any, inputs: Inputs, device: str) -> None:
         self._session, self._binding = session, session.io_binding()
         for info, tensor in zip(session.get_inputs(), inputs, strict=True):
-            value = library.OrtValue.ortvalue_from_numpy(tensor.contiguous().numpy(), device, 0)
+            value = library.OrtValue.ortvalue_from_numpy(tensor.cpu().contiguous().numpy(), device, 0)
             self._binding.bind_ortvalue_input(info.name, value)
         for info in session.get_outputs():
             self._binding.bind_output(info.name, device)

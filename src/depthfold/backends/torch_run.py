@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends.base import Inputs, expect_threads, flatten, on_cpu, private_copy, reasons
-from depthfold.backends.machine import device_name, machine_name, thread_count
+from depthfold.backends.machine import device_name, environment_of, thread_count
 from depthfold.core import Environment
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue
@@ -43,15 +43,13 @@ class Place:
         version = str(torch.__version__)
         if self.device == "cuda":
             version = f"{version}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
-        return Environment(
-            machine=machine_name(),
+        return environment_of(
+            inputs,
             device=device_name(self.device),
             runtime=runtime,
-            runtime_version=version,
+            version=version,
             precision=self.precision,
-            batch=inputs[0].shape[0],
-            input_size=tuple(inputs[0].shape[1:]),
-            threads=thread_count(self.threads),
+            threads=self.threads,
         )
 
     def moved(self, module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:

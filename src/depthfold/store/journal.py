@@ -21,6 +21,8 @@ FORMAT, VERSION = "depthfold.journal", 1
 
 Record = dict[str, Any]
 
+_START = f'{{"format":"{FORMAT}"'.encode()  # of every header
+
 
 class HeaderMismatch(JournalError):
     """The journal belongs to something else. `found` and `expected` are both documents, for their difference."""
@@ -100,8 +102,10 @@ class Journal:
 def _lines(path: Path, data: bytes) -> tuple[list[Record], int]:
     """The whole lines, and how many bytes they take."""
     whole = data.rfind(b"\n") + 1
+    if not whole and data[: len(_START)] != _START[: len(data)]:  # no torn header: somebody's file, not ours to cut
+        raise JournalError(f"{path} is no journal: it begins with {data[:30]!r}. Name another file.")
     lines: list[Record] = []
-    for number, line in enumerate(data[:whole].splitlines(), start=1):
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
         except ValueError:
@@ -129,8 +133,9 @@ def _check_header(path: Path, line: Record, expected: Record) -> None:
 def _lock(path: Path, file: int) -> None:
     # A lock of the kernel's: it ends with its process, however that ends, so none is ever left behind.
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        with _clearly(path, "locked", but=BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
         raise JournalError(
             f"The journal {path} is in use by another process. Wait for it, or give this run a folder of its own."
         ) from error
@@ -165,9 +170,11 @@ def _dumps(record: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _clearly(path: Path, what: str) -> Iterator[None]:
+def _clearly(path: Path, what: str, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
     try:
         yield
+    except but:
+        raise
     except OSError as error:
         raise JournalError(
             f"The journal {path} cannot be {what}: {error.strerror}. Check the folder and its "
