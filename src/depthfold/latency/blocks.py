@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from depthfold.core import ConvShape, Network, Span
 from depthfold.core.document import encode
+from depthfold.core.shape import as_pad_argument
 from depthfold.merging.kernels import random_module
 from depthfold.rewriting.activations import own_activation
 from depthfold.tracing import TracedNetwork
@@ -65,9 +66,8 @@ class Block(nn.Module):
         super().__init__()
         self.pad: nn.Module = nn.Identity()
         if not shape.shape.symmetric:
-            flat = tuple(width for pair in reversed(shape.shape.padding) for width in pair)
             pads = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
-            self.pad = pads[shape.shape.dims](flat, 0.0)  # type: ignore[arg-type]
+            self.pad = pads[shape.shape.dims](as_pad_argument(shape.shape.padding), 0.0)  # type: ignore[arg-type]
         self.conv = random_module(shape.shape)
         self.projections = nn.ModuleList(
             nn.Identity() if branch.projection is None else random_module(branch.projection)
