@@ -37,3 +37,15 @@ class BudgetError(DepthfoldError, ValueError):
 
 class MissingDependency(DepthfoldError, ImportError):
     """An optional package is needed and not installed."""
+
+
+class BackendError(DepthfoldError, RuntimeError):
+    """A runtime rejects a module, or cannot do what it is asked for. The reason fits on one line."""
+
+
+class OutOfMemory(BackendError):
+    """A module does not fit into the memory of the machine or of its accelerator."""
+
+
+class JournalError(DepthfoldError):
+    """A journal cannot be read or written, is damaged, or is in use."""

@@ -34,6 +34,12 @@ def test_the_python_of_a_page_runs(page, capsys, tables_on_disk):
 
 
 EXPECTED = {
+    "backends.md": (
+        "openvino",
+        "threads 2",
+        "InvalidValue: There is no backend 'onnx-runtime'",
+        "half as fast: conforms",
+    ),
     "README.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }

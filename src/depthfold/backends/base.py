@@ -1,0 +1,127 @@
+"""The protocol of a runtime, and the few things that every implementation of it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.core import Environment
+from depthfold.errors import BackendError, DepthfoldError, InvalidValue, MissingDependency, OutOfMemory
+
+Inputs = tuple[Tensor, ...]
+
+_LONGEST = 300  # characters of a reason: some runtimes add a whole stack of their own
+_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
+
+
+class Compiled(Protocol):
+    """A module compiled for given inputs. It has run once already, so a shape that cannot run never gets this far."""
+
+    def __call__(self) -> Inputs:
+        """Run once and return all outputs on the CPU, those of reduced precision as float32. For numerics."""
+
+    def seconds(self) -> float:
+        """Run once and return how long that took: inputs in place, outputs left where the runtime puts them."""
+
+    def close(self) -> None:
+        """Free what it holds. It cannot run any more."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A runtime with its options: a frozen dataclass whose fields are the options.
+
+    A module that the runtime rejects raises BackendError, one that does not fit OutOfMemory, a library that is not
+    installed MissingDependency. The module that is given is never changed, and always run in evaluation mode.
+    """
+
+    name: ClassVar[str]
+
+    def environment(self, inputs: Inputs) -> Environment:
+        """Where modules run that are compiled for these inputs. Every field is stated."""
+
+    def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
+        """The module made ready for these inputs, on which it has run once."""
+
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+        """Write the module to a file that the runtime loads without depthfold. Returns the path."""
+
+
+def private_copy(module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """A copy of module and inputs that a backend may do with as it likes, in evaluation mode and without gradients."""
+    if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
+        raise InvalidValue(
+            f"A module is compiled for a tuple of tensors, found {inputs!r:.80}. Give at least one, as the forward "
+            "takes them."
+        )
+    module = copy.deepcopy(module).eval().requires_grad_(False)
+    return module, tuple(tensor.detach().clone() for tensor in inputs)
+
+
+def flatten(output: Any) -> Inputs:
+    """The tensors of whatever a forward returns, in order."""
+    if isinstance(output, Tensor):
+        return (output,)
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    if isinstance(output, tuple | list):
+        return tuple(tensor for item in output for tensor in flatten(item))
+    raise BackendError(f"The module returns {type(output).__name__}; expected tensors, or tuples or dicts of them.")
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """A copy on the CPU for comparison."""
+    reduced = tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.detach().to("cpu", torch.float32 if reduced else tensor.dtype, copy=True)
+
+
+@contextlib.contextmanager
+def reasons(what: str) -> Iterator[None]:
+    """Whatever a runtime raises, as a BackendError with its reason in one line."""
+    try:
+        yield
+    except DepthfoldError:
+        raise
+    except Exception as error:
+        text = f"{what}: {one_line(error)}"
+        lack = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
+        if lack or any(sign in str(error).lower() for sign in _MEMORY):
+            raise OutOfMemory(text) from error
+        raise BackendError(text) from error
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error, without its line breaks, in a length that a table can show."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def load(library: str, extra: str) -> ModuleType:
+    """An optional library, or the command that installs it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        # A library that is there and does not load (a missing driver) must not read as one that is not there.
+        absent = isinstance(error, ModuleNotFoundError) and error.name == library.partition(".")[0]
+        found = f"{library} is not installed" if absent else f"{library} does not load: {one_line(error)}"
+        raise MissingDependency(f"{found}. Install it with: pip install depthfold[{extra}]") from error
+
+
+def expect_suffix(path: str | Path, suffix: str) -> Path:
+    path = Path(path)
+    if path.suffix != suffix:
+        raise InvalidValue(f"This runtime writes {suffix} files, found {path.name!r}. Name it {path.stem}{suffix}.")
+    return path
+
+
+def expect_threads(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise InvalidValue(f"The number of threads must be 1 or more, found {threads}; leave it out for PyTorch's own.")

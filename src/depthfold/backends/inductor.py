@@ -1,0 +1,82 @@
+"""TorchInductor: torch.compile, on the CPU or on a CUDA device."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from depthfold.backends.base import Compiled, Inputs, reasons
+from depthfold.backends.registry import spelled
+from depthfold.backends.torch_run import Device, Place, Precision, TorchRun
+from depthfold.core import Environment
+from depthfold.core.document import decode
+from depthfold.errors import BackendError, MissingDependency
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+# What PyTorch and Triton say where they find no compiler.
+_NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "TritonMissing", "working triton", "find C compiler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inductor:
+    """torch.compile with fixed sizes. `mode` is its own; reduce-overhead is with CUDA graphs."""
+
+    name: ClassVar[str] = "inductor"
+
+    device: Device = "cpu"
+    precision: Precision = "float32"
+    mode: Mode = "default"
+    channels_last: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        decode(Mode, self.mode, "The option mode")
+        self._place()
+
+    def _place(self) -> Place:
+        return Place(
+            device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
+        )
+
+    def environment(self, inputs: Inputs) -> Environment:
+        return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)
+
+    def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
+        place = self._place()
+        with reasons("TorchInductor cannot compile this module"):
+            module, inputs = place.moved(module, inputs)
+        compiled = torch.compile(_with_code_of_its_own(module), mode=self.mode, dynamic=False)
+        try:
+            return TorchRun(place, lambda: compiled(*inputs), "TorchInductor")
+        except BackendError as error:
+            if any(sign in str(error) or sign in repr(error.__cause__) for sign in _NO_COMPILER):
+                needed = "a C++ compiler such as g++" if self.device == "cpu" else "Triton and a C compiler such as gcc"
+                text = f"TorchInductor needs {needed}, and found none. Install it, or use the backend pytorch."
+                raise MissingDependency(text) from error
+            raise
+
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+        raise BackendError(
+            "TorchInductor compiles in memory and has no file of its own. Export with the backend pytorch, and call "
+            "torch.compile on what torch.export.load gives."
+        )
+
+
+def _with_code_of_its_own(module: nn.Module) -> Callable[..., Any]:
+    """A function that runs the module and shares its code object with no other.
+
+    torch.compile keeps what it compiled by code object and gives up after a few variants: it then runs eagerly, without
+    a word. All modules of a class have one forward, so the ninth convolution of a table would not be compiled.
+    """
+
+    def forward(*inputs: Any) -> Any:
+        return module(*inputs)
+
+    own = forward.__code__.replace()
+    return types.FunctionType(own, forward.__globals__, "forward", None, forward.__closure__)

@@ -1,0 +1,56 @@
+"""A module as an ONNX model: the road to every runtime but PyTorch's own.
+
+PyTorch's exporter takes more than a second for a single convolution and about ten for a MobileNetV2, and a latency
+table needs a hundred and forty of the one and a dozen of the other. So the vocabulary of plain CNNs is written directly
+(`onnx_writer.py`: milliseconds, and half a second). Whatever has a word that is not in it goes through the exporter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from depthfold.backends.base import Inputs, flatten, load, private_copy, reasons
+from depthfold.backends.onnx_words import UnknownWord
+from depthfold.backends.onnx_writer import write_model
+from depthfold.errors import BackendError
+
+_LIMIT = 2**31 - 1  # bytes of a protocol buffer
+
+
+def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx") -> bytes:
+    """The module for these inputs as a serialised ONNX model."""
+    load("onnx", extra)
+    module, inputs = private_copy(module, inputs)
+    module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
+    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    if size >= _LIMIT:
+        raise BackendError(f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB.")
+    with reasons("PyTorch cannot run this module"), torch.inference_mode():
+        outputs = flatten(module(*(tensor.clone() for tensor in inputs)))
+    try:
+        model: Any = write_model(module, inputs, outputs)
+    except UnknownWord:
+        load("onnxscript", extra)
+        model = exported(module, inputs)
+    with reasons("The ONNX model cannot be serialised"):
+        return bytes(model.SerializeToString())
+
+
+def exported(module: nn.Module, inputs: Inputs) -> Any:
+    """By PyTorch's exporter. Its advice to developers is not for the users of a runtime."""
+    with reasons("PyTorch cannot export this module to ONNX"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
+        if program is None:
+            raise BackendError("PyTorch's exporter to ONNX gave no model.")
+        return program.model_proto
+
+
+def write_onnx(module: nn.Module, inputs: Inputs, path: Path, extra: str = "onnx") -> Path:
+    path.write_bytes(onnx_bytes(module, inputs, extra))
+    return path

@@ -1,0 +1,141 @@
+"""ONNX written directly from a torch.fx graph, in the vocabulary of `onnx_words.py`.
+
+Everything here is exact or not at all: a word, an option or a module that is not known raises UnknownWord, and the
+caller takes PyTorch's exporter instead.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from depthfold.backends.base import Inputs, flatten
+from depthfold.backends.onnx_words import CALLS, MODULES, UnknownWord
+
+_OPSET, _IR = 18, 10
+_IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_ELEMENTWISE = ("Relu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Mul")
+_INPLACE = (operator.iadd, "add_", "relu_", "clamp_", "mul_")
+
+
+def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs) -> Any:
+    """An onnx.ModelProto of a module in evaluation mode, for inputs of exactly these sizes; `outputs` are its own."""
+    try:
+        traced = fx.symbolic_trace(nn.Sequential(module) if type(module) in MODULES else module)
+        with torch.inference_mode():
+            found = flatten(traced(*(tensor.clone() for tensor in inputs)))
+    except Exception as error:  # the user's own forward may raise anything when it is traced
+        raise UnknownWord(f"cannot be traced: {error}") from error
+    # Tracing turns x += y into x + y, which is another thing where somebody else reads x.
+    if len(found) != len(outputs) or not all(map(_same, found, outputs)):
+        raise UnknownWord("what was traced computes something else")
+    return _Writer(traced, inputs, outputs).model()
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+class _Writer:
+    """One pass over the graph. `names` is the ONNX value of each node; a node that does nothing shares its input's."""
+
+    def __init__(self, traced: fx.GraphModule, inputs: Inputs, outputs: Inputs) -> None:
+        import onnx
+
+        self.onnx, self.traced, self.inputs, self.outputs = onnx, traced, inputs, outputs
+        self.nodes: list[Any] = []
+        self.weights: dict[str, Any] = {}
+        self.names: dict[fx.Node, str] = {}
+        self.flat: set[str] = set()  # values that are known to have two dimensions
+        self.views: set[str] = set()  # values that share their memory with another one
+        if len({tensor.dtype for tensor in (*inputs, *outputs, *traced.parameters())}) > 1:
+            raise UnknownWord("mixed types")
+        if inputs[0].dtype not in (torch.float16, torch.float32, torch.float64):
+            raise UnknownWord("a type that NumPy does not have")
+
+    def model(self) -> Any:
+        helper = self.onnx.helper
+        kind = helper.np_dtype_to_tensor_dtype(self.inputs[0].numpy().dtype)
+        rest = list(self.inputs)
+        sources: list[Any] = []
+        targets: list[Any] = []
+        for node in self.traced.graph.nodes:
+            if node.op == "placeholder":
+                if not rest:
+                    raise UnknownWord("an argument without an example")
+                sources.append(helper.make_tensor_value_info(node.name, kind, list(rest.pop(0).shape)))
+                self.names[node] = node.name
+            elif node.op == "output":
+                results = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
+                for n, (result, example) in enumerate(zip(results, self.outputs, strict=True)):
+                    # A name of its own: an output that is also an input, or twice an output, would be no valid graph.
+                    self.emit("Identity", (self.read(result),), f"output_{n}")
+                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, list(example.shape)))
+            else:
+                self.names[node] = self.word(node)
+        if rest:
+            raise UnknownWord("more examples than arguments")
+        graph = helper.make_graph(self.nodes, "depthfold", sources, targets, list(self.weights.values()))
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+
+    def word(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            module = self.traced.get_submodule(str(node.target))
+            if module._forward_hooks or module._forward_pre_hooks:
+                raise UnknownWord("a module with hooks")
+            if getattr(module, "inplace", False):
+                self.check_only_reader(node)
+            if type(module) in _IDLE:
+                return self.read(node.args[0])
+            write = MODULES.get(type(module))
+            if write is None or len(node.args) != 1 or node.kwargs:
+                raise UnknownWord(type(module).__name__)
+            return write(self, node, module)
+        write = CALLS.get(node.target) if node.op in ("call_function", "call_method") else None
+        if write is None:
+            raise UnknownWord(str(node.target))
+        if node.kwargs.get("inplace") or node.target in _INPLACE:
+            self.check_only_reader(node)
+        named = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+        try:
+            signature(write).bind(self, node, *node.args, **named)
+        except TypeError as error:  # an argument that the word does not know
+            raise UnknownWord(f"{node.target} with other arguments") from error
+        return write(self, node, *node.args, **named)
+
+    def check_only_reader(self, node: fx.Node) -> None:
+        """Refuse operations in place on values that others may read: in ONNX nothing changes in place."""
+        value: Any = node.args[0] if node.args else None
+        if not isinstance(value, fx.Node) or len(value.users) != 1 or value.op == "placeholder":
+            raise UnknownWord("an operation in place")
+        if self.names[value] != value.name or value.name in self.views:
+            raise UnknownWord("an operation in place on what may be a part of another value")
+
+    @property
+    def dims(self) -> int:
+        return self.inputs[0].dim()
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, fx.Node):
+            raise UnknownWord(f"{value!r} where a tensor is expected")
+        return self.names[value]
+
+    def emit(self, kind: str, sources: Sequence[str], name: str, **attributes: Any) -> str:
+        if kind in _ELEMENTWISE and sources[0] in self.flat:
+            self.flat.add(name)
+        self.nodes.append(self.onnx.helper.make_node(kind, list(sources), [name], name=f"{kind}_{name}", **attributes))
+        return name
+
+    def weight(self, name: str, tensor: Tensor) -> str:
+        if name not in self.weights:
+            self.weights[name] = self.onnx.numpy_helper.from_array(tensor.detach().contiguous().numpy(), name)
+        return name
+
+    def constant(self, values: float | Sequence[int]) -> str:
+        tensor = torch.tensor(values, dtype=self.inputs[0].dtype if isinstance(values, float) else torch.int64)
+        return self.weight(f"constant {values}", tensor)

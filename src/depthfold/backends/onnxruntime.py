@@ -1,0 +1,130 @@
+"""ONNX Runtime: its CPU kernels, and CUDA or TensorRT where its package was built with them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, private_copy, reasons
+from depthfold.backends.machine import environment_of, gpu_name, thread_count
+from depthfold.backends.onnx_model import onnx_bytes, write_onnx
+from depthfold.backends.registry import spelled
+from depthfold.core import Environment
+from depthfold.core.document import decode
+from depthfold.errors import BackendError, InvalidValue
+
+_CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+_LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+Precision = Literal["float32", "tf32", "float16"]
+Level = Literal["none", "basic", "extended", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxRuntime:
+    """Providers in the order in which they are asked. On CUDA, float32 means that TF32 is off; tf32 that it is on."""
+
+    name: ClassVar[str] = "onnxruntime"
+
+    providers: tuple[str, ...] = (_CPU,)
+    precision: Precision = "float32"
+    optimisation: Level = "all"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        expect_threads(self.threads)
+        decode(Precision, self.precision, "The option precision")
+        decode(Level, self.optimisation, "The option optimisation")
+        if not self.providers:
+            raise InvalidValue(f"ONNX Runtime needs at least one provider, such as {_CPU}.")
+        if self.precision != "float32" and not self._on_gpu:
+            raise InvalidValue(f"ONNX Runtime's {_CPU} computes in float32, not in {self.precision}.")
+        if self.precision == "float32" and _TENSORRT in self.providers:
+            raise InvalidValue(f"The {_TENSORRT} always allows TF32: use precision=tf32 or precision=float16.")
+
+    @property
+    def _on_gpu(self) -> bool:
+        return _CUDA in self.providers or _TENSORRT in self.providers
+
+    def environment(self, inputs: Inputs) -> Environment:
+        return environment_of(
+            inputs,
+            device=gpu_name() if self._on_gpu else "cpu",
+            runtime=spelled(self, without=("precision", "threads")),
+            version=load("onnxruntime", "onnx").__version__,
+            precision=self.precision,
+            threads=self.threads,
+        )
+
+    def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
+        library = load("onnxruntime", "onnx")
+        self._check_providers(library)
+        module, inputs = private_copy(module, inputs)
+        if self.precision == "float16":
+            module, inputs = module.half(), tuple(t.half() if t.is_floating_point() else t for t in inputs)
+        model = onnx_bytes(module, inputs)
+        with reasons("ONNX Runtime rejects this module"):
+            session = library.InferenceSession(model, self._session_options(library), providers=self._with_options())
+            if self.providers[0] not in session.get_providers():  # it falls back to the CPU without an error
+                raise BackendError(f"ONNX Runtime could not start its {self.providers[0]}; is its driver installed?")
+            return _Session(library, session, inputs, "cuda" if self._on_gpu else "cpu")
+
+    def _check_providers(self, library: Any) -> None:
+        present = library.get_available_providers()
+        for provider in self.providers:
+            if provider not in present:
+                raise BackendError(
+                    f"This ONNX Runtime has no {provider}; it has {', '.join(present)}. The GPU providers come with "
+                    "pip install onnxruntime-gpu."
+                )
+
+    def _session_options(self, library: Any) -> Any:
+        options = library.SessionOptions()
+        options.intra_op_num_threads = thread_count(self.threads)
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = getattr(library.GraphOptimizationLevel, f"ORT_{_LEVELS[self.optimisation]}")
+        options.log_severity_level = 4  # what is wrong is raised; the rest would fill the screen
+        # Threads go on spinning for a while after a run, and would take the processor from whatever is timed next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        return options
+
+    def _with_options(self) -> list[Any]:
+        tf32 = {"use_tf32": "0" if self.precision == "float32" else "1"}
+        return [(provider, tf32) if provider == _CUDA else provider for provider in self.providers]
+
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+        return write_onnx(module, inputs, expect_suffix(path, ".onnx"))
+
+
+class _Session:
+    """A session with its inputs in place. Bound outputs stay on the device, in the runtime's own memory."""
+
+    __slots__ = ("_binding", "_session")
+
+    def __init__(self, library: Any, session: Any, inputs: Inputs, device: str) -> None:
+        self._session, self._binding = session, session.io_binding()
+        for info, tensor in zip(session.get_inputs(), inputs, strict=True):
+            value = library.OrtValue.ortvalue_from_numpy(tensor.cpu().contiguous().numpy(), device, 0)
+            self._binding.bind_ortvalue_input(info.name, value)
+        for info in session.get_outputs():
+            self._binding.bind_output(info.name, device)
+        self()
+
+    def __call__(self) -> Inputs:
+        with reasons("ONNX Runtime cannot run this module"):
+            self._session.run_with_iobinding(self._binding)
+            outputs = [torch.from_numpy(array) for array in self._binding.copy_outputs_to_cpu()]
+            return tuple(t.float() if t.dtype == torch.float16 else t for t in outputs)
+
+    def seconds(self) -> float:
+        with reasons("ONNX Runtime cannot run this module"):
+            start = time.perf_counter()
+            self._session.run_with_iobinding(self._binding)  # waits for the device
+            return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._session = self._binding = None

@@ -1,0 +1,110 @@
+"""OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, reasons
+from depthfold.backends.machine import environment_of, thread_count
+from depthfold.backends.onnx_model import onnx_bytes
+from depthfold.backends.registry import spelled
+from depthfold.core import Environment
+from depthfold.core.document import decode
+
+Precision = Literal["float32", "bfloat16", "float16"]
+_HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVino:
+    """OpenVINO, tuned for the latency of one request.
+
+    `precision` is float32 unless asked otherwise: left to itself OpenVINO computes in float16 on ARM and in bfloat16 on
+    newer x86, and a table would compare that with the float32 of other runtimes.
+    """
+
+    name: ClassVar[str] = "openvino"
+
+    precision: Precision = "float32"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        expect_threads(self.threads)
+        decode(Precision, self.precision, "The option precision")
+
+    def environment(self, inputs: Inputs) -> Environment:
+        return environment_of(
+            inputs,
+            device="cpu",
+            runtime=spelled(self, without=("precision", "threads")),
+            version=load("openvino", "openvino").get_version(),
+            precision=self.precision,
+            threads=self.threads,
+        )
+
+    def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
+        model = self._model(module, inputs)
+        properties = {
+            "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
+            "INFERENCE_NUM_THREADS": thread_count(self.threads),
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+        }
+        with reasons("OpenVINO rejects this module"):
+            compiled = _core().compile_model(model, "CPU", properties)
+            return _Request(compiled.create_infer_request(), inputs)
+
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+        """OpenVINO's own format: this file, and its weights beside it with the suffix .bin."""
+        path = expect_suffix(path, ".xml")
+        model = self._model(module, inputs)
+        with reasons("OpenVINO cannot export this module"):
+            load("openvino", "openvino").save_model(model, path, compress_to_fp16=False)
+        return path
+
+    def _model(self, module: nn.Module, inputs: Inputs) -> Any:
+        core = _core()
+        model = onnx_bytes(module, inputs, extra="openvino")
+        with reasons("OpenVINO cannot read this module"):
+            return core.read_model(model)
+
+
+@cache
+def _core() -> Any:
+    """One for the process: it loads OpenVINO's plugins, which takes longer than to compile a small network."""
+    return load("openvino", "openvino").Core()
+
+
+class _Request:
+    """An inference request with its inputs in place."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Any, inputs: Inputs) -> None:
+        self._request = request
+        tensor_of = load("openvino", "openvino").Tensor
+        for n, tensor in enumerate(inputs):
+            # A copy in OpenVINO's memory: the request must not read from a tensor that its owner changes.
+            request.set_input_tensor(n, tensor_of(tensor.detach().cpu().contiguous().numpy().copy()))
+        self()
+
+    def __call__(self) -> Inputs:
+        with reasons("OpenVINO cannot run this module"):
+            self._request.infer()
+            return tuple(torch.from_numpy(tensor.data.copy()) for tensor in self._request.output_tensors)
+
+    def seconds(self) -> float:
+        with reasons("OpenVINO cannot run this module"):
+            start = time.perf_counter()
+            self._request.infer()
+            return time.perf_counter() - start
+
+    def close(self) -> None:
+        self._request = None

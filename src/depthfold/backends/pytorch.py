@@ -1,0 +1,81 @@
+"""Eager PyTorch, on the CPU or on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, private_copy, reasons
+from depthfold.backends.registry import spelled
+from depthfold.backends.torch_run import Device, Place, Precision, TorchRun
+from depthfold.core import Environment
+from depthfold.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PyTorch:
+    """PyTorch as it is. On CUDA, float32 means that TF32 is off; tf32 that it is on."""
+
+    name: ClassVar[str] = "pytorch"
+
+    device: Device = "cpu"
+    precision: Precision = "float32"
+    channels_last: bool = False
+    cuda_graphs: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cuda_graphs and self.device != "cuda":
+            raise InvalidValue("CUDA graphs exist on CUDA devices only. Use device=cuda, or leave out cuda_graphs.")
+        self._place()
+
+    def _place(self) -> Place:
+        return Place(
+            device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
+        )
+
+    def environment(self, inputs: Inputs) -> Environment:
+        return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)
+
+    def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
+        place = self._place()
+        with reasons("PyTorch cannot run this module"):
+            module, inputs = place.moved(module, inputs)
+
+        def forward() -> Any:
+            return module(*inputs)
+
+        with reasons("PyTorch cannot run this module"), place.settings():
+            return TorchRun(place, _captured(forward) if self.cuda_graphs else forward, "PyTorch")
+
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+        """A program of torch.export, which `torch.export.load` reads."""
+        path = expect_suffix(path, ".pt2")
+        with reasons("PyTorch cannot export this module"):
+            module, inputs = private_copy(module, inputs)
+            torch.export.save(torch.export.export(module, inputs), path)
+        return path
+
+
+def _captured(forward: Callable[[], Any]) -> Callable[[], Any]:
+    """The launches of one forward as a CUDA graph: replayed, they cost the processor one call."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # libraries choose their algorithms and allocate before the capture, not in it
+            forward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = forward()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay

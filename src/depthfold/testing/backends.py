@@ -1,0 +1,182 @@
+"""The conformance suite of backends: what any implementation of the protocol must do. Call it from your own tests.
+
+def test_my_backend():
+    check_backend(MyBackend())
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.backends import Backend
+from depthfold.core import Environment
+from depthfold.errors import BackendError, DepthfoldError
+from depthfold.merging import merge
+from depthfold.rewriting import rewrite
+from depthfold.testing.networks import Block, Conv, NetworkSpec, SmallCNN
+from depthfold.testing.plans import random_plan, randomise_statistics
+from depthfold.tracing import trace
+
+Inputs = tuple[Tensor, ...]
+Case = tuple[nn.Module, Inputs]
+
+# The largest difference from eager PyTorch in float32, relative to the largest output.
+TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+def check_backend(backend: Backend, *, cases: Mapping[str, Case] | None = None, tolerance: float | None = None) -> None:
+    """Raise an AssertionError that lists everything that the backend does wrong.
+
+    `cases` are the networks to run, `backend_cases()` unless given; `tolerance` is for runtimes that compute in a
+    precision that is not in `TOLERANCES`.
+    """
+    cases = backend_cases() if cases is None else cases
+    problems = [f"environment: {problem}" for problem in _environment(backend, next(iter(cases.values()))[1])]
+    for name, (module, inputs) in cases.items():
+        allowed = tolerance or TOLERANCES.get(backend.environment(inputs).precision or "", 1e-2)
+        problems += [f"{name}: {problem}" for problem in _network(backend, module, inputs, allowed)]
+    problems += [f"errors: {problem}" for problem in _errors(backend)]
+    if problems:
+        raise AssertionError(
+            f"The backend {backend.name!r} does not conform:\n" + "\n".join(f"- {p}" for p in problems)
+        )
+
+
+def backend_cases() -> dict[str, Case]:
+    """Small networks of the kinds that tables and merged networks are made of, in training mode, as a user's may be."""
+    torch.manual_seed(0)
+    cases: dict[str, nn.Module] = {
+        "convolution": nn.Conv2d(4, 6, 3, padding=1),
+        "convolution and ReLU6": nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU6()),
+        "depth-wise": nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
+        "dilated, not square": nn.Conv2d(4, 2, (3, 5), padding=(2, 4), dilation=2),
+        "padding not symmetric": SmallCNN(_spec(_conv(6, padding=((0, 2), (1, 0))))),
+        "residual": SmallCNN(_spec(Block(items=(_conv(8), _conv(4)), skip="identity", activation="function"))),
+        "merged": _merged(),
+    }
+    generator = torch.Generator().manual_seed(1)
+    sample = torch.randn(2, 4, 15, 14, generator=generator)
+    return {name: (randomise_statistics(module).train(), (sample.clone(),)) for name, module in cases.items()}
+
+
+def _conv(out: int, padding: tuple[tuple[int, int], ...] = ((1, 1), (1, 1))) -> Conv:
+    return Conv(out=out, kernel=(3, 3), stride=(1, 1), padding=padding, dilation=(1, 1))
+
+
+def _spec(*items: Conv | Block) -> NetworkSpec:
+    return NetworkSpec(channels=4, size=(15, 14), parts=(Block(items=items),))
+
+
+def _merged() -> nn.Module:
+    deep = randomise_statistics(
+        SmallCNN(_spec(_conv(8), _conv(8), Block(items=(_conv(8),), skip="identity"), _conv(4)))
+    )
+    network = trace(deep, (torch.randn(2, 4, 15, 14),))
+    return merge(rewrite(network, random_plan(network, Random(3))))
+
+
+def _environment(backend: Backend, inputs: Inputs) -> Iterator[str]:
+    found = backend.environment(inputs)
+    if missing := [field.name for field in fields(found) if getattr(found, field.name) is None]:
+        yield f"does not state {', '.join(missing)}"
+    if (found.batch, found.input_size) != (inputs[0].shape[0], tuple(inputs[0].shape[1:])):
+        yield f"batch {found.batch} and input size {found.input_size} are not those of {tuple(inputs[0].shape)}"
+    if backend.environment(inputs) != found:
+        yield "is another one when asked again"
+    if Environment.loads(found.dumps()) != found:
+        yield "is another one when read back from JSON"
+
+
+def _network(backend: Backend, module: nn.Module, inputs: Inputs, tolerance: float) -> Iterator[str]:
+    given, expected = copy.deepcopy(module), _eager(module, inputs)
+    own = tuple(tensor.clone() for tensor in inputs)
+    try:
+        compiled = backend.compile(module, own)
+    except BackendError as error:
+        yield f"rejected: {error}"
+        return
+    if difference := _changed(given, module):
+        yield f"compile() changed the module: {difference}"
+    if not all(map(torch.equal, own, inputs)):
+        yield "compile() changed the inputs"
+    for tensor in own:
+        tensor.zero_()  # a compiled module keeps the inputs that it was given, whatever becomes of them
+    first, times, second = compiled(), [compiled.seconds() for _ in range(3)], compiled()
+    if (distance := _distance(first, expected)) > tolerance:
+        yield f"differs from eager PyTorch by {distance:.1e} of the largest output; allowed is {tolerance:.0e}"
+    if (distance := _distance(second, first)) > tolerance / 100:
+        yield f"two runs differ by {distance:.1e} of the largest output"
+    if any(tensor.device.type != "cpu" for tensor in first):
+        yield "outputs are not on the CPU"
+    if not all(isinstance(t, float) and math.isfinite(t) and t > 0 for t in times):
+        yield f"seconds() must give finite seconds above 0, found {times}"
+    compiled.close()
+
+
+def _errors(backend: Backend) -> Iterator[str]:
+    """A module that does not fit its inputs, and one that raises, are BackendErrors of one line."""
+    cases: dict[str, nn.Module] = {"wrong channels": nn.Conv2d(5, 6, 3), "a forward that raises": _Raises()}
+    inputs = (torch.zeros(1, 4, 8, 8),)
+    for name, module in cases.items():
+        try:
+            backend.compile(module, inputs)
+            yield f"{name}: compile() must raise BackendError, and raised nothing"
+        except BackendError as error:
+            if "\n" in str(error) or not str(error):
+                yield f"{name}: the message must be one line, found {str(error)!r}"
+        except Exception as error:  # noqa: BLE001 - reported, with all the others
+            yield f"{name}: compile() must raise BackendError, and raised {type(error).__name__}: {error}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        try:
+            written = backend.export(nn.Conv2d(4, 6, 3), inputs, path)
+            if not written.exists():
+                yield f"export() returned {written.name}, which is not there"
+        except DepthfoldError:
+            pass  # it cannot export, or not to this kind of file, and says so
+        except Exception as error:  # noqa: BLE001
+            yield f"export() must write a file or raise a DepthfoldError, and raised {type(error).__name__}: {error}"
+
+
+class _Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("this module\ndoes not run")
+
+
+def _eager(module: nn.Module, inputs: Inputs) -> Inputs:
+    with torch.no_grad():
+        output = copy.deepcopy(module).eval()(*inputs)
+    return (output,) if isinstance(output, Tensor) else tuple(output)
+
+
+def _changed(before: nn.Module, after: nn.Module) -> str | None:
+    if [m.training for m in before.modules()] != [m.training for m in after.modules()]:
+        return "training or evaluation mode"
+    old, new = before.state_dict(), after.state_dict()
+    if old.keys() != new.keys():
+        return "its parameters or buffers"
+    for name, tensor in old.items():
+        if (tensor.dtype, tensor.device) != (new[name].dtype, new[name].device) or not torch.equal(tensor, new[name]):
+            return name
+    flags = [[p.requires_grad for p in module.parameters()] for module in (before, after)]
+    return "requires_grad" if flags[0] != flags[1] else None
+
+
+def _distance(found: Inputs, expected: Inputs) -> float:
+    """The largest difference, relative to the largest expected value; infinite where the sizes differ."""
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
+        return math.inf
+    largest = 0.0
+    for one, two in zip(found, expected, strict=True):
+        distance = (one.double() - two.double()).abs().max() / two.double().abs().max().clamp_min(1e-12)
+        largest = max(largest, math.inf if distance.isnan() else float(distance))
+    return largest

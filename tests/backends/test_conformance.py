@@ -1,0 +1,108 @@
+"""Every backend that runs on this machine passes the shipped suite; backends with a fault do not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from depthfold.backends import get
+from depthfold.backends.cost_model import CostModel
+from depthfold.testing import backend_cases, check_backend
+
+TARGETS = (
+    "pytorch",
+    "pytorch:channels_last=true,threads=2",
+    "pytorch:precision=bfloat16",
+    "inductor",
+    "onnxruntime",
+    "onnxruntime:optimisation=none",
+    "openvino",
+    "cost_model:noise=0.1",
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_conforms(target):
+    check_backend(get(target))
+
+
+class Wrapped:
+    """A compiled module with one fault."""
+
+    def __init__(self, inner, fault):
+        self.inner, self.fault = inner, fault
+
+    def __call__(self):
+        outputs = self.inner()
+        if self.fault == "wrong":
+            return tuple(tensor * 1.001 for tensor in outputs)
+        if self.fault == "random":
+            return tuple(tensor + 1e-5 * torch.randn_like(tensor) for tensor in outputs)
+        return (*outputs, *outputs) if self.fault == "too many" else outputs
+
+    def seconds(self):
+        return {"NaN": math.nan, "zero": 0.0}.get(self.fault) if self.fault in ("NaN", "zero") else self.inner.seconds()
+
+    def close(self):
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulty:
+    """The cost model with one fault."""
+
+    name: ClassVar[str] = "faulty"
+    fault: str
+
+    def environment(self, inputs):
+        found = CostModel().environment(inputs)
+        return replace(found, threads=None) if self.fault == "threads" else found
+
+    def compile(self, module, inputs):
+        if self.fault == "mode":
+            module.eval()
+        if self.fault == "weights":
+            next(module.parameters()).data.mul_(2)
+        if self.fault == "raw errors":
+            module(*inputs)
+        if self.fault == "keeps inputs":
+            compiled = CostModel().compile(module, inputs)
+            compiled._inputs = inputs
+            return compiled
+        return Wrapped(CostModel().compile(module, inputs), self.fault)
+
+    def export(self, module, inputs, path):
+        if self.fault == "export":
+            return path
+        return CostModel().export(module, inputs, path)
+
+
+FAULTS = {
+    "wrong": "differs from eager PyTorch by",
+    "random": "two runs differ by",
+    "too many": "differs from eager PyTorch by inf",
+    "NaN": "finite seconds above 0, found [nan",
+    "zero": "finite seconds above 0, found [0.0",
+    "threads": "environment: does not state threads",
+    "mode": "changed the module: training or evaluation mode",
+    "weights": "changed the module: weight",
+    "raw errors": "must raise BackendError, and raised RuntimeError",
+    "keeps inputs": "differs from eager PyTorch by",
+    "export": "which is not there",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault):
+    cases = dict(list(backend_cases().items())[:3])
+    with pytest.raises(AssertionError, match="does not conform") as caught:
+        check_backend(Faulty(fault=fault), cases=cases)
+    assert FAULTS[fault] in str(caught.value)
+
+
+def test_without_a_fault_it_conforms():
+    check_backend(Faulty(fault="none"))

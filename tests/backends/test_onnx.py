@@ -1,0 +1,146 @@
+"""The ONNX writer: what it writes computes the same as PyTorch, and what it does not know it leaves to the exporter."""
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from depthfold.backends import get
+from depthfold.backends.base import flatten
+from depthfold.backends.onnx_model import exported, onnx_bytes
+from depthfold.backends.onnx_words import UnknownWord
+from depthfold.backends.onnx_writer import write_model
+from depthfold.errors import BackendError
+from depthfold.testing import check_backend, randomise_statistics
+
+
+class Function(nn.Module):
+    """A forward given as a function of the input and a convolution."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(4, 4, 3, padding=1), function
+
+    def forward(self, x):
+        return self.function(x, self.conv)
+
+
+def head(x, conv):
+    return torch.flatten(F.adaptive_avg_pool2d(conv(x), (1, 1)), 1)
+
+
+def overwritten(x, conv):
+    y = conv(x)
+    z = F.relu(y, inplace=True)
+    return y + z
+
+
+def overwritten_view(x, conv):
+    y = conv(x)
+    z = y.flatten(1)
+    z += z
+    return y, z
+
+
+def written(module, sample):
+    with torch.no_grad():
+        return write_model(module.eval(), (sample,), flatten(module(sample.clone())))
+
+
+KNOWN = {
+    "same": nn.Conv2d(4, 4, (2, 5), padding="same", dilation=(1, 2)),
+    "valid": nn.Conv2d(4, 4, 3, padding="valid", bias=False),
+    "norm": nn.Sequential(nn.BatchNorm2d(4, eps=0.1), nn.Dropout(), nn.Identity()),
+    "activations": nn.Sequential(nn.Hardtanh(-0.5, 0.7), nn.SiLU(), nn.Hardswish(), nn.Hardsigmoid(), nn.Sigmoid()),
+    "in place": nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1), nn.ReLU6(inplace=True)),
+    "pools": nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)),
+    "classifier": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3), nn.ReLU(True), nn.Linear(3, 2)),
+    "functions": Function(lambda x, c: F.silu(F.hardswish(F.relu6(c(x)))) + torch.sigmoid(x).relu()),
+    "iadd": Function(lambda x, c: (c(x).add_(x)) * F.hardsigmoid(x)),
+    "concatenation": Function(lambda x, c: torch.cat([c(x), x], dim=1)),
+    "padding": Function(lambda x, c: c(F.pad(x, (1, 0, 2, 3)))),
+    "padding of channels": Function(lambda x, c: F.pad(c(x), (0, 0, 0, 0, 0, 2))),
+    "max pool": Function(lambda x, c: F.max_pool2d(c(x), 2)),
+    "mean": Function(lambda x, c: c(x).mean([2, 3])),
+    "kept mean": Function(lambda x, c: c(x) * x.mean((-1, -2), keepdim=True)),
+    "head": Function(head),
+    "two outputs": Function(lambda x, c: (c(x), x)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_word_computes_what_pytorch_computes(name):
+    module, sample = randomise_statistics(KNOWN[name]), torch.randn(2, 4, 9, 8)
+    model = written(module, sample)
+    onnx.checker.check_model(model, full_check=True)
+    check_backend(get("onnxruntime"), cases={name: (module, (sample,))})
+
+
+UNKNOWN = {
+    "a word": nn.GELU(),
+    "reflection": nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+    "cropping": Function(lambda x, c: c(F.pad(x, (-1, 0)))),
+    "a number": Function(lambda x, c: c(x) + 1),
+    "an option": Function(lambda x, c: torch.add(c(x), x, alpha=2)),
+    "ceil mode": nn.MaxPool2d(2, ceil_mode=True),
+    "a pool to 2x2": nn.AdaptiveAvgPool2d(2),
+    "a linear layer on a map": nn.Sequential(nn.Linear(8, 3)),
+    "in place and read again": Function(overwritten),
+    "in place on a view": Function(overwritten_view),
+    "in place on the input": nn.ReLU(inplace=True),
+    "control flow": Function(lambda x, c: c(x) if x.sum() > 0 else x),
+    "a size": Function(lambda x, c: c(x).reshape(x.shape[0], -1)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known_is_refused(name):
+    with pytest.raises(UnknownWord):
+        written(UNKNOWN[name], torch.randn(2, 4, 9, 8))
+
+
+def test_a_hook_is_not_lost():
+    conv = nn.Conv2d(4, 4, 3)
+    conv.register_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.raises(UnknownWord, match="hooks"):
+        written(nn.Sequential(conv), torch.randn(2, 4, 9, 8))
+
+
+@pytest.mark.parametrize("name", ["cropping", "in place and read again"])
+def test_the_exporter_takes_over(name):
+    check_backend(get("onnxruntime"), cases={name: (UNKNOWN[name], (torch.randn(2, 4, 9, 8),))})
+
+
+def test_one_dimension_and_three():
+    cases = {
+        "1-D": (nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.BatchNorm1d(6), nn.ReLU()), (torch.randn(2, 4, 20),)),
+        "3-D": (nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.ReLU6()), (torch.randn(1, 4, 6, 5, 7),)),
+    }
+    for target in ("onnxruntime", "openvino"):
+        check_backend(get(target), cases=cases)
+
+
+def test_the_exporter_and_the_writer_agree_on_the_operations():
+    module = nn.Sequential(
+        nn.Conv2d(4, 6, 3), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)
+    ).eval()
+    sample = (torch.randn(1, 4, 8, 8),)
+    ours = {node.op_type for node in written(module, *sample).graph.node}
+    theirs = {node.op_type for node in exported(module, sample).graph.node}
+    assert {"Conv", "Clip", "ReduceMean", "Gemm"} <= ours & theirs
+
+
+def test_a_type_that_the_runtime_lacks_is_a_clean_error():
+    module, sample = nn.Sequential(nn.Conv2d(4, 4, 3)).bfloat16(), torch.randn(1, 4, 8, 8).bfloat16()
+    with pytest.raises(BackendError, match="ONNX Runtime"):
+        get("onnxruntime").compile(module, (sample,))
+
+
+def test_weights_beyond_the_format_are_refused():
+    class Huge(nn.Conv2d):
+        def parameters(self, recurse=True):
+            yield torch.empty(2**30, device="meta")
+
+    with pytest.raises(BackendError, match=r"The weights take 4\.0 GiB; an ONNX model in memory holds less than 2 GiB"):
+        onnx_bytes(Huge(4, 4, 3), (torch.randn(1, 4, 8, 8),))

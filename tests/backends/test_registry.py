@@ -1,0 +1,121 @@
+"""Backends by name, by name with options, and by entry point."""
+
+import sys
+
+import pytest
+
+from depthfold.backends import Backend, available, get
+from depthfold.backends.onnxruntime import OnnxRuntime
+from depthfold.backends.pytorch import PyTorch
+from depthfold.backends.registry import spelled
+from depthfold.errors import InvalidValue
+
+
+def test_by_name():
+    assert get("pytorch") == PyTorch()
+    assert isinstance(get("pytorch"), Backend)
+
+
+def test_an_instance_is_taken_as_it_is():
+    backend = PyTorch(threads=1)
+    assert get(backend) is backend
+
+
+def test_the_built_in_names():
+    assert available() == ("cost_model", "inductor", "onnxruntime", "openvino", "pytorch", "tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pytorch:", PyTorch()),
+        (
+            "pytorch: device=cuda, precision=tf32 ,cuda_graphs=True",
+            PyTorch(device="cuda", precision="tf32", cuda_graphs=True),
+        ),
+        ("pytorch:threads=2,channels_last=false", PyTorch(threads=2)),
+        ("pytorch:threads=none", PyTorch()),
+        (
+            "onnxruntime:precision=tf32,providers=CUDAExecutionProvider+CPUExecutionProvider",
+            OnnxRuntime(precision="tf32", providers=("CUDAExecutionProvider", "CPUExecutionProvider")),
+        ),
+    ],
+)
+def test_options(text, expected):
+    found = get(text)
+    assert found == expected
+    assert get(spelled(found)) == found
+
+
+def test_spelled_leaves_out_defaults_and_what_it_is_told():
+    backend = PyTorch(device="cuda", cuda_graphs=True, threads=2)
+    assert spelled(backend) == "pytorch:device=cuda,cuda_graphs=true,threads=2"
+    assert spelled(backend, without=("device", "threads")) == "pytorch:cuda_graphs=true"
+    assert spelled(PyTorch()) == "pytorch"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("pytoch", "There is no backend 'pytoch'. Did you mean 'pytorch'? Known are cost_model, inductor"),
+        ("", "There is no backend ''. Known are"),
+        (
+            "pytorch:devise=cuda",
+            "has no option 'devise'. Did you mean 'device'? Its options and their defaults: device",
+        ),
+        ("pytorch:device", "cannot read 'device'"),
+        ("pytorch:threads=1,threads=2", "cannot read 'threads=2'"),
+        ("pytorch:threads=two", "The option 'threads' of the backend 'pytorch' cannot be 'two'."),
+        ("pytorch:cuda_graphs=maybe", "cannot be 'maybe'. Its options and their defaults: device=cpu (cpu | cuda)"),
+        ("pytorch:precision=fp16", "precision=float32 (float32 | tf32 | bfloat16 | float16)"),
+        ("cost_model:gflops=fast", "gflops=50.0 (float)"),
+        ("onnxruntime:x=1", "providers=CPUExecutionProvider (str+...)"),
+        ("pytorch:threads=0", "must be 1 or more, found 0"),
+        ("pytorch:precision=tf32", "TF32 exists on CUDA devices only"),
+        ("pytorch:cuda_graphs=true", "CUDA graphs exist on CUDA devices only"),
+        ("onnxruntime:precision=float16", "computes in float32, not in float16"),
+        ("tensorrt:optimisation=9", "goes from 0 to 5, found 9"),
+        ("cost_model:gflops=0", "must be above 0"),
+        (PyTorch, "Expected a backend or the name of one"),
+        (7, "Expected a backend or the name of one, found 7"),
+    ],
+)
+def test_what_is_wrong_is_said(target, message):
+    with pytest.raises(InvalidValue) as caught:
+        get(target)
+    assert message in str(caught.value)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """An installed package that registers backends."""
+    (tmp_path / "toy_backend.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from depthfold.backends.cost_model import CostModel\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Toy(CostModel):\n"
+        "    name = 'toy'\n"
+        "    level: int = 1\n"
+        "nothing = 3\n"
+    )
+    info = tmp_path / "toy_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
+    points = "[depthfold.backends]\ntoy = toy_backend:Toy\nbroken = toy_backend:nothing\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("toy_backend", None)
+
+
+def test_by_entry_point(plugin):
+    assert "toy" in available()
+    assert "toy_backend" not in sys.modules  # imported when it is asked for, not before
+    assert get("toy:level=4").level == 4
+    with pytest.raises(InvalidValue, match="Did you mean 'toy'"):
+        get("toyy")
+
+
+def test_an_entry_point_that_is_no_backend(plugin):
+    with pytest.raises(InvalidValue, match="must name a dataclass whose fields are the options"):
+        get("broken")
