@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
 from depthfold.core import ConvShape, Network, Span
 from depthfold.core.document import encode
@@ -59,27 +61,26 @@ class BlockShape:
         return tuple(torch.randn(self.batch, c, *size, generator=generator) for c, size in sizes)
 
 
-class Block(nn.Module):
-    """One convolution, the additions that stay, and an activation: random weights, for timing."""
-
-    def __init__(self, shape: BlockShape, activation: nn.Module | None) -> None:
-        super().__init__()
-        self.pad: nn.Module = nn.Identity()
-        if not shape.shape.symmetric:
-            pads = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
-            self.pad = pads[shape.shape.dims](as_pad_argument(shape.shape.padding), 0.0)  # type: ignore[arg-type]
-        self.conv = random_module(shape.shape)
-        self.projections = nn.ModuleList(
-            nn.Identity() if branch.projection is None else random_module(branch.projection)
-            for branch in shape.branches
-        )
-        self.activation = activation or nn.Identity()
-
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        x = self.conv(self.pad(x))
-        for projection, other in zip(self.projections, others, strict=True):
-            x = x + projection(other)
-        return self.activation(x)  # type: ignore[no-any-return]
+def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
+    """One convolution, the additions that stay, and an activation of the network's kind: random weights, for timing."""
+    conv = shape.shape
+    parts = nn.ModuleDict({"conv": random_module(conv)})
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    others = [graph.placeholder(f"skip{n}") for n in range(len(shape.branches))]
+    if not conv.symmetric:
+        x = graph.call_function(F.pad, (x, as_pad_argument(conv.padding)))
+    x = graph.call_module("conv", (x,))
+    for n, (other, branch) in enumerate(zip(others, shape.branches, strict=True)):
+        if branch.projection is not None:
+            parts[f"projection{n}"] = random_module(branch.projection)
+            other = graph.call_module(f"projection{n}", (other,))
+        x = graph.call_function(operator.add, (x, other))
+    if shape.activation is not None:
+        parts["activation"] = own_activation(network, conv.out_channels)
+        x = graph.call_module("activation", (x,))
+    graph.output(x)
+    return fx.GraphModule(parts, graph).eval()
 
 
 def block_shape(network: Network, span: Span, batch: int) -> BlockShape:
@@ -95,8 +96,3 @@ def block_shape(network: Network, span: Span, batch: int) -> BlockShape:
 
 def block_shapes(network: Network, spans: Iterable[Span], batch: int) -> dict[Span, BlockShape]:
     return {span: block_shape(network, span, batch) for span in spans}
-
-
-def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
-    activation = own_activation(network, shape.shape.out_channels) if shape.activation else None
-    return Block(shape, activation).eval()

@@ -21,7 +21,7 @@ from depthfold.latency.blocks import BlockShape
 Floats = NDArray[np.float64]
 
 # How much the fit trusts that times alone are right: the weight of "slope 1 and nothing else" against the networks.
-TRUST = 0.01
+TRUST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,231 @@
+"""The latency table on a runtime that computes its times: what must come out is known."""
+
+import dataclasses
+from random import Random
+
+import pytest
+import torch
+from torch import nn
+
+import depthfold as df
+from depthfold.backends.cost_model import CostModel
+from depthfold.core import Score, Span
+from depthfold.errors import BackendError, BudgetError, InvalidValue, TableError
+from depthfold.latency import Timer, choose, measure_latency, profile, profile_all, side_by_side
+from depthfold.latency.blocks import block_module, block_shape, block_shapes
+from depthfold.latency.measure import shallow_of
+from depthfold.testing import random_plan
+
+QUICK = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=0)
+COST = CostModel()
+
+
+class Small(nn.Module):
+    """A stem, three inverted residuals (the second strided) and a head: skips, depth-wise layers, a projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+        self.blocks = nn.ModuleList(self.block(8, 16, 8, 1) for _ in range(2))
+        self.down = self.block(8, 16, 12, 2)
+        self.last = self.block(12, 24, 12, 1)
+        self.projection = nn.Conv2d(12, 12, 1)
+        self.head = nn.Linear(12, 5)
+
+    @staticmethod
+    def block(ins, hidden, outs, stride):
+        return nn.Sequential(
+            nn.Conv2d(ins, hidden, 1), nn.ReLU6(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden), nn.ReLU6(),
+            nn.Conv2d(hidden, outs, 1), nn.BatchNorm2d(outs),
+        )  # fmt: skip
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        x = self.down(x)
+        x = self.projection(x) + self.last(x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return df.trace(Small(), torch.randn(1, 3, 32, 32), ignore=["stem"])
+
+
+def seconds(network, plan):
+    return COST.compile(shallow_of(network, plan), tuple(network.inputs.args)).seconds() * 1000
+
+
+def predicted(table, network, plan):
+    return sum(table.times[span] for span in network.segments(plan))
+
+
+def plans(network, count):
+    return [random_plan(network, Random(seed), "paper") for seed in range(count)]
+
+
+def test_alone_each_block_costs_what_the_cost_model_says(network):
+    table = measure_latency(network, COST, mode="alone", timer=QUICK)
+    assert set(table.times) == set(network.spans("paper"))
+    assert table.calibration is None
+    for span in (Span(0, 1), Span(0, 3), Span(1, 3), Span(6, 8), Span(11, 12)):
+        block = block_shape(network, span, batch=1)
+        assert table.times[span] == pytest.approx(
+            COST.compile(block_module(network, block), block.inputs()).seconds() * 1000
+        )
+
+
+def test_in_context_the_sum_over_a_plan_predicts_the_whole_network(network):
+    alone = measure_latency(network, COST, mode="alone", timer=QUICK)
+    table = measure_latency(network, COST, timer=QUICK, networks=12)
+    for plan in plans(network, 12):
+        wanted = seconds(network, plan)
+        assert predicted(table, network, plan) == pytest.approx(wanted, rel=0.02)
+        assert predicted(alone, network, plan) > 1.2 * wanted  # every block pays for a network of its own
+    assert table.calibration.worst_error < 0.02
+    assert df.LatencyTable.loads(table.dumps()) == table
+
+
+def test_blocks_hold_what_stays_of_an_addition(network):
+    """A span inside a residual keeps its addition, and its projection: the block has them, too."""
+    (projected,) = [skip for skip in network.skips if skip.projection]
+    inside = block_shape(network, Span(projected.target - 1, projected.target), batch=1)
+    whole = block_shape(network, projected.span, batch=1)
+    assert len(inside.branches) == 1 and inside.branches[0].projection == projected.projection
+    assert whole.branches == ()
+    module = block_module(network, inside)
+    assert module(*inside.inputs()).shape == (1, 12, *network.layers[projected.target - 1].out_size)
+
+
+def test_equal_blocks_are_measured_once(network):
+    compiled = []
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Counting(CostModel):
+        def compile(self, module, inputs):
+            compiled.append(module)
+            return CostModel.compile(self, module, inputs)
+
+    measure_latency(network, Counting(), mode="alone", timer=QUICK)
+    shapes = set(block_shapes(network, network.spans("paper"), 1).values())
+    assert len(compiled) == len(shapes) < len(network.spans("paper"))
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_measurement_goes_on_where_it_was(network, tmp_path):
+    """Killed at every tenth turn: in the end nothing was measured twice, and the table is that of one run."""
+    taken = 0
+
+    def killer(what, total, done):
+        def step():
+            nonlocal taken
+            taken += 1
+            if taken % 10 == 0:
+                raise Killed
+
+        return step
+
+    journal = tmp_path / "latency.jsonl"
+    for _ in range(200):
+        try:
+            table = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal, progress=killer)
+            break
+        except Killed:
+            continue
+    whole = measure_latency(network, COST, timer=QUICK, networks=6)
+    assert table == whole
+    distinct = len(set(block_shapes(network, network.spans("paper"), 1).values()))
+    assert taken == QUICK.turns * (distinct + 6)
+
+
+def test_a_journal_of_another_environment_is_refused_and_both_are_shown(network, tmp_path):
+    journal = tmp_path / "latency.jsonl"
+    measure_latency(network, COST, mode="alone", timer=QUICK, journal=journal)
+    with pytest.raises(TableError, match=r"measured with: .*cost_model.*this run has: .*cost_model:gflops=1"):
+        measure_latency(network, CostModel(gflops=1.0), mode="alone", timer=QUICK, journal=journal)
+
+
+def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(network):
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Picky(CostModel):
+        def compile(self, module, inputs):
+            if any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
+                raise BackendError("kernels of 5 and more are too large")
+            return CostModel.compile(self, module, inputs)
+
+    table = measure_latency(network, Picky(), timer=QUICK, networks=8)
+    without = {entry.span: entry.reason for entry in table.entries if entry.time is None}
+    large = {span for span in network.spans("paper") if max(network.merged_shape(span).kernel) >= 5}
+    assert set(without) == large and large
+    assert set(without.values()) == {"kernels of 5 and more are too large"}
+
+
+def test_an_unknown_mode_is_a_clear_error(network):
+    with pytest.raises(InvalidValue, match="no mode 'isolated'; there are 'in context' and 'alone'"):
+        measure_latency(network, COST, mode="isolated")
+
+
+@pytest.fixture(scope="module")
+def frontier(network):
+    table = measure_latency(network, COST, timer=QUICK, networks=12)
+    scores = {}
+    for n, block in enumerate(network.flagged_spans("paper")):
+        scores[block] = -0.3 * (len(block.span) - 1) - 0.01 * (n % 7)
+    entries = tuple(Score(span=block, samples=(value,)) for block, value in scores.items())
+    return df.solve(table, df.ImportanceTable(entries=entries), network=network)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.7])
+def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, frontier, share):
+    original = seconds(network, network.vanilla)
+    plan = choose(network, frontier, f"{share:.0%}", COST, timer=QUICK)
+    assert seconds(network, plan.plan) <= share * original
+    meeting = [p for p in frontier if seconds(network, p.plan) <= 0.98 * share * original]
+    assert plan.importance == max(p.importance for p in meeting)
+
+
+def test_a_wrong_frontier_is_put_right_by_the_stopwatch(network, frontier):
+    """Predictions that are 30 % too low lead to plans that fail; the loop walks on until one fits."""
+    points = tuple(dataclasses.replace(point, latency=0.7 * point.latency) for point in frontier.points)
+    segments = tuple(dataclasses.replace(segment, time=0.7 * segment.time) for segment in frontier.segments)
+    wrong = dataclasses.replace(frontier, points=points, segments=segments)
+    original = seconds(network, network.vanilla)
+    plan = choose(network, wrong, "80%", COST, timer=QUICK)
+    assert seconds(network, plan.plan) <= 0.8 * original
+
+
+def test_a_budget_out_of_reach_says_what_the_fastest_is(network, frontier):
+    fastest = min(seconds(network, plan.plan) for plan in frontier)
+    with pytest.raises(BudgetError, match=rf"the fastest one takes {fastest:.4g} ms"):
+        choose(network, frontier, "5%", COST, timer=QUICK)
+
+
+def test_choosing_teaches_the_table(network, frontier, tmp_path):
+    journal = tmp_path / "latency.jsonl"
+    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    choose(network, frontier, "80%", COST, timer=QUICK, journal=journal)
+    after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    assert after.calibration.networks > before.calibration.networks
+
+
+def test_a_profile_counts_what_can_be_counted_by_hand():
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    x = torch.randn(2, 3, 10, 10)
+    found = profile(module, x, COST, timer=QUICK)
+    assert found.parameters == 3 * 8 * 9 + 8 + 8 * 9 + 8
+    assert found.flops == 2 * 2 * 100 * (8 * 27 + 8 * 9)
+    assert found.depth == 2
+    assert found.latency == pytest.approx(COST.compile(module, (x,)).seconds() * 1000)
+    assert found.memory is not None and found.memory >= 4 * (found.parameters + x.numel())
+
+
+def test_profiles_side_by_side(network):
+    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+    text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
+    assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text

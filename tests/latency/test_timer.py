@@ -1,0 +1,61 @@
+"""The timer, on candidates whose times are written down beforehand. No clock is asserted."""
+
+from itertools import cycle
+
+import pytest
+
+from depthfold.errors import InvalidValue
+from depthfold.latency.timer import Timer, spread
+
+QUICK = Timer(warmup=0.0, turn=0.0, samples=3, turns=4, extra=3, spread=0.1)
+
+
+class Scripted:
+    """Takes the given milliseconds, over and over, and notes who ran."""
+
+    def __init__(self, name, log, *milliseconds):
+        self.name, self.log, self.times = name, log, cycle(milliseconds)
+
+    def seconds(self):
+        self.log.append(self.name)
+        return next(self.times) / 1000
+
+
+def test_candidates_take_turns_so_that_a_drift_hurts_all_alike():
+    log, known = [], {}
+    QUICK.measure({name: Scripted(name, log, 1.0) for name in "abc"}, known)
+    assert log == ["a"] * 3 + ["b"] * 3 + ["c"] * 3 + (["a"] * 3 + ["b"] * 3 + ["c"] * 3) * 3
+    assert {name: sum(map(len, turns)) for name, turns in known.items()} == dict.fromkeys("abc", 12)
+    assert known["a"][0] == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_what_is_spread_too_widely_is_measured_again_but_not_for_ever():
+    log, known = [], {}
+    QUICK.measure({"calm": Scripted("calm", log, 1.0, 1.01), "wild": Scripted("wild", log, 1.0, 2.0, 4.0)}, known)
+    assert (len(known["calm"]), len(known["wild"])) == (4, 7)
+    assert QUICK.enough(known["wild"]) and not QUICK.enough(known["wild"][:6])
+
+
+def test_turns_taken_before_are_not_taken_again():
+    log, kept = [], []
+    known = {"a": [(1.0, 1.0, 1.0)] * 3}
+    candidates = {name: Scripted(name, log, 1.0) for name in "ab"}
+    QUICK.measure(candidates, known, lambda key, samples: kept.append((key, len(samples))))
+    assert kept == [("b", 3)] * 3 + [("a", 3), ("b", 3)]
+
+
+def test_warming_up_ends_when_the_times_are_steady():
+    log = []
+    falling = Scripted("a", log, *[8.0] * 5, *[4.0] * 5, *[2.0] * 5, *[2.0] * 50)
+    Timer(warmup=60.0, window=5, steady=0.05).warm_up(falling)
+    assert len(log) == 20  # 8, 4, 2, and 2 again
+
+
+def test_spread_is_the_middle_half_over_the_median():
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0 / 3.0)
+    assert spread([1.0]) == float("inf")
+
+
+def test_a_timer_without_turns_is_refused():
+    with pytest.raises(InvalidValue, match="one turn, sample and window at least"):
+        Timer(turns=0)
