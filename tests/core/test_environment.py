@@ -31,7 +31,10 @@ def test_prints_and_survives_json() -> None:
         ({"machine": ""}, "The machine of an environment is empty"),
         ({"batch": 0}, "The batch of an environment must be a whole number from 1 on, found 0"),
         ({"threads": 1.5}, "The threads of an environment must be a whole number"),
-        ({"input_size": (3, 0)}, "The input size of an environment must be positive"),
+        (
+            {"input_size": (3, 0)},
+            "Each number in the input size of an environment must be a whole number",
+        ),
     ],
 )
 def test_refuses_bad_fields(fields: dict[str, object], message: str) -> None:

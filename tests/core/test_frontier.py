@@ -70,7 +70,7 @@ def test_a_solved_plan_is_a_plan_that_explains_itself() -> None:
     assert merged.shape is not None and merged.shape.kernel == (5, 5)
     assert str(plan).splitlines() == [
         "8 ms, 80.0% of the original's 10 ms (1.25 times as fast); importance -0.5",
-        "Plan: activations at 1 3; cuts at 1",
+        "Plan: activations at 1 3; cuts at 1; boundaries at 1",
         "2 convolutions; 8 ms if merging followed A, not S",
         "",
         "layers  becomes      ms  replaces ms  saves ms",
@@ -136,7 +136,7 @@ def test_refuses_a_plan_whose_A_is_not_within_S_or_B() -> None:
         solved_plan(activations={1, 2}, cuts=(1, 3))
     with pytest.raises(PlanError, match=r"The activations \[1\] are no boundaries of the plan"):
         solved_plan(boundaries=())
-    with pytest.raises(PlanError, match="do not end at its cuts"):
+    with pytest.raises(PlanError, match="do not start and end at its cuts"):
         solved_plan(cuts=(1, 2))
 
 

@@ -51,7 +51,7 @@ def test_an_importance_is_the_mean_score_minus_the_base_score(tmp_path: Path) ->
     again = ImportanceTable.read_csv(tmp_path / "out.csv")
     assert again.importances == table.importances
     assert again.entries[1].reason == "diverged"
-    assert "1 flagged spans, 1 without a score, 2 layers, base score 0.75, plain problem" in str(table)
+    assert "1 flagged span, 1 without a score, 2 layers, base score 0.75, plain problem" in str(table)
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])

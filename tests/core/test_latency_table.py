@@ -64,7 +64,7 @@ def test_prints_itself() -> None:
         network="net", entries=(Timing(span=Span(0, 1), time=1.5), Timing(span=Span(0, 2), reason="no"))
     )
     assert str(table) == (
-        "Latency table of net: 1 spans, 1 without a time, 2 layers, single layers unknown in all; "
+        "Latency table of net: 1 span, 1 without a time, 2 layers, single layers unknown in all; "
         "environment: not stated"
     )
 
@@ -90,7 +90,7 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the column 'st' is missing. Expected the columns st,end,time,stdev, found an empty file"),
+        ("", "'st' is missing. Expected the columns st,end,time, if you like also stdev,reason; found an empty file"),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", "the latency table is empty; expected one line per span"),
         ("st,end,time,stdev\n0,1,fast,0\n", "line 2: column 'time' must hold a number, found 'fast'"),

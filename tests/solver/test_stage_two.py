@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable
+from depthfold.core.wording import at_most
 from depthfold.solver import solve
 from depthfold.solver.arrays import Exact, lattice_exponent
 from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
@@ -89,7 +90,8 @@ def test_thinning_loses_no_more_than_it_says(max_labels: int) -> None:
     for plan in exact.points:
         found = rough.at(plan.latency)
         assert found.latency <= plan.latency
-        assert plan.importance - rough.lost - 1e-12 <= found.importance <= plan.importance
+        assert Fraction(plan.importance) - Fraction(rough.lost) <= Fraction(found.importance)
+        assert found.importance <= plan.importance
 
 
 def test_thinning_is_never_silent() -> None:
@@ -97,7 +99,7 @@ def test_thinning_is_never_silent() -> None:
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(), 5)
     with pytest.warns(RuntimeWarning, match=r"thinned to 10 labels .* up to .* of importance below the best one"):
         frontier = solve(latency, importance, max_labels=10)
-    assert f"thinned: at most {frontier.lost:.4g} of importance lost at any budget" in str(frontier)
+    assert f"thinned: at most {at_most(frontier.lost)} of importance lost at any budget" in str(frontier)
 
 
 def test_the_bound_holds_on_small_instances() -> None:
@@ -107,7 +109,9 @@ def test_the_bound_holds_on_small_instances() -> None:
             continue
         exact, rough = solve(latency, importance), thinned(latency, importance, 2)
         for plan in exact.points:
-            assert rough.at(plan.latency or 1e-9).importance >= plan.importance - rough.lost - 1e-12
+            assert Fraction(rough.at(plan.latency or 1e-9).importance) >= Fraction(plan.importance) - Fraction(
+                rough.lost
+            )
 
 
 def test_decimal_tables_are_kept_to_the_last_bit() -> None:

@@ -20,8 +20,8 @@ class Tables:
 
     T: Floats
     I: Floats
-    by_activations: Floats
     S_opt: Ints
+    M_opt: Ints
     B_opt: Ints
 
 
@@ -51,7 +51,7 @@ def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tupl
     found = zip(
         (sum_rounded_up(row.tolist()) for row in rows.times),
         (math.fsum(row.tolist()) for row in rows.importances),
-        rows.times_by_activations.sum(axis=1).tolist(),
+        (sum_rounded_up(row.tolist()) for row in rows.times_by_activations),
         _positions(rows.activations),
         _positions(rows.cuts),
         _positions(rows.boundaries),
@@ -70,7 +70,7 @@ def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tupl
                     boundaries=B,
                 )
             )
-    return tuple(front), list(zip(*map(np.ndarray.tolist, np.nonzero(rows.used)), strict=True))
+    return tuple(front), [(i, j) for i, j in np.argwhere(rows.used).tolist()]
 
 
 def _trace_back(labels: Labels, tables: Tables) -> _Rows:
@@ -88,8 +88,8 @@ def _trace_back(labels: Labels, tables: Tables) -> _Rows:
     row, k, l, b = _steps(labels, label)
     rows.activations[row, l] = b == 1
     rows.cuts[row, k] = rows.boundaries[row, k] = True
-    rows.times_by_activations[row, l] = tables.by_activations[k, l]
     _follow_S(rows, tables, row, k, l)
+    _follow_A(rows, tables, row, k, l)
     _follow_B(rows, tables, row, k, l, b)
     rows.cuts[:, 0] = rows.boundaries[:, 0] = False
     return rows
@@ -115,6 +115,14 @@ def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
         on = m > k
         row, k, l = row[on], k[on], m[on]
         rows.cuts[row, l] = True
+
+
+def _follow_A(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
+    while row.size:
+        m = tables.M_opt[k, l]
+        rows.times_by_activations[row, l] = tables.T[m, l]
+        on = m > k
+        row, k, l = row[on], k[on], m[on]
 
 
 def _follow_B(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints) -> None:
