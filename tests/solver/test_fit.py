@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Span, fingerprint
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, fingerprint
 from depthfold.errors import TableError
 from depthfold.solver import solve
 from depthfold.solver.fit import check_fit
@@ -39,10 +39,8 @@ def bare_barriers() -> Network:
 
 
 def test_both_tables_must_have_the_fingerprint_of_the_network() -> None:
-    mine, message = (
-        plain_chain(2),
-        "table is not of the network 'chain': .* 2 layers and fingerprint .*, the table 2 and",
-    )
+    mine = plain_chain(2)
+    message = "table is not of the network 'chain': .* 2 layers and fingerprint .*, the table 2 and"
     with pytest.raises(TableError, match=f"The latency {message} 'abc'"):
         solve(latency(fingerprint="abc"), importance(), network=mine)
     with pytest.raises(TableError, match=f"The importance {message} 'abc'"):
@@ -97,7 +95,7 @@ def test_the_flags_of_an_extended_table_are_those_of_the_full_space(network: Net
             if block in blocks:
                 check_fit(times, table, network)
             else:
-                with pytest.raises(TableError, match="the flag at .* cannot be"):
+                with pytest.raises(TableError, match=r"the flag at .* cannot be"):
                     check_fit(times, table, network)
 
 
@@ -113,8 +111,6 @@ def test_the_plain_problem_is_solved_with_its_network() -> None:
         times, _ = plausible_tables(network.spans(), network.flagged_spans(), 3)
         values = {(span.i, span.j, 1, 1): -0.01 * (len(span) - 1) for span in network.spans()}
         frontier = solve(times, importance_table(values), network=network)
-        assert frontier.plans == solve(times, importance_table(values), network=network).plans
         for plan in frontier:
             assert network.segments(plan)[0] == plan.segments[0].span
         assert all(set(point.boundaries) == set(point.activations) - {network.depth} for point in frontier.points)
-    assert Span(0, 2) in latency().times

@@ -37,9 +37,9 @@ def test_a_placeholder_at_a_single_layer_does_not_hide_behind_the_mean() -> None
         solve(*tables((0, 1, 1, 1), -1e18), alpha=1.6)
 
 
-@pytest.mark.parametrize("value", [-1.0, -100.0, 1000.0])
+@pytest.mark.parametrize("value", [-1.0, -100.0, -1000.0])
 def test_what_a_metric_can_yield_is_taken_and_loses_no_plan(value: float) -> None:
-    latency, importance = tables((47, 50, 1, 1), -abs(value))
+    latency, importance = tables((47, 50, 1, 1), value)
     without = [entry for entry in importance.entries if entry.span != FlaggedSpan(47, 50, True, True)]
     reason = Score(span=FlaggedSpan(47, 50, True, True), reason="out of the question")
     assert solve(latency, importance).points == solve(latency, ImportanceTable(entries=(*without, reason))).points
@@ -55,7 +55,7 @@ def test_an_alpha_that_swallows_the_entries() -> None:
 def test_a_base_score_that_swallows_the_scores() -> None:
     latency, importance = tables()
     for base in (-1e18, 1e99):
-        with pytest.raises(TableError, match="The base score of the importance table is .*, but its scores are 0.0"):
+        with pytest.raises(TableError, match=r"The base score of the importance table is .*, but its scores are 0.0"):
             solve(latency, ImportanceTable(entries=importance.entries, base=base))
     assert solve(latency, ImportanceTable(entries=importance.entries, base=75.0)).exact
 
@@ -63,11 +63,9 @@ def test_a_base_score_that_swallows_the_scores() -> None:
 @pytest.mark.parametrize("huge", [1e308, -1e308, 10**400])
 def test_numbers_at_the_end_of_the_floats(huge: float) -> None:
     span = FlaggedSpan(0, 1, True, True)
-    with pytest.raises(
-        TableError, match=r"A score of \(0, 1\], flags 11 is .*; expected a finite number, 1e\+100 at m"
-    ):
+    with pytest.raises(TableError, match=r"A score of \(0, 1\], flags 11 is .*; expected a finite number, 1e\+100"):
         Score(span=span, samples=(huge, huge))
-    with pytest.raises(TableError, match="The base score of the importance table is .*; expected a finite number, 1e"):
+    with pytest.raises(TableError, match=r"The base score of the importance table is .*; expected a finite number"):
         ImportanceTable(base=huge, entries=(Score(span=span, samples=(0.5,)),))
 
 
@@ -89,5 +87,5 @@ def test_the_longest_time_loses_no_plan() -> None:
 
 
 def test_tables_of_zeros_are_tables() -> None:
-    latency, importance = tables()
+    latency, _ = tables()
     assert len(solve(latency, importance_table({(s.i, s.j, 1, 1): 0.0 for s in latency.times}))) == 1

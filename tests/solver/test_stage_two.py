@@ -109,9 +109,8 @@ def test_the_bound_holds_on_small_instances() -> None:
             continue
         exact, rough = solve(latency, importance), thinned(latency, importance, 2)
         for plan in exact.points:
-            assert Fraction(rough.at(plan.latency or 1e-9).importance) >= Fraction(plan.importance) - Fraction(
-                rough.lost
-            )
+            found = rough.at(plan.latency or 1e-9)
+            assert Fraction(found.importance) >= Fraction(plan.importance) - Fraction(rough.lost)
 
 
 def test_decimal_tables_are_kept_to_the_last_bit() -> None:

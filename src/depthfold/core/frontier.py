@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from numbers import Integral
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from depthfold.core.budget import LARGEST_SHARE, Budget
 from depthfold.core.coerce import as_tuple_of
@@ -16,7 +16,7 @@ from depthfold.core.describe import text_table
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.solved_plan import Segment, SolvedPlan
-from depthfold.core.span import Position, Span
+from depthfold.core.span import Position
 from depthfold.core.wording import at_most, count, share_at_least
 from depthfold.errors import BudgetError, InvalidValue
 
@@ -65,20 +65,20 @@ class Frontier(Document):
             object.__setattr__(self, name, items)
         if not self.points:
             raise InvalidValue("A frontier has at least one plan.")
-        known = {(segment.span.i, segment.span.j) for segment in self.segments}
-        for point in self.points:
-            if not known.issuperset(ends := list(pairwise((0, *point.cuts, self.depth)))):
-                i, j = next(pair for pair in ends if pair not in known)
-                raise InvalidValue(
-                    f"The plan with the cuts {list(point.cuts)[:60]} needs the segment ({i}, {j}], which is not among "
-                    "the segments of the frontier. Was the document edited? Solve again."
-                )
         for one, two in pairwise(self.points):
             if not (one.latency < two.latency and one.importance < two.importance):
                 raise InvalidValue(
                     f"The plans of a frontier rise in latency and importance, found {one.latency:g} ms with "
                     f"{one.importance:g} before {two.latency:g} ms with {two.importance:g}."
                 )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        # By name: a slotted dataclass is a copy that super() does not know.
+        frontier = super(Frontier, cls).from_json(data)
+        for _ in frontier:  # a document may have been edited: every plan must find its segments
+            pass
+        return frontier
 
     @property
     def plans(self) -> tuple[SolvedPlan, ...]:
@@ -145,11 +145,16 @@ class Frontier(Document):
             return ""
         return f" ({share_at_least(latency, self.original)} of the original)"
 
-    def _by_span(self) -> Mapping[Span, Segment]:
-        return {segment.span: segment for segment in self.segments}
+    def _by_span(self) -> Mapping[tuple[Position, Position], Segment]:
+        return {(segment.span.i, segment.span.j): segment for segment in self.segments}
 
-    def _solved(self, point: Point, by_span: Mapping[Span, Segment]) -> SolvedPlan:
-        ends = (0, *point.cuts, self.depth)
+    def _solved(self, point: Point, by_span: Mapping[tuple[Position, Position], Segment]) -> SolvedPlan:
+        ends = list(pairwise((0, *point.cuts, self.depth)))
+        if lacking := [pair for pair in ends if pair not in by_span]:
+            raise InvalidValue(
+                f"The plan with the cuts {list(point.cuts)[:60]} needs the segment ({lacking[0][0]}, {lacking[0][1]}], "
+                "which is not among the segments of the frontier. Was its document edited? Solve again."
+            )
         return SolvedPlan(
             activations=point.activations,
             cuts=point.cuts,
@@ -157,7 +162,7 @@ class Frontier(Document):
             latency=point.latency,
             importance=point.importance,
             latency_by_activations=point.latency_by_activations,
-            segments=tuple(by_span[Span(i, j)] for i, j in pairwise(ends)),
+            segments=tuple(by_span[pair] for pair in ends),
             original=self.original,
             fingerprint=self.fingerprint,
         )

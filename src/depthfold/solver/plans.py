@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from depthfold.core import Point, Position
 from depthfold.core.latency_table import sum_rounded_up
@@ -49,9 +51,9 @@ def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tupl
     """
     rows = _trace_back(labels, tables)
     found = zip(
-        (sum_rounded_up(row.tolist()) for row in rows.times),
-        (math.fsum(row.tolist()) for row in rows.importances),
-        (sum_rounded_up(row.tolist()) for row in rows.times_by_activations),
+        map(sum_rounded_up, _summands(rows.times)),
+        map(math.fsum, _summands(rows.importances)),
+        map(sum_rounded_up, _summands(rows.times_by_activations)),
         _positions(rows.activations),
         _positions(rows.cuts),
         _positions(rows.boundaries),
@@ -136,6 +138,15 @@ def _follow_B(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints)
 
 
 def _positions(rows: Bools) -> Iterator[tuple[int, ...]]:
-    columns = np.nonzero(rows)[1].tolist()
-    ends = np.cumsum(rows.sum(axis=1)).tolist()
-    return (tuple(columns[start:end]) for start, end in zip([0, *ends], ends, strict=False))
+    return map(tuple, _by_row(np.nonzero(rows)[1], rows))
+
+
+def _summands(rows: Floats) -> Iterator[list[float]]:
+    """What a row adds up, without the zeros: most columns are empty, and summing them costs time."""
+    return _by_row(rows[rows != 0], rows != 0)
+
+
+def _by_row(values: NDArray[Any], chosen: Bools) -> Iterator[list[Any]]:
+    """The values of the chosen places, row by row."""
+    flat, ends = values.tolist(), np.cumsum(chosen.sum(axis=1)).tolist()
+    return (flat[start:end] for start, end in zip([0, *ends], ends, strict=False))

@@ -60,16 +60,15 @@ def solve(
     depth, times = latency.depth, latency.times
 
     T = latency_array(times, depth)
-    T_exact = Exact.of(T)
     I, I_exponent = _importances(importance, depth, alpha, normalisation or "single")
-    T_opt, S_opt = fastest_merging(T_exact)
+    T_opt, S_opt = fastest_merging(Exact.of(T))
     I_opt, B_opt = best_blocks(on_lattice(I, I_exponent))
     check_covered(T_opt.units, I_opt)
     labels = pareto_labels(T_opt, I_opt, max_labels)
     if labels.final.start == labels.final.stop:
         raise no_plan()
 
-    found, used = points(labels, Tables(T=T, I=I, S_opt=S_opt, M_opt=merging_by_activations(T_exact), B_opt=B_opt))
+    found, used = points(labels, Tables(T=T, I=I, S_opt=S_opt, M_opt=merging_by_activations(T), B_opt=B_opt))
     # On the lattice the sums of two plans are off by at most L/2 units each, and their floats by less than one more.
     lost = math.nextafter(from_lattice(labels.lost + depth + 1, I_exponent), math.inf) if labels.lost else 0.0
     if lost:
@@ -116,10 +115,14 @@ def _importances(
 ) -> tuple[Floats, int]:
     """I, normalised if alpha is given, and the exponent of its lattice."""
     given = importance.importances
-    raw = importance_array(given, depth)
-    used = raw if alpha is None else importance_array(normalised(given, alpha, over), depth)
-    check_resolution(given, lattice_exponent(raw), lattice_exponent(used), depth, alpha)
-    return used, lattice_exponent(used)
+    I = importance_array(given, depth)
+    exponent = lattice_exponent(I)
+    check_resolution(given, exponent, depth)
+    if alpha is not None:
+        I = importance_array(normalised(given, alpha, over), depth)
+        exponent = lattice_exponent(I)
+        check_resolution(given, exponent, depth, alpha)
+    return I, exponent
 
 
 def _segments(

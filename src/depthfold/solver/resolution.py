@@ -24,7 +24,7 @@ OUT_OF_THE_QUESTION = "An entry that is out of the question has a reason instead
 
 def check_base(importance: ImportanceTable) -> None:
     """Raises TableError if a base score that is no score has swallowed the scores."""
-    usual = _usual([entry.mean for entry in importance.entries if entry.samples])
+    usual = _usual([entry.mean for entry in importance.entries if entry.samples]) if importance.base else 0.0
     if usual and abs(importance.base) > BASE * usual:
         raise TableError(
             f"The base score of the importance table is {importance.base:g}, but its scores are {usual:g} in the "
@@ -33,38 +33,31 @@ def check_base(importance: ImportanceTable) -> None:
         )
 
 
-def check_resolution(
-    raw: Mapping[FlaggedSpan, float], raw_exponent: int, used_exponent: int, depth: int, alpha: float | None
-) -> None:
+def check_resolution(raw: Mapping[FlaggedSpan, float], exponent: int, depth: int, alpha: float | None = None) -> None:
     """Raises TableError if a step of the lattice, L times, is not far below the median entry.
 
-    `raw_exponent` is that of the table as it was given, `used_exponent` that of the normalised one. Both are held
-    against the entries as they were given: a mean that is far too large shifts all entries, and only hides them.
+    With `alpha` the lattice is that of the normalised table. It, too, is held against the entries as they were given:
+    a shift that is far too large makes them look large, and all alike.
     """
     usual = _usual(raw.values())
-    if not usual:
+    if not usual or depth * math.ldexp(1.0, -exponent) <= TOLERANCE * usual:
         return
-    if _error(raw_exponent, depth) > TOLERANCE * usual:
+    if alpha is None:
         span, value = max(raw.items(), key=lambda item: abs(item[1]))
         raise TableError(
             f"The importance of {span} is {value:g}, while the entries are {usual:g} in the median: beside it "
             f"the others could not be told apart. Expected entries of comparable size, here up to "
             f"{_limit(usual, depth):.1g}. {OUT_OF_THE_QUESTION}"
         )
-    if _error(used_exponent, depth) > TOLERANCE * usual:
-        raise TableError(
-            f"With alpha = {alpha!r} the normalisation shifts the importances so far that they cannot be told apart: "
-            f"they are {usual:g} in the median. The paper uses 1.2 to 1.8."
-        )
+    raise TableError(
+        f"With alpha = {alpha!r} the normalisation shifts the importances so far that they cannot be told apart: they "
+        f"are {usual:g} in the median. The paper uses 1.2 to 1.8."
+    )
 
 
 def _usual(values: Collection[float]) -> float:
     """The median size of the entries that are not zero; zero if there are none."""
     return median([abs(value) for value in values if value] or [0.0])
-
-
-def _error(exponent: int, depth: int) -> float:
-    return depth * math.ldexp(1.0, -exponent)
 
 
 def _limit(usual: float, depth: int) -> float:

@@ -23,7 +23,8 @@ def fastest_merging(T: Exact) -> tuple[Exact, Ints]:
     S_opt = np.full((size, size), -1, dtype=np.intp)
     for l in range(1, size):
         through = T_opt[:l, :l] + T[:l, l]
-        m = _fastest(through)
+        least = through.units.min(axis=1, keepdims=True)
+        m = np.where(through.units == least, through.rest, 1.0).argmin(axis=1)
         T_opt.units[:l, l], T_opt.rest[:l, l] = through.units[np.arange(l), m], through.rest[np.arange(l), m]
         S_opt[:l, l] = m
     return T_opt, S_opt
@@ -55,30 +56,22 @@ def best_blocks(I: Floats) -> tuple[Floats, Ints]:
     return I_opt, B_opt
 
 
-def merging_by_activations(T: Exact) -> Ints:
+def merging_by_activations(T: Floats) -> Ints:
     """The ablation of Section 5.3, all layers between two activations merged: the last cut m of every chain (k, l).
 
     Where one span covers them, there is no cut (m = k). Where none does (a barrier or the end of a residual lies
     between) they merge into as few convolutions as possible, the fastest choice of those.
     """
-    size = len(T.units)
+    size = len(T)
     M_opt = np.repeat(np.arange(size), size).reshape(size, size)
-    if np.isfinite(T.units[np.triu_indices(size, 1)]).all():
+    if np.isfinite(T[np.triu_indices(size, 1)]).all():
         return M_opt
     count = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
-    time = Exact(count.copy(), np.zeros((size, size)))
+    time = count.copy()
     for l in range(1, size):
-        counts = count[:l, :l] + np.where(np.isfinite(T.units[:l, l]), 1.0, np.inf)
+        counts = count[:l, :l] + np.where(np.isfinite(T[:l, l]), 1.0, np.inf)
         count[:l, l] = counts.min(axis=1)
-        through = time[:l, :l] + T[:l, l]
-        m = _fastest(Exact(np.where(counts == count[:l, l][:, None], through.units, np.inf), through.rest))
-        time.units[:l, l], time.rest[:l, l] = through.units[np.arange(l), m], through.rest[np.arange(l), m]
-        M_opt[:l, l] = m
+        through = np.where(counts == count[:l, l][:, None], time[:l, :l] + T[:l, l], np.inf)
+        M_opt[:l, l] = through.argmin(axis=1)
+        time[:l, l] = through.min(axis=1)
     return M_opt
-
-
-def _fastest(through: Exact) -> Ints:
-    """In every row the column with the least latency, the first one of equals."""
-    least = through.units.min(axis=1, keepdims=True)
-    m: Ints = np.where(through.units == least, through.rest, 1.0).argmin(axis=1)
-    return m
