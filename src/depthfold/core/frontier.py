@@ -40,8 +40,9 @@ class Point:
 class Frontier(Document):
     """Every plan that is optimal for some budget, the fastest first; later plans are slower and better.
 
-    `original` is the latency that shares and speed-ups refer to. `lost` is 0 for an exact frontier; where the solver
-    had to thin its labels, no budget's plan is further than `lost` below the best importance possible.
+    `original` is the latency that shares and speed-ups refer to. `lost` is 0 for an exact frontier, one that is
+    complete up to the rounding of its sums (docs/solver.md says how little that is); where the solver had to thin its
+    labels, no budget's plan is further than `lost` below the best importance possible.
     `segments` has the time and the shape of every segment that a plan of the frontier uses. `fingerprint` is that of
     the network, empty where it was not known.
     """

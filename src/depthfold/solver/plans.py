@@ -46,8 +46,8 @@ class _Rows:
 def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tuple[Position, Position]]]:
     """The frontier's plans by rising latency, and the ends of all the segments that they merge.
 
-    Importances were compared on the lattice. Here every sum is taken again from the entries themselves, and a plan
-    that turns out to be beaten in their last digit is left out.
+    Importances were compared on the lattice, where a sum may be off by L/2 units. Here every sum is taken again from
+    the entries themselves, and a plan that turns out to be beaten in the last digits is left out.
     """
     rows = _trace_back(labels, tables)
     found = zip(
