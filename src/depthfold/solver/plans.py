@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from depthfold.core import Point, Position
-from depthfold.core.latency_table import sum_rounded_up
 from depthfold.solver.arrays import Bools, Floats, Ints
 from depthfold.solver.stage_two import Labels
+from depthfold.solver.sums import rounded_to_nearest, rounded_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +48,9 @@ def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tupl
     """
     rows = _trace_back(labels, tables)
     found = zip(
-        map(sum_rounded_up, _summands(rows.times)),
-        map(math.fsum, _summands(rows.importances)),
-        map(sum_rounded_up, _summands(rows.times_by_activations)),
+        rounded_up(rows.times),
+        rounded_to_nearest(rows.importances),
+        rounded_up(rows.times_by_activations),
         _positions(rows.activations),
         _positions(rows.cuts),
         _positions(rows.boundaries),
@@ -138,15 +135,6 @@ def _follow_B(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints)
 
 
 def _positions(rows: Bools) -> Iterator[tuple[int, ...]]:
-    return map(tuple, _by_row(np.nonzero(rows)[1], rows))
-
-
-def _summands(rows: Floats) -> Iterator[list[float]]:
-    """What a row adds up, without the zeros: most columns are empty, and summing them costs time."""
-    return _by_row(rows[rows != 0], rows != 0)
-
-
-def _by_row(values: NDArray[Any], chosen: Bools) -> Iterator[list[Any]]:
-    """The values of the chosen places, row by row."""
-    flat, ends = values.tolist(), np.cumsum(chosen.sum(axis=1)).tolist()
-    return (flat[start:end] for start, end in zip([0, *ends], ends, strict=False))
+    columns = np.nonzero(rows)[1].tolist()
+    ends = np.cumsum(rows.sum(axis=1)).tolist()
+    return (tuple(columns[start:end]) for start, end in zip([0, *ends], ends, strict=False))
