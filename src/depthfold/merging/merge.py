@@ -100,7 +100,8 @@ class _Workshop:
         assert isinstance(like, torch.Tensor)
         self.graph.set_submodule(target, self.convolution_for(span, like))
         linear = self.nodes[last.linear]
-        with self.graph.graph.inserting_before(linear):
+        # Where the segment began: what follows may overwrite its input.
+        with self.graph.graph.inserting_before(self.nodes[first.conv]):
             given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
             if not shape.symmetric:
                 given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
@@ -109,6 +110,7 @@ class _Workshop:
             if last.norm is not None and last.norm == last.activation:
                 end = self._activation_of_norm(linear, convolution)
         linear.replace_all_uses_with(end)
+        self.graph.graph.erase_node(linear)
         held = {site.add for site in self.network.skip_sites if span.contains(site.skip.span)}
         for name in last.additions:
             if name in held:
