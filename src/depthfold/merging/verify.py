@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from depthfold.backends.torch_run import cuda_settings
 from depthfold.core import ConvShape, Plan, Span
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.tracing import Blueprint, Student, student_parts
@@ -95,7 +96,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     seams = _seams(made, remembered)
     dtype = next((p.dtype for p in deep.parameters() if p.is_floating_point()), torch.float32)
     given = remembered.network.inputs.random(seed=0)
-    with _evaluating(student), _evaluating(shallow), torch.no_grad():
+    # TF32 rounds every product to three digits: that would be the error, whatever the networks compute.
+    with cuda_settings(tf32=False, benchmark=False), _evaluating(student), _evaluating(shallow), torch.no_grad():
         if inputs is not None:
             given = Inputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given
