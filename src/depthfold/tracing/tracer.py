@@ -42,7 +42,7 @@ class ForgivingTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        last = next(reversed(self.graph.nodes), None)
+        last = next(iter(reversed(self.graph.nodes)), None)
         stack, scope = self.module_stack.copy(), (self.scope.module_path, self.scope.module_type)
         try:
             return super().call_module(m, forward, args, kwargs)
