@@ -72,7 +72,8 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     use_plain_layers(graph)
     drop_unused(graph)
     graph.eval()
-    seams = tuple(_seam(network, span, *nodes) for span, nodes in merged.items())
+    student_nodes = {node.name: node for node in part.graph.nodes}
+    seams = tuple(_seam(network, span, student_nodes, *nodes) for span, nodes in merged.items())
     graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
     if not path:
         return graph
@@ -135,11 +136,12 @@ def _behind_padding(node: fx.Node, pad: str | None = None) -> fx.Node:
     return node
 
 
-def _seam(network: Blueprint, span: Span, convolution: fx.Node, end: fx.Node) -> Seam:
-    last = network.sites[span.j - 1]
+def _seam(network: Blueprint, span: Span, student: dict[str, fx.Node], convolution: fx.Node, end: fx.Node) -> Seam:
+    first, last = network.sites[span.i], network.sites[span.j - 1]
     return Seam(
         span,
         student=last.additions[-1] if last.additions else last.linear,
+        student_source=_behind_padding(student[first.conv].all_input_nodes[0], first.pad).name,
         shallow=end.name,
-        source=_behind_padding(convolution.all_input_nodes[0]).name,
+        shallow_source=_behind_padding(convolution.all_input_nodes[0]).name,
     )
