@@ -139,18 +139,19 @@ def page(rows: list[dict[str, Any]]) -> str:
         "of the largest value there; the tolerance is 1e-10 in float64 and 1e-4 in float32. `spans` are those of the",
         "paper's space / the full one. A network whose full space has no more spans than layers has nothing to merge.",
         "",
-        "| network | parameters | layers | skips | spans | segments | error | precision | refused |",
-        "| --- | ---: | ---: | ---: | ---: | --- | ---: | --- | --- |",
+        "| network | parameters | input | layers | skips | spans | segments | error | precision | refused |",
+        "| --- | ---: | --- | ---: | ---: | ---: | --- | ---: | --- | --- |",
     ]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['name']} | | | | | | | | **failed: {row['error']}** |")
+            lines.append(f"| {row['name']} | | | | | | | | | **failed: {row['error']}** |")
             continue
         refused = ", ".join(f"{code} {count}" for code, count in row["refusals"].items())
         segments = ", ".join(str(plan["segments"]) for plan in row["plans"])
         nothing = row["full"] <= row["layers"]
         lines.append(
-            f"| {row['name']} | {row['parameters'] / 1e6:.1f} M | {row['layers']} | {row['skips']} | "
+            f"| {row['name']} | {row['parameters'] / 1e6:.1f} M | {'x'.join(map(str, row['size']))} | "
+            f"{row['layers']} | {row['skips']} | "
             f"{row['paper']} / {row['full']}{' (nothing to merge)' if nothing else ''} | {segments} | "
             f"{worst(row):.1e} | {row['precision']} | {refused} |"
         )

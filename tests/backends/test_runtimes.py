@@ -13,7 +13,7 @@ from depthfold.backends import get
 from depthfold.backends.cost_model import CostModel
 from depthfold.backends.machine import machine_name
 from depthfold.backends.openvino import _core
-from depthfold.backends.torch_run import _cuda_settings
+from depthfold.backends.torch_run import cuda_settings
 from depthfold.errors import BackendError, InvalidValue, MissingDependency, OutOfMemory
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU())
@@ -60,7 +60,7 @@ def test_tf32_is_set_in_both_ways_and_put_back():
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     start = precisions()
     for tf32 in (True, False):
-        with _cuda_settings(tf32=tf32):
+        with cuda_settings(tf32=tf32, benchmark=True):
             assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (tf32, tf32, True)
             assert (matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32") == (tf32, tf32)
         assert precisions() == start
@@ -72,7 +72,7 @@ def test_tf32_that_the_user_set_in_the_new_way_is_put_back():
         torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = "ieee", "tf32"
         own = precisions()
         for tf32 in (True, False):
-            with _cuda_settings(tf32=tf32):
+            with cuda_settings(tf32=tf32, benchmark=True):
                 pass
             assert precisions() == own
     finally:

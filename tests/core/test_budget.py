@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from depthfold.core import Budget
@@ -23,6 +25,13 @@ from depthfold.errors import BudgetError
         ("33.3%", Budget.share(0.333)),
         ("1.5x", Budget.speedup(1.5)),
         ("1.5 X", Budget.speedup(1.5)),
+        ("12 MS", Budget.milliseconds(12)),
+        ("12Ms", Budget.milliseconds(12)),
+        (Decimal("12.5"), Budget.milliseconds(12.5)),
+        (Fraction(25, 2), Budget.milliseconds(12.5)),
+        (np.float32(12.5), Budget.milliseconds(12.5)),
+        (np.int64(12), Budget.milliseconds(12)),
+        ("1000%", Budget.share(10)),
         (Budget.speedup(1.6), Budget.speedup(1.6)),
     ],
 )
@@ -50,6 +59,10 @@ def test_refuses_what_cannot_be_read(written: object) -> None:
         ("nan ms", "The budget is NaN"),
         (math.inf, "The budget is infinite"),
         (10**400, "The budget is infinite"),
+        (-(10**400), "The budget is infinite"),
+        (Decimal("sNaN"), "The budget is NaN"),
+        (Budget.share, r"The budget .* cannot be read"),
+        ("6000%", r"60 times the original's latency; .* Did you mean 0\.6\?"),
     ],
 )
 def test_refuses_what_makes_no_sense(written: object, message: str) -> None:
@@ -76,3 +89,18 @@ def test_a_share_needs_the_original() -> None:
 @pytest.mark.parametrize("text", ["12.5 ms", "60%", "1.5x"])
 def test_prints_what_it_reads(text: str) -> None:
     assert str(Budget.parse(text)) == text
+
+
+def test_per_cent_where_a_share_is_expected() -> None:
+    with pytest.raises(BudgetError, match=r"at most 10\. Did you mean 0\.6\?"):
+        Budget.share(60)
+    assert Budget.share(1.2).value == 1.2
+    assert Budget.speedup(60).value == 60
+
+
+def test_survives_json() -> None:
+    for budget in (Budget.share(Decimal("0.6")), Budget.milliseconds(12), Budget.speedup(1.6)):
+        assert type(budget.value) is float
+        assert Budget.loads(budget.dumps()) == budget
+    with pytest.raises(BudgetError, match="The budget is zero"):
+        Budget.from_json({"format": "depthfold.budget", "version": 1, "kind": "share", "value": 0})

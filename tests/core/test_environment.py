@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from depthfold.core import Environment
@@ -31,9 +32,26 @@ def test_prints_and_survives_json() -> None:
         ({"machine": ""}, "The machine of an environment is empty"),
         ({"batch": 0}, "The batch of an environment must be a whole number from 1 on, found 0"),
         ({"threads": 1.5}, "The threads of an environment must be a whole number"),
-        ({"input_size": (3, 0)}, "The input size of an environment must be positive"),
+        (
+            {"input_size": (3, 0)},
+            "Each number in the input size of an environment must be a whole number",
+        ),
+        ({"input_size": ()}, "The input size of an environment is empty"),
+        ({"input_size": 224}, "The input size of an environment must be several values in a row, found 224"),
+        ({"input_size": "3x224"}, "The input size of an environment must be several values in a row"),
+        ({"input_size": (3, 1.5)}, r"whole number from 1 on, found 1\.5"),
+        ({"machine": 7}, "The machine of an environment must be text, found 7"),
+        ({"runtime_version": 2.4}, r"The runtime version of an environment must be text, found 2\.4"),
+        ({"batch": True}, "The batch of an environment must be a whole number from 1 on, found True"),
     ],
 )
 def test_refuses_bad_fields(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         Environment(**fields)
+
+
+def test_lists_and_numbers_of_numpy_are_taken() -> None:
+    taken = Environment(batch=np.int64(128), input_size=[3, np.int32(224), 224])
+    assert taken == Environment(batch=128, input_size=(3, 224, 224))
+    assert hash(taken) == hash(Environment.loads(taken.dumps()))
+    assert type(taken.batch) is int

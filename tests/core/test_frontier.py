@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from depthfold.core import Budget, Frontier, Network, Plan, Segment, SolvedPlan, Span
+from depthfold.core import Budget, Frontier, Network, Plan, Segment, SolvedPlan, Span, fingerprint
 from depthfold.errors import BudgetError, InvalidValue, PlanError
 from depthfold.solver import solve
 from structures import plain_chain
@@ -54,6 +57,24 @@ def test_a_budget_below_the_fastest_plan_names_its_latency() -> None:
         frontier().at("2x")
 
 
+def test_what_the_message_names_is_accepted() -> None:
+    """A share that is printed to the nearest tenth may be just below what the plan takes."""
+    for original in (10.0, 9.1, 7.0, 9.999, 3.0, 1e4, 1e9):
+        with pytest.raises(BudgetError, match="No plan meets the budget") as caught:
+            frontier(original=original).at(1e-9)
+        share = re.search(r"\(([\d.]+%) of the original\)", str(caught.value))
+        assert share is not None
+        assert frontier(original=original).at(share[1]).latency >= 7.0
+    with pytest.raises(BudgetError, match=r"the fastest plan takes 7\.0 ms\. Ask"):  # 1400 % is no budget
+        frontier(original=0.5).at(1.0)
+
+
+def test_a_plan_that_takes_no_time_meets_every_budget() -> None:
+    solved = solve(latency_table({(0, 1): 0.0}), importance_table({(0, 1, 1, 1): 0.0}))
+    assert [solved.at(budget).latency for budget in (5e-324, "0.1%", "1000x")] == [0.0] * 3
+    assert "0   ?" in str(solved)
+
+
 def test_shares_refer_to_a_measured_original_if_there_is_one() -> None:
     assert frontier(original=20.0).at("40%").latency == 8.0
     with pytest.raises(BudgetError, match="the fastest plan takes"):
@@ -70,7 +91,7 @@ def test_a_solved_plan_is_a_plan_that_explains_itself() -> None:
     assert merged.shape is not None and merged.shape.kernel == (5, 5)
     assert str(plan).splitlines() == [
         "8 ms, 80.0% of the original's 10 ms (1.25 times as fast); importance -0.5",
-        "Plan: activations at 1 3; cuts at 1",
+        "Plan: activations at 1 3; cuts at 1; boundaries at 1",
         "2 convolutions; 8 ms if merging followed A, not S",
         "",
         "layers  becomes      ms  replaces ms  saves ms",
@@ -95,6 +116,61 @@ def test_prints_a_table() -> None:
         "8   80.0%        1.25x     -0.5        2            2             8",
         "10  100.0%       1.00x     0           3            3             10",
     ]
+
+
+def test_a_long_frontier_shows_rows_from_its_whole_length() -> None:
+    times = {(l - 1, l): 2.0 for l in range(1, 62)} | {(l - 1, l + 1): 3.0 for l in range(1, 61)}
+    values = {(i, j, 1, 1): 1.0 for i, j in times}
+    solved = solve(latency_table(times), importance_table(values))
+    assert len(solved) == 31
+    lines = str(solved).splitlines()
+    assert lines[0] == "Frontier of an unnamed network: 31 plans, exact; 20 of them:"
+    shown = [float(line.split()[0]) for line in lines[5:]]
+    plans = [point.latency for point in solved.points]
+    rows = [plans.index(latency) for latency in shown]
+    assert (len(rows), rows[0], rows[-1]) == (20, 0, 30)
+    assert {after - before for before, after in pairwise(rows)} == {1, 2}
+
+
+def test_counts_are_in_the_right_number() -> None:
+    one = solve(latency_table({(0, 1): 1.0}), importance_table({(0, 1, 1, 1): 0.0}))
+    assert "1 plan, exact" in str(one)
+    assert "1 convolution; 1 ms if" in str(one[0])
+    assert repr(one) == "<Frontier (unnamed): 1 plan, 1 to 1 ms, exact>"
+    assert repr(frontier()) == "<Frontier net: 3 plans, 7 to 10 ms, exact>"
+
+
+def test_plans_remember_their_network() -> None:
+    solved = frontier(plain_chain(3))
+    assert solved.fingerprint == solved[0].fingerprint == fingerprint(plain_chain(3))
+    data = solved.to_json()
+    del data["fingerprint"]  # as it was written before
+    assert Frontier.from_json(data).fingerprint == ""
+
+
+def test_one_plan_at_a_time() -> None:
+    with pytest.raises(InvalidValue, match=r"one plan at a time, .* found slice\(0, 1, None\)\. .* frontier\.plans"):
+        frontier()[0:1]
+    assert frontier()[np.int64(1)] == frontier()[1]
+
+
+def test_a_document_without_the_segments_of_its_plans() -> None:
+    data = frontier().to_json()
+    data["segments"] = [each for each in data["segments"] if each["span"] != {"i": 1, "j": 3}]
+    message = r"The plan with the cuts \[1\] needs the segment \(1, 3\], which is not among the segments .* Solve again"
+    with pytest.raises(InvalidValue, match=message):
+        Frontier.from_json(data)
+    solved = frontier()
+    with pytest.raises(InvalidValue, match=r"needs the segment \(0, 3\]"):
+        dataclasses.replace(solved, segments=()).at(7)
+
+
+def test_lists_are_taken() -> None:
+    solved = frontier()
+    taken = dataclasses.replace(solved, points=list(solved.points), segments=list(solved.segments))
+    assert taken == solved
+    assert hash(taken) == hash(solved)
+    assert solved_plan(segments=list(solved_plan().segments)) == solved_plan()
 
 
 def test_survives_json() -> None:
@@ -136,8 +212,14 @@ def test_refuses_a_plan_whose_A_is_not_within_S_or_B() -> None:
         solved_plan(activations={1, 2}, cuts=(1, 3))
     with pytest.raises(PlanError, match=r"The activations \[1\] are no boundaries of the plan"):
         solved_plan(boundaries=())
-    with pytest.raises(PlanError, match="do not end at its cuts"):
+    with pytest.raises(PlanError, match="do not start and end at its cuts"):
         solved_plan(cuts=(1, 2))
+    with pytest.raises(PlanError, match="do not start and end at its cuts"):
+        solved_plan(segments=(Segment(span=Span(0, 1), time=1.0), Segment(span=Span(2, 3), time=1.0)))
+    with pytest.raises(PlanError, match="The plan has no segments"):
+        solved_plan(segments=())
+    with pytest.raises(PlanError, match="must all be of the kind Segment, found 1"):
+        solved_plan(segments=(1,))
 
 
 def test_a_plan_without_a_known_original_still_prints() -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from depthfold.core import Environment, FlaggedSpan, ImportanceTable, Score
-from depthfold.errors import TableError
+from depthfold.core import Environment, FlaggedSpan, ImportanceTable, Score, Span
+from depthfold.errors import InvalidValue, TableError
 
 PUBLISHED = """st,end,st_act,end_act,imp,acc
 0,1,1,1.0,-0.5,70.1
@@ -51,7 +52,7 @@ def test_an_importance_is_the_mean_score_minus_the_base_score(tmp_path: Path) ->
     again = ImportanceTable.read_csv(tmp_path / "out.csv")
     assert again.importances == table.importances
     assert again.entries[1].reason == "diverged"
-    assert "1 flagged spans, 1 without a score, 2 layers, base score 0.75, plain problem" in str(table)
+    assert "1 flagged span, 1 without a score, 2 layers, base score 0.75, plain problem" in str(table)
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
@@ -66,7 +67,9 @@ def test_refuses_scores_that_are_not_finite(score: float) -> None:
         ("st,end,imp\n", "the column 'st_act' is missing"),
         ("st,end,st_act,end_act,imp\n", "the importance table is empty"),
         ("st,end,st_act,end_act,imp\n0,1,2,1,0\n", "line 2: column 'st_act' must hold 0 or 1, found '2'"),
-        ("st,end,st_act,end_act,imp\n0,1,1,1,nan\n", "A score of .* is nan; expected a finite number"),
+        ("st,end,st_act,end_act,imp\n0,1,1,1,True\n", "line 2: column 'imp' must hold a number, found 'True'"),
+        ("st,end,st_act,end_act,imp,st_act\n0,1,1,1,0,0\n", "the column 'st_act' stands there twice"),
+        ("st,end,st_act,end_act,imp\n0,1,1,1,nan\n", "line 2: A score of .* is nan; expected a finite number"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,0\n0,1,1,1,1\n", r"two entries for \(0, 1\], flags 11"),
     ],
 )
@@ -82,3 +85,38 @@ def test_refuses_empty_entries_and_tables() -> None:
         ImportanceTable(entries=())
     with pytest.raises(TableError, match="The base score of the importance table is nan"):
         ImportanceTable(base=math.nan, entries=(Score(span=FlaggedSpan(0, 1, True, True), samples=(1.0,)),))
+
+
+def test_lists_and_numbers_of_numpy_are_taken() -> None:
+    entry = Score(span=FlaggedSpan(0, 1, True, True), samples=[np.float32(0.5), 1])
+    assert entry.samples == (0.5, 1.0)
+    assert {type(score) for score in entry.samples} == {float}
+    table = ImportanceTable(entries=[entry], base=np.float64(0.5))
+    assert type(table.base) is float
+    assert hash(table) == hash(ImportanceTable.loads(table.dumps()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"span": Span(0, 1), "samples": (1.0,)}, r"is of a FlaggedSpan\(i, j, a, b\), found Span"),
+        ({"span": FlaggedSpan(0, 1, 1, 1), "samples": 0.5}, r"The scores of .* must be several values in a row"),
+        ({"span": FlaggedSpan(0, 1, 1, 1), "samples": (True,)}, r"A score of .* must be a finite number, found True"),
+        ({"span": FlaggedSpan(0, 1, 1, 1), "reason": 7}, r"The reason of .* must be text, found 7"),
+    ],
+)
+def test_refuses_fields_of_the_wrong_kind(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        Score(**fields)
+
+
+def test_a_document_with_a_number_beyond_the_floats() -> None:
+    table = ImportanceTable(entries=[Score(span=FlaggedSpan(0, 1, True, True), samples=(0.5,))])
+    for huge in ("1" + "0" * 400, "1" + "0" * 5000):
+        with pytest.raises(InvalidValue, match=r"fits a float|This is not JSON"):
+            ImportanceTable.loads(table.dumps().replace("0.5", huge))
+
+
+def test_the_short_form() -> None:
+    table = ImportanceTable(network="net", entries=[Score(span=FlaggedSpan(0, 2, True, True), samples=(1.0,))])
+    assert repr(table) == "<ImportanceTable net: 1 flagged span, 2 layers>"

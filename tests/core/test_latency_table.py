@@ -4,9 +4,10 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from depthfold.core import Environment, LatencyTable, Span, Timing
+from depthfold.core import Environment, FlaggedSpan, LatencyTable, Span, Timing
 from depthfold.core.latency_table import sum_rounded_up
 from depthfold.errors import TableError
 
@@ -64,7 +65,7 @@ def test_prints_itself() -> None:
         network="net", entries=(Timing(span=Span(0, 1), time=1.5), Timing(span=Span(0, 2), reason="no"))
     )
     assert str(table) == (
-        "Latency table of net: 1 spans, 1 without a time, 2 layers, single layers unknown in all; "
+        "Latency table of net: 1 span, 1 without a time, 2 layers, single layers unknown in all; "
         "environment: not stated"
     )
 
@@ -90,7 +91,7 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the column 'st' is missing. Expected the columns st,end,time,stdev, found an empty file"),
+        ("", "'st' is missing. Expected the columns st,end,time, if you like also stdev,reason; found an empty file"),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", "the latency table is empty; expected one line per span"),
         ("st,end,time,stdev\n0,1,fast,0\n", "line 2: column 'time' must hold a number, found 'fast'"),
@@ -98,8 +99,18 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
         ("st,end,time,stdev\n0.5,1,1,0\n", "line 2: column 'st' must hold a whole number, found '0.5'"),
         ("st,end,time,stdev\n\n2,1,1,0\n", "line 3: expected positions 0 <= st < end, found st=2, end=1"),
         ("st,end,time,stdev\n0,1,1\n", "line 2: expected 4 columns, found 3"),
-        ("st,end,time,stdev\n0,1,1,0\n0,1,2,0\n", r"two entries for \(0, 1\]; keep one"),
-        ("st,end,time,stdev\n0,1,1,-2\n", r"The standard deviation of \(0, 1\] must be a number from 0 on"),
+        ("st,end,time,stdev\n0,1,1,0\n0,1,2,0\n", r"time\.csv: .* two entries for \(0, 1\]; keep one"),
+        (
+            "st,end,time,stdev\n0,1,1,-2\n",
+            r"csv, line 2: The standard deviation of \(0, 1\] must be a number from 0 on",
+        ),
+        ("st,end,time,stdev\n\n0,1,-1,2\n", r"csv, line 3: The latency of \(0, 1\] is negative"),
+        ("st,end,time,stdev\n0,1,1e30,2\n", r"csv, line 2: The latency of \(0, 1\] is 1e\+30 ms; expected at most"),
+        ("st,end,time,stdev\n0,1,True,0\n", "line 2: column 'time' must hold a number, found 'True'"),
+        ("st,end,time,stdev\nFalse,True,1,0\n", "line 2: column 'st' must hold a number, found 'False'"),
+        ("st,end,time,time\n0,1,1,2\n", "the column 'time' stands there twice"),
+        ("st,end,time,stdev,stdev\n0,1,1,2,3\n", "the column 'stdev' stands there twice"),
+        ("st,end,time,note\n0,1,1," + "x" * 200_000, r"line 2: this is not CSV: field larger than field limit"),
     ],
 )
 def test_refuses_bad_csv(text: str, message: str, tmp_path: Path) -> None:
@@ -129,3 +140,55 @@ def test_sums_are_rounded_up() -> None:
     tenths = [0.1] * 10
     assert Fraction(sum_rounded_up(tenths)) >= sum(map(Fraction, tenths)) > Fraction(1)
     assert sum_rounded_up([0.5, 0.25]) == 0.75
+
+
+def test_reads_a_table_without_stdev_and_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "bom.csv").write_bytes(b"\xef\xbb\xbfst,end,time,x,x\r\n0,1,0.5,1,2\r\n")
+    table = LatencyTable.read_csv(tmp_path / "bom.csv")
+    assert table.entries == (Timing(span=Span(0, 1), time=0.5),)
+
+
+def test_a_line_is_counted_as_the_file_has_it(tmp_path: Path) -> None:
+    text = 'st,end,time,note\n0,1,1,"two\nlines"\n0,2,fast,\n'
+    with pytest.raises(TableError, match="line 4: column 'time' must hold a number, found 'fast'"):
+        LatencyTable.read_csv(write(tmp_path, text))
+
+
+def test_lists_and_numbers_of_numpy_are_taken() -> None:
+    entry = Timing(span=Span(0, 1), time=np.float32(0.5), stdev=np.float64(0.25), samples=[np.float64(0.25), 1])
+    assert entry == Timing(span=Span(0, 1), time=0.5, stdev=0.25, samples=(0.25, 1.0))
+    assert [type(value) for value in (entry.time, entry.stdev, *entry.samples)] == [float] * 4
+    table = LatencyTable(entries=[entry])
+    assert hash(table) == hash(LatencyTable.loads(table.dumps()))
+    assert Timing.measured(Span(0, 1), np.array([1.0, 2.0])).samples == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"span": FlaggedSpan(0, 1, True, True), "time": 1.0}, r"is of a Span\(i, j\), found FlaggedSpan"),
+        ({"span": (0, 1), "time": 1.0}, r"is of a Span\(i, j\), found \(0, 1\)"),
+        ({"span": Span(0, 1), "time": "1"}, r"The latency of \(0, 1\] must be milliseconds from 0 on, found '1'"),
+        ({"span": Span(0, 1), "time": True}, "must be milliseconds from 0 on, found True"),
+        ({"span": Span(0, 1), "time": 1.0, "samples": 1.0}, r"The samples of \(0, 1\] must be several values"),
+        ({"span": Span(0, 1), "time": 1.0, "samples": ["1"]}, r"A sample of the latency .* found '1'"),
+        ({"span": Span(0, 1), "time": 1.0, "stdev": "0"}, "The standard deviation .* must be a number from 0 on"),
+        ({"span": Span(0, 1), "reason": 7}, "The reason of the latency entry .* must be text, found 7"),
+    ],
+)
+def test_refuses_fields_of_the_wrong_kind(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        Timing(**fields)
+
+
+def test_refuses_a_table_of_the_wrong_things() -> None:
+    with pytest.raises(TableError, match="must all be of the kind Timing, found 1"):
+        LatencyTable(entries=[1])
+    with pytest.raises(TableError, match="The network of a latency table must be text, found 7"):
+        LatencyTable(network=7, entries=[Timing(span=Span(0, 1), time=1.0)])
+
+
+def test_the_short_form() -> None:
+    assert (
+        repr(LatencyTable(entries=[Timing(span=Span(0, 1), time=1.0)])) == "<LatencyTable (unnamed): 1 span, 1 layer>"
+    )

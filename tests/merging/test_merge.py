@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from timm.layers import BatchNormAct2d, DropPath
+from timm.layers.activations import GELUTanh
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision import models
@@ -338,3 +339,70 @@ def test_a_copy_that_makes_a_map_contiguous_stays_where_a_view_needs_it():
     student, shallow, x = folded(model)
     with torch.no_grad():
         agree(shallow(x), student(x))
+
+
+def convolution_calls(shallow):
+    """How many convolutions run: a convolution that is left over and still called costs time, and no count of modules
+    shows it."""
+    calls = []
+    handles = [
+        part.register_forward_hook(lambda *_: calls.append(1))
+        for part in shallow.modules()
+        if isinstance(part, nn.Conv2d)
+    ]
+    shallow(image().double())
+    for handle in handles:
+        handle.remove()
+    return len(calls)
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_segments_that_end_in_a_norm_with_an_activation_inside(inplace):
+    torch.manual_seed(0)
+    act = dict(act_layer=nn.ReLU, inplace=inplace)
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1, bias=False), BatchNormAct2d(6, eps=1e-2, **act),
+        nn.Conv2d(6, 6, 3, padding=1, groups=6), BatchNormAct2d(6, **act),
+        nn.Conv2d(6, 5, 1), BatchNormAct2d(5, **act),
+    )  # fmt: skip
+    randomise_statistics(model).double().eval()
+    network = df.trace(model, image().double())
+    for plan in (network.vanilla, df.Plan((), ()), df.Plan((2,), (2,)), df.Plan((1,), (1,))):
+        student = df.rewrite(network, plan)
+        shallow = df.merge(student)
+        agree(shallow(image().double()), student(image().double()))
+        assert convolution_calls(shallow) == len(network.segments(plan))
+
+
+def test_stray_norms_and_activations_of_timm_keep_their_values():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        BatchNormAct2d(4, eps=0.3, act_layer=nn.ReLU), GELUTanh(), nn.AvgPool2d(2), nn.Conv2d(4, 4, 1)
+    )
+    randomise_statistics(model).double().eval()
+    network = df.trace(model, image().double())
+    shallow = df.merge(df.rewrite(network, network.vanilla))
+    agree(shallow(image().double()), model(image().double()))
+
+
+def test_a_stem_under_two_norms_is_not_folded_into_one_of_them():
+    torch.manual_seed(0)
+    stem, one, two = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4, eps=0.5)
+    model = Net(
+        lambda net, x: net.last(torch.cat([net.one(net.stem(x)), net.two(net.stem(x))], 1)),
+        stem=stem, one=one, two=two, last=nn.Conv2d(8, 4, 1),
+    )  # fmt: skip
+    randomise_statistics(model).double().eval()
+    network = df.trace(model, image().double())
+    agree(df.merge(df.rewrite(network, network.vanilla))(image().double()), model(image().double()))
+
+
+def test_a_stem_whose_value_others_read_keeps_it():
+    torch.manual_seed(0)
+    model = Net(
+        lambda net, x: (lambda y: torch.cat([net.norm(y), y.abs()], 1))(net.stem(x)),
+        stem=nn.Conv2d(4, 4, 1), norm=nn.BatchNorm2d(4),
+    )  # fmt: skip
+    randomise_statistics(model).double().eval()
+    network = df.trace(model, image().double(), ignore=["stem", "norm"])
+    agree(df.merge(df.rewrite(network, df.Plan((), ())))(image().double()), model(image().double()))

@@ -39,7 +39,8 @@ def test_an_error_at_the_borders_is_seen_at_the_borders():
     assert not found.ok
     assert found.segments[0].border > 1e-2
     assert found.segments[0].interior <= 1e-13
-    assert found.interior > 1e-10  # the segment behind the first one gets other values
+    assert found.segments[1].interior <= 1e-13  # the segment behind gets the student's values: the error is not its own
+    assert found.output > 1e-10
     assert "first wrong segment (0, 2]" in str(found)
 
 

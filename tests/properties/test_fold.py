@@ -57,6 +57,8 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
         skip.projection is not None and not any(s.contains(skip.span) for s in segments) for skip in network.skips
     )
     assert convs == len(segments) + explicit
+    called = [node.target for node in shallow.graph.nodes if node.op == "call_module"]
+    assert sum(isinstance(shallow.get_submodule(t), torch.nn.modules.conv._ConvNd) for t in called) == convs
     assert not any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in shallow.modules())
 
 

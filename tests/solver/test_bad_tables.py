@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from depthfold.core import Environment, ImportanceTable, LatencyTable, Score, Timing, fingerprint
+from depthfold.core import Environment, Frontier, ImportanceTable, LatencyTable, Score, Timing
 from depthfold.core.span import FlaggedSpan, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver import solve
-from structures import plain_chain
 from tables import importance_table, latency_table
 
 TIMES = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
@@ -39,8 +39,18 @@ def test_tables_of_another_network(mine: dict[str, str], theirs: dict[str, str],
     solve(latency(**mine), importance())
 
 
-def test_tables_of_another_depth() -> None:
-    with pytest.raises(TableError, match="of another network than the latency table: depth 1 against 2"):
+def test_names_count_only_where_there_is_no_fingerprint() -> None:
+    assert solve(latency(network="a", fingerprint="12"), importance(network="b", fingerprint="12")).fingerprint == "12"
+    with pytest.raises(TableError, match="name 'b' against 'a'"):
+        solve(latency(network="a", fingerprint="12"), importance(network="b"))
+
+
+def test_a_table_that_does_not_reach_the_end_lacks_entries() -> None:
+    message = (
+        r"The importance table has no entry for \(0, 2\], \(1, 2\], which the latency table has\. .* The latency "
+        "table ends at position 2, the importance table at 1: are both of the same network"
+    )
+    with pytest.raises(TableError, match=message):
         solve(latency(), importance_table({(0, 1, 1, 1): 0.0}))
 
 
@@ -49,20 +59,6 @@ def test_tables_of_another_environment() -> None:
     with pytest.raises(TableError, match="of another environment than the latency table: device: GPU against CPU"):
         solve(latency(environment=gpu), importance(environment=cpu))
     assert solve(latency(environment=gpu), importance(environment=Environment(batch=128))).environment == gpu
-
-
-def test_tables_that_are_not_of_the_given_network() -> None:
-    with pytest.raises(TableError, match=r"not of the network 'chain': it has 3 layers .* the latency table has 2"):
-        solve(latency(), importance(), network=plain_chain(3))
-    with pytest.raises(TableError, match=r"not of the network 'chain': .* and 'abc'"):
-        solve(latency(fingerprint="abc"), importance(), network=plain_chain(2))
-    cut = plain_chain(2).__class__(name="cut", layers=plain_chain(2).layers, barriers=(1,))
-    with pytest.raises(
-        TableError, match=r"has \(0, 2\], which does not merge in this network: there is a barrier at 1"
-    ):
-        solve(latency(), importance(), network=cut)
-    mine = plain_chain(2)
-    assert solve(latency(fingerprint=fingerprint(mine)), importance(), network=mine).exact
 
 
 def test_missing_entries_are_named() -> None:
@@ -75,9 +71,6 @@ def test_missing_entries_are_named() -> None:
         TableError, match=r"The latency table has no entry for \(0, 2\], which the importance table has"
     ):
         solve(latency_table({key: TIMES[key] for key in ((0, 1), (1, 2))}), importance())
-    bare = plain_chain(2).__class__(name="bare", layers=(plain_chain(1).layers[0], plain_chain(1, None).layers[0]))
-    with pytest.raises(TableError, match=r"no entry for \(1, 2\], flags 10, which the network has. Measure it, or"):
-        solve(latency(), importance(), network=bare)
 
 
 def test_many_missing_entries_are_counted() -> None:
@@ -97,10 +90,17 @@ def test_spans_that_do_not_cover_the_network() -> None:
 
 
 def test_blocks_that_do_not_cover_the_network() -> None:
-    values = {(0, 1, 1, 1): 0.0, (1, 2, 0, 1): 0.0, (0, 2, 0, 1): 0.0}  # after 1 the flags do not fit
+    scores = importance_table({(0, 1, 1, 1): 0.0, (1, 2, 0, 1): 0.0})  # after 1 the flags do not fit
+    without = Score(span=FlaggedSpan(0, 2, True, True), reason="diverged")
     message = "of the importance table do not cover the network: .* the furthest position reached is 1"
     with pytest.raises(TableError, match=message):
-        solve(latency(), importance_table(values))
+        solve(latency(), ImportanceTable(entries=(*scores.entries, without)))
+
+
+def test_the_flag_at_the_input_is_1() -> None:
+    message = r"has \(0, 2\], flags 01, but at position 0, the input of the network, the flag is 1: .* Enter 1"
+    with pytest.raises(TableError, match=message):
+        solve(latency(), importance_table({(0, 1, 1, 1): 0.0, (1, 2, 1, 1): 0.0, (0, 2, 0, 1): 0.0}))
 
 
 def test_a_reason_instead_of_a_value_is_no_missing_entry() -> None:
@@ -138,7 +138,36 @@ def test_max_labels(labels: object) -> None:
         solve(latency(), importance(), max_labels=labels)
 
 
-@pytest.mark.parametrize("original", [0.0, -1.0, math.nan, math.inf])
-def test_original(original: float) -> None:
+@pytest.mark.parametrize("original", [0.0, -1.0, math.nan, math.inf, 10**400, "10ms", True, [10.0]])
+def test_original(original: object) -> None:
     with pytest.raises(InvalidValue, match="The latency of the original must be positive milliseconds"):
         solve(latency(), importance(), original=original)
+
+
+@pytest.mark.parametrize("alpha", [math.nan, math.inf, 10**400, "1.6", True, [1.6]])
+def test_alpha(alpha: object) -> None:
+    with pytest.raises(InvalidValue, match="alpha must be a finite number, found"):
+        solve(latency(), importance(), alpha=alpha)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    frontier = solve(latency(), importance(), alpha=np.float32(1.5), original=np.int64(4))
+    assert (type(frontier.alpha), frontier.alpha, type(frontier.original), frontier.original) == (float, 1.5, float, 4)
+    Frontier.loads(frontier.dumps())
+
+
+def test_a_normalisation_needs_alpha() -> None:
+    with pytest.raises(InvalidValue, match=r"The normalisation 'all' needs alpha, .* or leave out both"):
+        solve(latency(), importance(), normalisation="all")
+    assert solve(latency(), importance(), alpha=1.6).normalisation == "single"
+
+
+def test_something_else_than_the_two_tables() -> None:
+    with pytest.raises(InvalidValue, match=r"tables are swapped: solve\(\) takes the latency table first"):
+        solve(importance(), latency())
+    with pytest.raises(InvalidValue, match="The latency table must be of the kind LatencyTable, found str"):
+        solve("time.csv", importance())
+    with pytest.raises(InvalidValue, match="The importance table must be of the kind ImportanceTable, found Lat"):
+        solve(latency(), latency())
+    with pytest.raises(InvalidValue, match=r"must be of the kind Network, as trace\(\) gives it; found 'net'"):
+        solve(latency(), importance(), network="net")

@@ -63,3 +63,12 @@ def test_refuses_what_it_cannot_do() -> None:
         normalised(TABLE, math.nan)
     with pytest.raises(TableError, match="needs entries of a single layer, and the importance table has none"):
         normalised({F(0, 2, 1, 1): 1.0}, 1.0)
+
+
+def test_the_advice_can_be_followed() -> None:
+    with pytest.raises(TableError, match=r"no entry with a score, so there is no mean: measure its entries\."):
+        normalised({}, 1.0, "all")
+    with pytest.raises(TableError, match=r"needs entries of a single layer, .* or normalise over 'all'\."):
+        normalised({F(0, 2, 1, 1): 1.0}, 1.0, "single")
+    with pytest.raises(TableError, match=r"with the network's own activations, .* or normalise over 'single' or 'all'"):
+        normalised({F(1, 2, 1, 1): 1.0, F(1, 3, 0, 1): 1.0}, 1.0, "default")

@@ -89,8 +89,8 @@ def _sum(I: np.ndarray, ends: tuple[int, ...], a: int, b: int) -> float:
 def test_merging_by_activations_merges_as_much_as_it_can() -> None:
     T = np.full((4, 4), INF)
     T[0, 1], T[1, 2], T[2, 3], T[0, 2], T[1, 3] = 1, 1, 1, 9, 8  # a residual end: nothing covers (0, 3]
-    by_A = merging_by_activations(T)
-    assert by_A[0, 2] == 9  # one convolution, although two are faster
-    assert by_A[0, 3] == 9  # two convolutions, the faster two: 1 + 8
+    M_opt = merging_by_activations(T)
+    assert M_opt[0, 2] == 0  # one convolution, although two are faster
+    assert M_opt[0, 3] == 1  # two convolutions, the faster two: 1 + 8, not 9 + 1
     T[0, 3] = 20
-    assert merging_by_activations(T)[0, 3] == 20
+    assert merging_by_activations(T)[0, 3] == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from fractions import Fraction
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable
+from depthfold.core.wording import at_most
 from depthfold.solver import solve
 from depthfold.solver.arrays import Exact, lattice_exponent
 from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
+from oracle import exhaustive_frontier
 from structures import mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, small_instance
 
@@ -89,7 +92,8 @@ def test_thinning_loses_no_more_than_it_says(max_labels: int) -> None:
     for plan in exact.points:
         found = rough.at(plan.latency)
         assert found.latency <= plan.latency
-        assert plan.importance - rough.lost - 1e-12 <= found.importance <= plan.importance
+        assert Fraction(plan.importance) - Fraction(rough.lost) <= Fraction(found.importance)
+        assert found.importance <= plan.importance
 
 
 def test_thinning_is_never_silent() -> None:
@@ -97,7 +101,28 @@ def test_thinning_is_never_silent() -> None:
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(), 5)
     with pytest.warns(RuntimeWarning, match=r"thinned to 10 labels .* up to .* of importance below the best one"):
         frontier = solve(latency, importance, max_labels=10)
-    assert f"thinned: at most {frontier.lost:.4g} of importance lost at any budget" in str(frontier)
+    assert f"thinned: at most {at_most(frontier.lost)} of importance lost at any budget" in str(frontier)
+
+
+def test_the_bound_is_true_to_the_last_bit() -> None:
+    """Against the exact importance of the best plan: the rounding of the lattice is part of the bound."""
+    count = 0
+    for seed in range(10_000, 10_500):
+        latency, importance = small_instance(seed)
+        best = exhaustive_frontier(latency, importance)
+        rough = thinned(latency, importance, 2) if best else None
+        if rough is None or rough.exact:
+            continue
+        count += 1
+        for time, value in best:
+            limit = math.nextafter(float(time), math.inf)
+            found = max(point.importance for point in rough.points if point.latency <= limit)
+            assert Fraction(found) >= value - Fraction(rough.lost), f"seed {seed}"
+    assert count > 100
+
+
+def test_what_is_printed_as_a_bound_is_one() -> None:
+    assert [at_most(value) for value in (0.45840001, 1.0, 123456.7)] == ["0.4585", "1", "1.235e+05"]
 
 
 def test_the_bound_holds_on_small_instances() -> None:
@@ -107,7 +132,8 @@ def test_the_bound_holds_on_small_instances() -> None:
             continue
         exact, rough = solve(latency, importance), thinned(latency, importance, 2)
         for plan in exact.points:
-            assert rough.at(plan.latency or 1e-9).importance >= plan.importance - rough.lost - 1e-12
+            found = rough.at(plan.latency or 1e-9)
+            assert Fraction(found.importance) >= Fraction(plan.importance) - Fraction(rough.lost)
 
 
 def test_decimal_tables_are_kept_to_the_last_bit() -> None:

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torchvision.ops import SqueezeExcitation
 
 import depthfold as df
+from depthfold.errors import TraceError
 from nets import Net, agree, codes, conv, folds_exactly, image, refusal
 
 
@@ -359,3 +360,105 @@ def test_refusals_outside_the_chains_are_listed_without_a_position():
     network = df.trace(nn.Sequential(nn.MaxPool2d(2), conv(padding_mode="reflect"), nn.ReLU(), nn.Flatten()), image())
     found = refusal(network, "1")
     assert (found.code, found.position) == ("padding-mode", None)
+
+
+def test_a_pad_over_more_than_the_map_is_no_padding_of_a_convolution():
+    model = nn.Sequential(conv(), nn.ConstantPad3d((0, 0, 0, 0, 1, 1), 0.0), nn.Conv2d(6, 4, 3))
+    network = folds_exactly(model, image())
+    assert network.barriers == (1,)
+
+
+class Opaque(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else self.inner(-x)
+
+
+def test_a_convolution_that_an_opaque_module_uses_too_is_no_layer():
+    shared = conv()
+    model = Net(lambda net, x: net.o(net.b(F.relu(net.a(x)))), a=conv(), b=shared, o=Opaque(shared))
+    network = folds_exactly(model, image())
+    assert codes(network)["b"] == "used-twice"
+
+
+def test_a_module_that_the_rest_of_the_model_uses_too_is_no_layer():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(conv(), nn.ReLU(), conv())
+            self.again = self.body[2]
+
+        def forward(self, x):
+            y = self.body(x)
+            return self.again(y) if y.sum() > 0 else y
+
+    network = df.trace(Tied().eval(), image(), at="body")
+    assert [layer.where for layer in network.layers] == ["0"]
+    assert codes(network)["2"] == "used-twice"
+
+
+def overwritten_after_the_first_layer(net, x):
+    y = net.a(x)
+    r = F.relu_(x)
+    return torch.cat([net.b(F.relu(y)), r], 1)
+
+
+def overwritten_before_it_is_added(net, x):
+    y = net.a(x)
+    r = F.relu_(x)
+    return torch.cat([y + x, r], 1)
+
+
+def added_in_place_and_read_later(net, x):
+    y = net.a(x)
+    w = net.b(F.relu(y))
+    z = torch.cat([w, y], 1)
+    w += x
+    return torch.cat([z, w], 1)
+
+
+@pytest.mark.parametrize(
+    "run", [overwritten_after_the_first_layer, overwritten_before_it_is_added, added_in_place_and_read_later]
+)
+def test_values_that_are_overwritten(run):
+    model = Net(run, a=conv(), b=conv()).double().eval()
+    network = df.trace(model, image().double())
+    for plan in (network.vanilla, df.Plan((), network.barriers)):
+        student = df.rewrite(network, plan)
+        agree(df.merge(student)(image().double()), student(image().double()))
+    agree(df.rewrite(network, network.vanilla)(image().double()), model(image().double()))
+
+
+def test_convolutions_without_a_module_are_told():
+    model = Net(lambda net, x: F.conv2d(F.relu(net.a(x)), torch.ones(4, 4, 1, 1)), a=conv())
+    assert "functional-convolution" in {refusal.code for refusal in df.trace(model, image()).refusals}
+    bare = df.trace(nn.Conv2d(4, 4, 3), image())
+    assert (bare.depth, [refusal.code for refusal in bare.refusals]) == (0, ["functional-convolution"])
+
+
+@pytest.mark.parametrize(
+    ("ignore", "message"),
+    [
+        (["blok.*"], r"ignore='blok.\*' matches no module of Sequential. It has 0, 1, 2"),
+        (["block.0"], "ignore='block.0' matches no module"),
+        ([3], "ignore takes names, globs and module types, found 3"),
+    ],
+)
+def test_what_cannot_be_ignored_is_an_error(ignore, message):
+    with pytest.raises(TraceError, match=message):
+        df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image(), ignore=ignore)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (nn.DataParallel, r"wrapped in DataParallel. Take it off: trace\(model.module"),
+        (torch.jit.script, "Trace the module it was made of"),
+    ],
+)
+def test_wrappers_must_be_taken_off(wrap, message):
+    with pytest.raises(TraceError, match=message):
+        df.trace(wrap(nn.Sequential(conv(), conv())), image())

@@ -73,7 +73,7 @@ class Place:
             if self.device == "cpu":
                 yield
             else:
-                with _cuda_settings(tf32=self.precision != "float32"):
+                with cuda_settings(tf32=self.precision != "float32", benchmark=True):
                     yield
 
 
@@ -139,8 +139,8 @@ def _threads(number: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _cuda_settings(*, tf32: bool) -> Iterator[None]:
-    """TF32 on or off, and the fastest convolution algorithm searched for.
+def cuda_settings(*, tf32: bool, benchmark: bool) -> Iterator[None]:
+    """TF32 on or off, and whether the fastest convolution algorithm is searched for.
 
     PyTorch has two ways to set TF32, which must not contradict each other. The old one sets both, and TorchInductor
     reads both; the new one can be read whatever the user did. So: read the new one, set the old one, restore both.
@@ -148,13 +148,13 @@ def _cuda_settings(*, tf32: bool) -> Iterator[None]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     holders: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, matmul)  # type: ignore[attr-defined]
     before = [holder.fp32_precision for holder in holders]
-    benchmark = cudnn.benchmark
+    searched = cudnn.benchmark
     cudnn.allow_tf32 = matmul.allow_tf32 = tf32
-    cudnn.benchmark = True
+    cudnn.benchmark = benchmark
     try:
         yield
     finally:
-        cudnn.benchmark = benchmark
+        cudnn.benchmark = searched
         cudnn.allow_tf32, matmul.allow_tf32 = before[0] == "tf32", before[2] == "tf32"
         for holder, precision in zip(holders, before, strict=True):
             if holder.fp32_precision != precision:

@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from decimal import Decimal, DecimalException
 from fractions import Fraction
 from numbers import Real
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
+from depthfold.core.coerce import as_float
+from depthfold.core.document import Document
 from depthfold.errors import BudgetError
 
 Kind = Literal["milliseconds", "share", "speedup"]
 READABLE = 'Readable are 12.5 (milliseconds), "12.5ms", "60%" of the original\'s latency, and "1.5x" as fast.'
-PATTERN = re.compile(r"(?P<number>[^\s%xX]+?)\s*(?P<unit>ms|%|[xX])")
+PATTERN = re.compile(r"(?P<number>[^\s%x]+?)\s*(?P<unit>ms|%|x)", re.IGNORECASE)
+LARGEST_SHARE = 10  # whoever asks for more has written per cent where a share is expected
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Document):
     """Milliseconds, a share of the original's latency, or a speed-up over it."""
+
+    FORMAT: ClassVar[str] = "depthfold.budget"
 
     kind: Kind
     value: float
@@ -27,9 +32,9 @@ class Budget:
     def __post_init__(self) -> None:
         if self.kind not in ("milliseconds", "share", "speedup"):
             raise BudgetError(f"A budget is in milliseconds, a share or a speedup, found {self.kind!r}.")
-        if isinstance(self.value, bool) or not isinstance(self.value, Real):
+        if isinstance(self.value, bool) or not isinstance(self.value, Real | Decimal):
             raise BudgetError(f"The budget {self.value!r} cannot be read. {READABLE}")
-        object.__setattr__(self, "value", _as_float(self.value))
+        object.__setattr__(self, "value", as_float("The budget", self.value, BudgetError))
         if math.isnan(self.value):
             raise BudgetError(f"The budget is NaN. {READABLE}")
         if math.isinf(self.value):
@@ -39,6 +44,11 @@ class Budget:
         if self.value < 0:
             raise BudgetError(
                 f"The budget is negative ({self.value:g}); no network takes less than no time. {READABLE}"
+            )
+        if self.kind == "share" and self.value > LARGEST_SHARE:
+            raise BudgetError(
+                f"The budget is {self.value:g} times the original's latency; a share is 1 for all of it, and at most "
+                f"{LARGEST_SHARE}. Did you mean {self.value / 100:g}?"
             )
 
     @classmethod
@@ -56,12 +66,12 @@ class Budget:
         return cls("speedup", value)
 
     @classmethod
-    def parse(cls, budget: Budget | str | float) -> Budget:
+    def parse(cls, budget: Budget | str | float | Decimal) -> Budget:
         """What a person writes: 12.5, "12.5ms", "60%", "1.5x". A bare number is milliseconds."""
         if isinstance(budget, Budget):
             return budget
         if not isinstance(budget, str):
-            return cls("milliseconds", budget)
+            return cls("milliseconds", budget)  # type: ignore[arg-type]  # the constructor makes a float of it
         match = PATTERN.fullmatch(budget.strip())
         text = match["number"] if match else budget.strip()
         try:
@@ -95,10 +105,3 @@ class Budget:
         if self.kind == "share":
             return f"{self.value * 100:.6g}%"
         return f"{self.value:.6g}{' ms' if self.kind == 'milliseconds' else 'x'}"
-
-
-def _as_float(value: Real) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

@@ -8,48 +8,49 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from depthfold.errors import TableError
+from depthfold.errors import InvalidValue, TableError
 
-FLAGS = {"true": 1.0, "false": 0.0}
+FLAGS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a CSV file."""
+    """One line of a CSV file. Its messages do not say where it stands: `read_entries` does."""
 
-    where: str
     cells: Mapping[str, str]
 
     def number(self, column: str) -> float:
-        text = self.cells[column].lower()
         try:
-            return FLAGS[text] if text in FLAGS else float(text)
+            return float(self.cells[column])
         except ValueError:
-            found = f"{self.cells[column]!r}" if text else "nothing"
-            raise TableError(f"{self.where}: column {column!r} must hold a number, found {found}.") from None
+            found = repr(self.cells[column]) if self.cells[column] else "nothing"
+            raise TableError(f"column {column!r} must hold a number, found {found}.") from None
 
     def whole(self, column: str) -> int:
         value = self.number(column)
         if not value.is_integer():
-            raise TableError(f"{self.where}: column {column!r} must hold a whole number, found {self.cells[column]!r}.")
+            raise TableError(f"column {column!r} must hold a whole number, found {self.cells[column]!r}.")
         return int(value)
 
     def ends(self) -> tuple[int, int]:
         """The span of the row, as both tables name it."""
         i, j = self.whole("st"), self.whole("end")
         if not 0 <= i < j:
-            raise TableError(f"{self.where}: expected positions 0 <= st < end, found st={i}, end={j}.")
+            raise TableError(f"expected positions 0 <= st < end, found st={i}, end={j}.")
         return i, j
 
     def flag(self, column: str) -> bool:
-        value = self.number(column)
-        if value not in (0.0, 1.0):
-            raise TableError(f"{self.where}: column {column!r} must hold 0 or 1, found {self.cells[column]!r}.")
-        return bool(value)
+        found = self.cells[column].lower()
+        if found not in FLAGS:
+            raise TableError(f"column {column!r} must hold 0 or 1, found {self.cells[column]!r}.")
+        return FLAGS[found]
 
     def text(self, column: str) -> str | None:
         """The cell as it is, or None where the file lacks the column, the cell is blank, or it says nan."""
@@ -57,27 +58,17 @@ class Row:
         return None if cell.lower() in ("", "nan") else cell
 
 
-def read_rows(path: str | Path, columns: Sequence[str]) -> Iterator[Row]:
-    """The lines of a CSV file that has at least these columns."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise TableError(f"The table {str(path)!r} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise TableError(f"The table {str(path)!r} is not text: {error}. Expected CSV in UTF-8.") from error
-    reader = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(reader, [])]
-    if missing := [column for column in columns if column not in header]:
-        raise TableError(
-            f"{path}: the column {missing[0]!r} is missing. Expected the columns {','.join(columns)}, "
-            f"found {','.join(header) or 'an empty file'}."
-        )
-    for number, cells in enumerate(reader, start=2):
-        if not any(cell.strip() for cell in cells):
-            continue
-        if len(cells) != len(header):
-            raise TableError(f"{path}, line {number}: expected {len(header)} columns, found {len(cells)}.")
-        yield Row(f"{path}, line {number}", dict(zip(header, (cell.strip() for cell in cells), strict=True)))
+def read_entries(
+    path: str | Path, columns: Sequence[str], optional: Sequence[str], entry: Callable[[Row], Entry]
+) -> tuple[Entry, ...]:
+    """An entry for each line of a CSV file. It needs the `columns`; the `optional` ones are read if it has them."""
+    entries = []
+    for where, row in _rows(path, columns, optional):
+        try:
+            entries.append(entry(row))
+        except (TableError, InvalidValue) as error:
+            raise TableError(f"{where}: {error}") from error
+    return tuple(entries)
 
 
 def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -87,3 +78,38 @@ def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence
     writer.writerow(columns)
     writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
     Path(path).write_text(text.getvalue(), encoding="utf-8")
+
+
+def _rows(path: str | Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    lines = _lines(path)
+    header = [name.strip() for name in next(lines, (1, []))[1]]
+    expected = f"Expected the columns {','.join(columns)}, if you like also {','.join(optional)}"
+    if missing := [column for column in columns if column not in header]:
+        found = ",".join(header) or "an empty file"
+        raise TableError(f"{path}: the column {missing[0]!r} is missing. {expected}; found {found}.")
+    if twice := [column for column in (*columns, *optional) if header.count(column) > 1]:
+        raise TableError(f"{path}: the column {twice[0]!r} stands there twice. {expected}, each once: remove one.")
+    for number, cells in lines:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise TableError(f"{path}, line {number}: expected {len(header)} columns, found {len(cells)}.")
+        yield f"{path}, line {number}", Row(dict(zip(header, (cell.strip() for cell in cells), strict=True)))
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every line, with its number."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise TableError(f"The table {str(path)!r} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise TableError(f"The table {str(path)!r} is not text: {error}. Expected CSV in UTF-8.") from error
+    reader = csv.reader(io.StringIO(text))
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise TableError(
+            f"{path}, line {reader.line_num}: this is not CSV: {error}. Expected short cells with commas between."
+        ) from error

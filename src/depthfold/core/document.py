@@ -45,7 +45,7 @@ class Document:
     def loads(cls, text: str) -> Self:
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # JSONDecodeError is one, a whole number of thousands of digits is another
             raise InvalidValue(f"This is not JSON: {error}. Expected a {cls.FORMAT!r} document.") from error
         if not isinstance(data, dict):
             raise InvalidValue(f"Expected a JSON object with a {cls.FORMAT!r} document, found {type(data).__name__}.")
@@ -115,7 +115,10 @@ def decode(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return decode_fields(hint, value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidValue(f"{where}: expected a number that fits a float, found a larger one.") from None
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise InvalidValue(f"{where}: expected {hint.__name__}, found {value!r}.")
     return value

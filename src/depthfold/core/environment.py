@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from depthfold.core.coerce import as_text, as_tuple, as_whole
 from depthfold.core.document import Document
 from depthfold.errors import InvalidValue
 
@@ -31,15 +32,14 @@ class Environment(Document):
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("machine", "device", "runtime", "runtime_version", "precision"):
-            if getattr(self, name) == "":
-                raise InvalidValue(f"The {name} of an environment is empty: name it, or leave it out (None).")
-        for name in ("batch", "threads"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidValue(f"The {name} of an environment must be a whole number from 1 on, found {value!r}.")
-        if self.input_size is not None and (not self.input_size or min(self.input_size) < 1):
-            raise InvalidValue(f"The input size of an environment must be positive, found {self.input_size}.")
+        for name, value in self.stated.items():
+            what = f"The {name.replace('_', ' ')} of an environment"
+            if name in ("batch", "threads"):
+                object.__setattr__(self, name, as_whole(what, value, InvalidValue))
+            elif name == "input_size":
+                object.__setattr__(self, name, _sizes(what, value))
+            elif not as_text(what, value, InvalidValue):
+                raise InvalidValue(f"{what} is empty: name it, or leave it out (None).")
 
     @property
     def stated(self) -> dict[str, object]:
@@ -60,6 +60,13 @@ class Environment(Document):
         return ", ".join(f"{name.replace('_', ' ')} {_show(value)}" for name, value in self.stated.items()) or (
             "not stated"
         )
+
+
+def _sizes(what: str, value: object) -> tuple[int, ...]:
+    sizes = as_tuple(what, value, InvalidValue)
+    if not sizes:
+        raise InvalidValue(f"{what} is empty: state channels and sizes such as (3, 224, 224), or leave it out (None).")
+    return tuple(as_whole(f"Each number in {what[0].lower()}{what[1:]}", size, InvalidValue) for size in sizes)
 
 
 def _show(value: object) -> str:

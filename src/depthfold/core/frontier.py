@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import ClassVar
+from numbers import Integral
+from typing import Any, ClassVar, Self
 
-from depthfold.core.budget import Budget
+from depthfold.core.budget import LARGEST_SHARE, Budget
+from depthfold.core.coerce import as_tuple_of
 from depthfold.core.describe import text_table
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.solved_plan import Segment, SolvedPlan
-from depthfold.core.span import Position, Span
+from depthfold.core.span import Position
+from depthfold.core.wording import at_most, count, share_at_least
 from depthfold.errors import BudgetError, InvalidValue
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
@@ -33,18 +36,21 @@ class Point:
     boundaries: tuple[Position, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frontier(Document):
     """Every plan that is optimal for some budget, the fastest first; later plans are slower and better.
 
-    `original` is the latency that shares and speed-ups refer to. `lost` is 0 for an exact frontier; where the solver
-    had to thin its labels, no budget's plan is further than `lost` below the best importance possible.
-    `segments` has the time and the shape of every segment that a plan of the frontier uses.
+    `original` is the latency that shares and speed-ups refer to. `lost` is 0 for an exact frontier, one that is
+    complete up to the rounding of its sums (docs/solver.md says how little that is); where the solver had to thin its
+    labels, no budget's plan is further than `lost` below the best importance possible.
+    `segments` has the time and the shape of every segment that a plan of the frontier uses. `fingerprint` is that of
+    the network, empty where it was not known.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
 
     network: str
+    fingerprint: str = ""
     depth: int
     environment: Environment
     original: float | None
@@ -55,6 +61,9 @@ class Frontier(Document):
     points: tuple[Point, ...]
 
     def __post_init__(self) -> None:
+        for name, kind in (("points", Point), ("segments", Segment)):
+            items = as_tuple_of(kind, f"The {name} of a frontier", getattr(self, name), InvalidValue)
+            object.__setattr__(self, name, items)
         if not self.points:
             raise InvalidValue("A frontier has at least one plan.")
         for one, two in pairwise(self.points):
@@ -63,6 +72,14 @@ class Frontier(Document):
                     f"The plans of a frontier rise in latency and importance, found {one.latency:g} ms with "
                     f"{one.importance:g} before {two.latency:g} ms with {two.importance:g}."
                 )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        # By name: a slotted dataclass is a copy that super() does not know.
+        frontier = super(Frontier, cls).from_json(data)
+        for _ in frontier:  # a document may have been edited: every plan must find its segments
+            pass
+        return frontier
 
     @property
     def plans(self) -> tuple[SolvedPlan, ...]:
@@ -89,6 +106,11 @@ class Frontier(Document):
         return len(self.points)
 
     def __getitem__(self, index: int) -> SolvedPlan:
+        if not isinstance(index, Integral):
+            raise InvalidValue(
+                f"A frontier is asked for one plan at a time, frontier[0] or frontier[-1]; found {index!r}. For "
+                "several at once ask frontier.plans."
+            )
         return self._solved(self.points[index], self._by_span())
 
     def __iter__(self) -> Iterator[SolvedPlan]:
@@ -98,10 +120,15 @@ class Frontier(Document):
     def __str__(self) -> str:
         shown = min(SHOWN, len(self))
         rows = [self._row(self.points[n * (len(self) - 1) // max(shown - 1, 1)]) for n in range(shown)]
-        how = "exact" if self.exact else f"thinned: at most {self.lost:.4g} of importance lost at any budget"
-        title = f"Frontier of {self.network or 'an unnamed network'}: {len(self)} plans, {how}"
+        how = "exact" if self.exact else f"thinned: at most {at_most(self.lost)} of importance lost at any budget"
+        title = f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}, {how}"
         title += f"; {shown} of them:" if shown < len(self) else ""
         return "\n".join([title, f"environment: {self.environment}", "", *text_table(HEADER, rows)])
+
+    def __repr__(self) -> str:
+        fastest, best = self.points[0].latency, self.points[-1].latency
+        what = f"{count(len(self), 'plan')}, {fastest:.4g} to {best:.4g} ms, {'exact' if self.exact else 'thinned'}"
+        return f"<Frontier {self.network or '(unnamed)'}: {what}>"
 
     def _row(self, point: Point) -> tuple[str, ...]:
         share = speedup = "?"
@@ -114,13 +141,21 @@ class Frontier(Document):
         )  # fmt: skip
 
     def _share(self, latency: float) -> str:
-        return f" ({latency / self.original:.1%} of the original)" if self.original else ""
+        """For a person to ask for, so it is rounded up, and left out where a budget would not take it."""
+        if not self.original or Fraction(latency) > LARGEST_SHARE * Fraction(self.original):
+            return ""
+        return f" ({share_at_least(latency, self.original)} of the original)"
 
-    def _by_span(self) -> Mapping[Span, Segment]:
-        return {segment.span: segment for segment in self.segments}
+    def _by_span(self) -> Mapping[tuple[Position, Position], Segment]:
+        return {(segment.span.i, segment.span.j): segment for segment in self.segments}
 
-    def _solved(self, point: Point, by_span: Mapping[Span, Segment]) -> SolvedPlan:
-        ends = (0, *point.cuts, self.depth)
+    def _solved(self, point: Point, by_span: Mapping[tuple[Position, Position], Segment]) -> SolvedPlan:
+        ends = list(pairwise((0, *point.cuts, self.depth)))
+        if lacking := [pair for pair in ends if pair not in by_span]:
+            raise InvalidValue(
+                f"The plan with the cuts {list(point.cuts)[:60]} needs the segment ({lacking[0][0]}, {lacking[0][1]}], "
+                "which is not among the segments of the frontier. Was its document edited? Solve again."
+            )
         return SolvedPlan(
             activations=point.activations,
             cuts=point.cuts,
@@ -128,8 +163,9 @@ class Frontier(Document):
             latency=point.latency,
             importance=point.importance,
             latency_by_activations=point.latency_by_activations,
-            segments=tuple(by_span[Span(i, j)] for i, j in pairwise(ends)),
+            segments=tuple(by_span[pair] for pair in ends),
             original=self.original,
+            fingerprint=self.fingerprint,
         )
 
 

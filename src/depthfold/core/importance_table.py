@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,13 +9,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Self
 
-from depthfold.core.columns import Row, read_rows, write_rows
+from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of
+from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.span import FlaggedSpan, Position
+from depthfold.core.wording import count
 from depthfold.errors import TableError
 
 COLUMNS = ("st", "end", "st_act", "end_act", "imp")
+LARGEST = 1e100  # far beyond any score; sums and differences of such numbers are still floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,24 +31,24 @@ class Score:
     reason: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.span, FlaggedSpan):
+            raise TableError(f"An importance entry is of a FlaggedSpan(i, j, a, b), found {self.span!r}.")
+        if self.reason is not None:
+            as_text(f"The reason of the importance entry {self.span}", self.reason, TableError)
+        samples = as_tuple(f"The scores of {self.span}", self.samples, TableError)
+        object.__setattr__(self, "samples", tuple(_checked(f"A score of {self.span}", score) for score in samples))
         if bool(self.samples) == bool(self.reason):
             raise TableError(
                 f"The importance entry {self.span} must have scores, or else the reason why it has none; "
                 f"found scores {self.samples!r} and reason {self.reason!r}."
             )
-        for sample in self.samples:
-            if not math.isfinite(sample):
-                raise TableError(
-                    f"A score of {self.span} is {sample!r}; expected a finite number. An entry whose training failed "
-                    "has a reason instead of scores."
-                )
 
     @property
     def mean(self) -> float:
         return self.samples[0] if len(self.samples) == 1 else fmean(self.samples)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ImportanceTable(Document):
     """I of the paper: the importance of an entry is its mean score minus `base`, the score of the original network.
 
@@ -63,11 +65,13 @@ class ImportanceTable(Document):
     entries: tuple[Score, ...]
 
     def __post_init__(self) -> None:
-        if not self.entries:
+        entries = as_tuple_of(Score, "The entries of an importance table", self.entries, TableError)
+        if not entries:
             raise TableError("The importance table is empty: it needs an entry for every span and its flags.")
-        if not math.isfinite(self.base):
-            raise TableError(f"The base score of the importance table is {self.base!r}; expected a finite number.")
-        ordered = tuple(sorted(self.entries, key=lambda e: (e.span.i, e.span.j, e.span.a, e.span.b)))
+        for name in ("network", "fingerprint"):
+            as_text(f"The {name} of an importance table", getattr(self, name), TableError)
+        object.__setattr__(self, "base", _checked("The base score of the importance table", self.base))
+        ordered = tuple(sorted(entries, key=lambda e: (e.span.i, e.span.j, e.span.a, e.span.b)))
         for one, two in pairwise(ordered):
             if one.span == two.span:
                 raise TableError(f"The importance table has two entries for {one.span}; give one entry both scores.")
@@ -94,11 +98,14 @@ class ImportanceTable(Document):
     ) -> Self:
         """The columns st,end,st_act,end_act,imp; further columns are ignored. `imp` is the change of the score, so
         the base score of a table that was read from CSV is 0."""
-        entries = tuple(_entry(row) for row in read_rows(path, COLUMNS))
+        entries = read_entries(path, COLUMNS, ("reason",), _entry)
         if not entries:
             raise TableError(f"{path}: the importance table is empty; expected one line per span below the header.")
         environment = environment or Environment()
-        return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
+        try:
+            return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
+        except TableError as error:
+            raise TableError(f"{path}: {error}") from error
 
     def write_csv(self, path: str | Path) -> None:
         """The importances without their samples: those live in the JSON document."""
@@ -112,11 +119,26 @@ class ImportanceTable(Document):
     def __str__(self) -> str:
         scored = len(self.importances)
         without = f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
+        problem = "extended" if self.extended else "plain"
         return (
-            f"Importance table of {self.network or 'an unnamed network'}: {scored} flagged spans{without}, "
-            f"{self.depth} layers, base score {self.base:g}, {'extended' if self.extended else 'plain'} problem; "
+            f"Importance table of {self.network or 'an unnamed network'}: {count(scored, 'flagged span')}{without}, "
+            f"{count(self.depth, 'layer')}, base score {self.base:g}, {problem} problem; "
             f"environment: {self.environment}"
         )
+
+    def __repr__(self) -> str:
+        size = f"{count(len(self.entries), 'flagged span')}, {count(self.depth, 'layer')}"
+        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}>"
+
+
+def _checked(what: str, value: object) -> float:
+    score = as_float(what, value, TableError, "a finite number")
+    if not abs(score) <= LARGEST:  # NaN compares with nothing
+        raise TableError(
+            f"{what} is {score!r}; expected a finite number, {LARGEST:g} at most. An entry whose training failed, or "
+            "which is out of the question, has a reason instead of scores."
+        )
+    return score
 
 
 def _entry(row: Row) -> Score:

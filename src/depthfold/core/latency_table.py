@@ -11,13 +11,16 @@ from statistics import fmean, stdev
 from typing import ClassVar, Self
 
 from depthfold.core.calibration import Calibration
-from depthfold.core.columns import Row, read_rows, write_rows
+from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of
+from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.span import Position, Span
+from depthfold.core.wording import count
 from depthfold.errors import TableError
 
 COLUMNS = ("st", "end", "time", "stdev")
+LONGEST = 1e9  # milliseconds, eleven days: nobody measures that, but a placeholder looks like it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +38,37 @@ class Timing:
     reason: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.span, Span):
+            raise TableError(f"A latency entry is of a Span(i, j), found {self.span!r}.")
+        if self.reason is not None:
+            as_text(f"The reason of the latency entry {self.span}", self.reason, TableError)
         if (self.time is None) != bool(self.reason):
             raise TableError(
                 f"The latency entry {self.span} must have a time, or else the reason why it has none; "
                 f"found time {self.time!r} and reason {self.reason!r}."
             )
         if self.time is not None:
-            _check(f"The latency of {self.span}", self.time)
-        for sample in self.samples:
-            _check(f"A sample of the latency of {self.span}", sample)
-        if self.stdev is not None and not (math.isfinite(self.stdev) and self.stdev >= 0):
-            raise TableError(f"The standard deviation of {self.span} must be a number from 0 on, found {self.stdev!r}.")
+            object.__setattr__(self, "time", _checked(f"The latency of {self.span}", self.time))
+        what = f"A sample of the latency of {self.span}"
+        samples = as_tuple(f"The samples of {self.span}", self.samples, TableError)
+        object.__setattr__(self, "samples", tuple(_checked(what, sample) for sample in samples))
+        if self.stdev is not None:
+            what, expected = f"The standard deviation of {self.span}", "a number from 0 on"
+            object.__setattr__(self, "stdev", as_float(what, self.stdev, TableError, expected))
+            if not (math.isfinite(self.stdev) and self.stdev >= 0):
+                raise TableError(f"{what} must be {expected}, found {self.stdev!r}.")
 
     @classmethod
     def measured(cls, span: Span, samples: Iterable[float]) -> Self:
         """An entry whose time is the mean of its samples, as in the paper."""
-        samples = tuple(samples)
-        if not samples:
+        what = f"A sample of the latency of {span}"
+        checked = tuple(_checked(what, sample) for sample in as_tuple(f"The samples of {span}", samples, TableError))
+        if not checked:
             raise TableError(f"The latency of {span} needs at least one sample; give the reason if it has none.")
-        spread = stdev(samples) if len(samples) > 1 and all(map(math.isfinite, samples)) else None
-        return cls(span=span, time=fmean(samples), stdev=spread, samples=samples)
+        return cls(span=span, time=fmean(checked), stdev=stdev(checked) if len(checked) > 1 else None, samples=checked)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LatencyTable(Document):
     """T of the paper, with the environment in which it was measured. Spans that are not in it cannot be merged.
 
@@ -75,9 +86,12 @@ class LatencyTable(Document):
     entries: tuple[Timing, ...]
 
     def __post_init__(self) -> None:
-        if not self.entries:
+        entries = as_tuple_of(Timing, "The entries of a latency table", self.entries, TableError)
+        if not entries:
             raise TableError("The latency table is empty: it needs an entry for every span that can be merged.")
-        ordered = tuple(sorted(self.entries, key=lambda entry: (entry.span.i, entry.span.j)))
+        for name in ("network", "fingerprint"):
+            as_text(f"The {name} of a latency table", getattr(self, name), TableError)
+        ordered = tuple(sorted(entries, key=lambda entry: (entry.span.i, entry.span.j)))
         for one, two in pairwise(ordered):
             if one.span == two.span:
                 raise TableError(f"The latency table has two entries for {one.span}; keep one of them.")
@@ -105,12 +119,16 @@ class LatencyTable(Document):
     def read_csv(
         cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
     ) -> Self:
-        """The columns st,end,time,stdev in milliseconds; further columns are ignored. A CSV file has no environment."""
-        entries = tuple(_entry(row) for row in read_rows(path, COLUMNS))
+        """The columns st,end,time,stdev in milliseconds; stdev may be absent, and further columns are ignored. A CSV
+        file has no environment."""
+        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], "reason"), _entry)
         if not entries:
             raise TableError(f"{path}: the latency table is empty; expected one line per span below the header.")
         environment = environment or Environment()
-        return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
+        try:
+            return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
+        except TableError as error:
+            raise TableError(f"{path}: {error}") from error
 
     def write_csv(self, path: str | Path) -> None:
         rows = ((e.span.i, e.span.j, e.time, e.stdev, e.reason) for e in self.entries)
@@ -124,9 +142,13 @@ class LatencyTable(Document):
         without = f", {len(self.entries) - timed} without a time" if timed < len(self.entries) else ""
         total = "unknown" if self.original is None else f"{self.original:.4g} ms"
         return (
-            f"Latency table of {self.network or 'an unnamed network'}: {timed} spans{without}, {self.depth} layers, "
-            f"single layers {total} in all; environment: {self.environment}"
+            f"Latency table of {self.network or 'an unnamed network'}: {count(timed, 'span')}{without}, "
+            f"{count(self.depth, 'layer')}, single layers {total} in all; environment: {self.environment}"
         )
+
+    def __repr__(self) -> str:
+        size = f"{count(len(self.entries), 'span')}, {count(self.depth, 'layer')}"
+        return f"<LatencyTable {self.network or '(unnamed)'}: {size}>"
 
 
 def sum_rounded_up(times: Sequence[float]) -> float:
@@ -143,10 +165,17 @@ def _entry(row: Row) -> Timing:
     return Timing(span=span, time=row.number("time"), stdev=spread)
 
 
-def _check(what: str, time: float) -> None:
+def _checked(what: str, value: object) -> float:
+    time = as_float(what, value, TableError, "milliseconds from 0 on")
     if math.isnan(time):
         raise TableError(f"{what} is NaN; expected milliseconds. Measure it again, or give the reason instead.")
     if math.isinf(time):
         raise TableError(f"{what} is infinite; a span that cannot be timed has a reason instead of a time.")
     if time < 0:
         raise TableError(f"{what} is negative ({time:g} ms); expected milliseconds from 0 on. Measure it again.")
+    if time > LONGEST:
+        raise TableError(
+            f"{what} is {time:g} ms; expected at most {LONGEST:g} ms (eleven days). A span that is out of the question "
+            "has a reason instead of a time."
+        )
+    return time

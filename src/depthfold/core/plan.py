@@ -42,10 +42,10 @@ class Plan(Document):
             )
 
     def __str__(self) -> str:
-        return f"Plan: activations at {_ranges(self.activations)}; cuts at {_ranges(self.cuts)}"
+        return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}"
 
 
-def _ranges(positions: Iterable[int]) -> str:
+def ranges(positions: Iterable[int]) -> str:
     """1-4 6 9-12: a list of positions that a person can read."""
     runs: list[list[int]] = []
     for position in sorted(positions):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
+from depthfold.core.coerce import as_tuple_of
 from depthfold.core.describe import text_table
-from depthfold.core.plan import Plan
+from depthfold.core.plan import Plan, ranges
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
+from depthfold.core.wording import count
 from depthfold.errors import PlanError
 
 HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
@@ -43,7 +46,8 @@ class SolvedPlan(Plan):
     objective part), with its predictions. It is a Plan, so it can be rewritten and merged as it is.
 
     `latency` is the sum of its segments in milliseconds, rounded up to a float: the exact sum is never more than it
-    says. `latency_by_activations` is the latency if merging followed A instead of S (the ablation of Section 5.3).
+    says. `latency_by_activations` is the latency if merging followed A instead of S (the ablation of Section 5.3),
+    rounded up in the same way. `fingerprint` is that of the network, empty where it was not known.
     """
 
     FORMAT: ClassVar[str] = "depthfold.solved-plan"
@@ -54,6 +58,7 @@ class SolvedPlan(Plan):
     latency_by_activations: float
     segments: tuple[Segment, ...]
     original: float | None
+    fingerprint: str = ""
 
     def __init__(
         self,
@@ -64,20 +69,28 @@ class SolvedPlan(Plan):
         latency: float,
         importance: float,
         latency_by_activations: float,
-        segments: tuple[Segment, ...],
+        segments: Iterable[Segment],
         original: float | None,
+        fingerprint: str = "",
     ) -> None:
         Plan.__init__(self, activations, cuts)  # by name: a slotted dataclass is a copy that super() does not know
         object.__setattr__(self, "boundaries", tuple(sorted(boundaries)))
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "importance", importance)
         object.__setattr__(self, "latency_by_activations", latency_by_activations)
-        object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "segments", as_tuple_of(Segment, "The segments of a plan", segments, PlanError))
         object.__setattr__(self, "original", original)
-        if outside := sorted(self.activations - {*self.boundaries, segments[-1].span.j}):
+        object.__setattr__(self, "fingerprint", fingerprint)
+        if not self.segments:
+            raise PlanError("The plan has no segments; expected one for the layers between each two of its cuts.")
+        ends = (0, *self.cuts, self.segments[-1].span.j)
+        if outside := sorted(self.activations - {*self.boundaries, ends[-1]}):
             raise PlanError(f"The activations {outside[:8]} are no boundaries of the plan: A must lie within B.")
-        if tuple(segment.span.j for segment in segments[:-1]) != self.cuts:
-            raise PlanError("The segments of the plan do not end at its cuts.")
+        if [(segment.span.i, segment.span.j) for segment in self.segments] != list(pairwise(ends)):
+            raise PlanError(
+                f"The segments of the plan do not start and end at its cuts {list(self.cuts)[:60]}: they are "
+                f"{', '.join(str(segment.span) for segment in self.segments[:60])}."
+            )
 
     @property
     def plan(self) -> Plan:
@@ -98,7 +111,8 @@ class SolvedPlan(Plan):
             share = f", {self.latency / self.original:.1%} of the original's {self.original:.4g} ms"
             share += f" ({self.speedup:.2f} times as fast)"
         yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
-        yield Plan.__str__(self)
-        yield f"{len(self.segments)} convolutions; {self.latency_by_activations:.4g} ms if merging followed A, not S"
+        yield f"{Plan.__str__(self)}; boundaries at {ranges(self.boundaries)}"
+        convolutions = count(len(self.segments), "convolution")
+        yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
         yield ""
         yield from text_table(HEADER, [segment.row() for segment in self.segments])

@@ -21,16 +21,20 @@ def spans(network: Network, space: Space) -> Iterator[Span]:
     """All spans of the space, by i and then by j."""
     _check(space)
     stops = network.barriers if space == "full" else tuple(sorted({*network.barriers, *stride_barriers(network)}))
+    # A span that starts inside a skip must end in it, and one that ends inside must have started in it.
+    latest = [network.depth] * (network.depth + 1)
+    earliest = [0] * (network.depth + 1)
+    for skip in network.skips:
+        for p in range(skip.source + 1, skip.target):
+            latest[p] = min(latest[p], skip.target)
+            earliest[p] = max(earliest[p], skip.source)
     for i in range(network.depth):
-        end = next((p for p in stops if p > i), network.depth)
-        for j in range(i + 1, end + 1):
-            span = Span(i, j)
-            if not any(skip.crosses(span) for skip in network.skips):
-                yield span
+        end = min(next((p for p in stops if p > i), network.depth), latest[i])
+        yield from (Span(i, j) for j in range(i + 1, end + 1) if earliest[j] <= i)
 
 
 def stride_barriers(network: Network) -> Iterator[Position]:
-    """Where the paper's space stops a span that holds a strided layer.
+    """Where the paper's space stops every span, because of a strided layer at or shortly before that position.
 
     The paper does not let a kernel larger than 1 follow a stride, because the merged kernel would grow. As its code
     has it, a strided layer may still take in the 1x1 layers after it up to the end of its own block. A block ends

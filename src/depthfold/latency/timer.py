@@ -44,9 +44,7 @@ class Timer:
 
     def __post_init__(self) -> None:
         if min(self.turns, self.samples, self.window) < 1 or min(self.warmup, self.turn, self.spread, self.extra) < 0:
-            raise InvalidValue(
-                f"A timer needs at least one turn, sample and window, and no negative time; found {self}."
-            )
+            raise InvalidValue(f"A timer needs one turn, sample and window at least, and no negative time: {self}.")
 
     def warm_up(self, candidate: Timed) -> None:
         deadline = time.perf_counter() + self.warmup

@@ -72,7 +72,8 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     use_plain_layers(graph)
     drop_unused(graph)
     graph.eval()
-    seams = tuple(_seam(network, span, *nodes) for span, nodes in merged.items())
+    student_nodes = {node.name: node for node in part.graph.nodes}
+    seams = tuple(_seam(network, span, student_nodes, *nodes) for span, nodes in merged.items())
     graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
     if not path:
         return graph
@@ -100,7 +101,8 @@ class _Workshop:
         assert isinstance(like, torch.Tensor)
         self.graph.set_submodule(target, self.convolution_for(span, like))
         linear = self.nodes[last.linear]
-        with self.graph.graph.inserting_before(linear):
+        # Where the segment began: what follows may overwrite its input.
+        with self.graph.graph.inserting_before(self.nodes[first.conv]):
             given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
             if not shape.symmetric:
                 given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
@@ -109,6 +111,7 @@ class _Workshop:
             if last.norm is not None and last.norm == last.activation:
                 end = self._activation_of_norm(linear, convolution)
         linear.replace_all_uses_with(end)
+        self.graph.graph.erase_node(linear)
         held = {site.add for site in self.network.skip_sites if span.contains(site.skip.span)}
         for name in last.additions:
             if name in held:
@@ -133,11 +136,12 @@ def _behind_padding(node: fx.Node, pad: str | None = None) -> fx.Node:
     return node
 
 
-def _seam(network: Blueprint, span: Span, convolution: fx.Node, end: fx.Node) -> Seam:
-    last = network.sites[span.j - 1]
+def _seam(network: Blueprint, span: Span, student: dict[str, fx.Node], convolution: fx.Node, end: fx.Node) -> Seam:
+    first, last = network.sites[span.i], network.sites[span.j - 1]
     return Seam(
         span,
         student=last.additions[-1] if last.additions else last.linear,
+        student_source=_behind_padding(student[first.conv].all_input_nodes[0], first.pad).name,
         shallow=end.name,
-        source=_behind_padding(convolution.all_input_nodes[0]).name,
+        shallow_source=_behind_padding(convolution.all_input_nodes[0]).name,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from depthfold.backends.torch_run import cuda_settings
 from depthfold.core import ConvShape, Plan, Span
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.tracing import Blueprint, Student, student_parts
@@ -28,12 +29,13 @@ OUTPUT = "the outputs"
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """Where a segment of the two networks can be compared: names of nodes. `source` is the segment's input."""
+    """Where a segment of the two networks can be compared: names of nodes in both. The sources are its input."""
 
     span: Span
     student: str
+    student_source: str
     shallow: str
-    source: str
+    shallow_source: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +51,8 @@ class Shallow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentErrors:
-    """The largest error of a segment's output, as a share of its largest value. Border outputs saw padding."""
+    """The largest error of a segment's output, as a share of its largest value, when both networks give the segment
+    the same input. Border outputs saw padding."""
 
     span: Span
     border: float
@@ -95,15 +98,19 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     seams = _seams(made, remembered)
     dtype = next((p.dtype for p in deep.parameters() if p.is_floating_point()), torch.float32)
     given = remembered.network.inputs.random(seed=0)
-    with _evaluating(student), _evaluating(shallow), torch.no_grad():
+    # TF32 rounds every product to three digits: that would be the error, whatever the networks compute.
+    with cuda_settings(tf32=False, benchmark=False), _evaluating(student), _evaluating(shallow), torch.no_grad():
         if inputs is not None:
             given = Inputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given
         if dtype in (torch.float16, torch.bfloat16):
             deep, made = copy.deepcopy(deep).float(), copy.deepcopy(made).float()
         given = given.like(deep)
-        wanted = _record("rewritten", deep, given, {seam.student for seam in seams})
-        found = _record("merged", made, given, {name for seam in seams for name in (seam.shallow, seam.source)})
+        wanted = _record("rewritten", deep, given, {name for s in seams for name in (s.student, s.student_source)})
+        # Every segment gets the input that the student's has, so that its error is its own and not an earlier one's.
+        sources = {seam.shallow_source: wanted[seam.student_source] for seam in seams}
+        found = _record("merged", made, given, {seam.shallow for seam in seams}, sources)
+        found[OUTPUT] = _record("merged", made, given, set())[OUTPUT]
     segments = tuple(_segment_errors(seam, remembered.network.merged_shape(seam.span), wanted, found) for seam in seams)
     one, two = _tensors(wanted[OUTPUT]), _tensors(found[OUTPUT])
     output = max((_error(a, b) for a, b in zip(one, two, strict=False)), default=0.0)
@@ -115,7 +122,7 @@ def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found:
     if a.shape != b.shape:
         return SegmentErrors(seam.span, border=float("inf"), interior=float("inf"))
     interior = torch.ones(a.shape[2:], dtype=torch.bool, device=a.device)
-    sizes = found[seam.source].shape[2:]
+    sizes = wanted[seam.student_source].shape[2:]
     for n, size in enumerate(sizes):
         start = torch.arange(a.shape[2 + n], device=a.device) * shape.stride[n] - shape.padding[n][0]
         inside = (start >= 0) & (start + shape.extent[n] <= size)
@@ -144,15 +151,17 @@ def _error(wanted: Tensor, found: Tensor, scale: Tensor | None = None) -> float:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the values of the nodes that are asked for."""
+    """Runs a graph and keeps the values of the nodes that are asked for. Values that are given replace its own."""
 
-    def __init__(self, graph: fx.GraphModule, names: set[str]) -> None:
+    def __init__(self, graph: fx.GraphModule, names: set[str], given: Mapping[str, Tensor]) -> None:
         super().__init__(graph)
-        self.names = names
+        self.names, self.given = names, given
         self.kept: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
+        if n.name in self.given and value.shape == self.given[n.name].shape:
+            value = self.given[n.name].clone()
         if n.op == "output":
             self.kept[OUTPUT] = value
         elif n.name in self.names:
@@ -160,8 +169,10 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _record(which: str, graph: fx.GraphModule, inputs: Inputs, names: set[str]) -> dict[str, Any]:
-    recorder = _Recorder(graph, names)
+def _record(
+    which: str, graph: fx.GraphModule, inputs: Inputs, names: set[str], given: Mapping[str, Tensor] | None = None
+) -> dict[str, Any]:
+    recorder = _Recorder(graph, names, given or {})
     try:
         recorder.run(*inputs.map(Tensor.clone).for_graph(graph))  # a forward may write to its input
     except Exception as error:

@@ -6,33 +6,50 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span, fingerprint
-from depthfold.errors import TableError
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position, Span
+from depthfold.errors import InvalidValue, TableError
 from depthfold.solver.arrays import Floats
 
 SHOWN = 5
+Table = LatencyTable | ImportanceTable
 
 
-def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Network | None) -> None:
+def check_kinds(latency: object, importance: object) -> None:
+    """Raises InvalidValue if solve() was given something else than the two tables, in this order."""
+    if isinstance(latency, ImportanceTable) and isinstance(importance, LatencyTable):
+        raise InvalidValue("The two tables are swapped: solve() takes the latency table first, solve(T, I).")
+    for value, kind, name in ((latency, LatencyTable, "latency"), (importance, ImportanceTable, "importance")):
+        if not isinstance(value, kind):
+            raise InvalidValue(
+                f"The {name} table must be of the kind {kind.__name__}, found {type(value).__name__}. "
+                f"{kind.__name__}.read_csv() and .loads() read one."
+            )
+
+
+def check_tables(latency: LatencyTable, importance: ImportanceTable) -> None:
     """Raises TableError if the tables are not of one network and one environment, or if an entry is missing."""
-    _check_network("importance table", importance, "latency table", latency)
+    _check_same_network(latency, importance)
     if differences := latency.environment.differences(importance.environment):
         raise TableError(
             f"The importance table is of another environment than the latency table: {'; '.join(differences)}. "
             "Measure one of them again; what an importance does not depend on (the machine, say) its table may leave "
             "out."
         )
-    if network is not None:
-        _check_fits(latency, network)
+    if at_zero := [entry.span for entry in importance.entries if entry.span.i == 0 and not entry.span.a]:
+        raise TableError(
+            f"The importance table has {listed(at_zero)}, but at position 0, the input of the network, the flag is 1: "
+            "there is no activation that could be missing. Enter 1 for its start."
+        )
     timed = {(entry.span.i, entry.span.j) for entry in latency.entries}
     scored = {(entry.span.i, entry.span.j) for entry in importance.entries}
-    _refuse("latency", [Span(i, j) for i, j in sorted(scored - timed)], "importance")
-    _refuse("importance", [Span(i, j) for i, j in sorted(timed - scored)], "latency")
-    if network is not None:
-        # With the exclusion rule, which only ever leaves entries out: both search spaces pass.
-        expected = [f for f in network.flagged_spans("full", exclusion=True) if (f.i, f.j) in timed]
-        present = {entry.span for entry in importance.entries}
-        _refuse("importance", [block for block in expected if block not in present], "network")
+    depths = ""
+    if latency.depth != importance.depth:
+        depths = (
+            f" The latency table ends at position {latency.depth}, the importance table at {importance.depth}: are "
+            "both of the same network?"
+        )
+    refuse_missing("latency", [Span(i, j) for i, j in sorted(scored - timed)], "importance table", depths)
+    refuse_missing("importance", [Span(i, j) for i, j in sorted(timed - scored)], "latency table", depths)
 
 
 def check_covered(T_opt: Floats, I_opt: Floats) -> None:
@@ -56,42 +73,28 @@ def no_plan() -> TableError:
     )
 
 
-def _check_network(
-    what: str, one: ImportanceTable | LatencyTable, other_what: str, other: ImportanceTable | LatencyTable
-) -> None:
-    for name, mine, theirs in (
-        ("name", one.network, other.network),
-        ("fingerprint", one.fingerprint, other.fingerprint),
-        ("depth", one.depth, other.depth),
-    ):
-        if mine != theirs and mine and theirs:
-            raise TableError(
-                f"The {what} is of another network than the {other_what}: {name} {mine!r} against {theirs!r}. "
-                "Measure both on the same network."
-            )
-
-
-def _check_fits(latency: LatencyTable, network: Network) -> None:
-    own = fingerprint(network)
-    if latency.fingerprint not in ("", own) or latency.depth != network.depth:
-        raise TableError(
-            f"The tables are not of the network {network.name!r}: it has {network.depth} layers and fingerprint "
-            f"{own!r}, the latency table has {latency.depth} and {latency.fingerprint!r}."
-        )
-    for entry in latency.entries:
-        if refusal := network.why_not(entry.span):
-            raise TableError(
-                f"The latency table has {entry.span}, which does not merge in this network: {refusal.why}."
-            )
-
-
-def _refuse(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str) -> None:
+def refuse_missing(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str, hint: str = "") -> None:
     if missing:
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise TableError(
-            f"The {table} table has no entry for {', '.join(map(str, missing[:SHOWN]))}{more}, which the {expected_by}"
-            f"{'' if expected_by == 'network' else ' table'} has. Measure it, or enter it with the reason why it has "
-            "no value."
+            f"The {table} table has no entry for {listed(missing)}, which the {expected_by} has. Measure it, or enter "
+            f"it with the reason why it has no value.{hint}"
+        )
+
+
+def listed(spans: Sequence[Span | FlaggedSpan]) -> str:
+    more = f" and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
+    return f"{', '.join(map(str, spans[:SHOWN]))}{more}"
+
+
+def _check_same_network(latency: LatencyTable, importance: ImportanceTable) -> None:
+    # Names are only labels: the same network may bear two of them. They count where there is nothing better.
+    known = latency.fingerprint and importance.fingerprint
+    what = "fingerprint" if known else "network"
+    mine, theirs = getattr(importance, what), getattr(latency, what)
+    if mine and theirs and mine != theirs:
+        raise TableError(
+            f"The importance table is of another network than the latency table: {'fingerprint' if known else 'name'} "
+            f"{mine!r} against {theirs!r}. Measure both on the same network."
         )
 
 

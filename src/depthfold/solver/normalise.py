@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from depthfold.core import FlaggedSpan, Position
+from depthfold.core.coerce import as_float
 from depthfold.errors import InvalidValue, TableError
 
 # Which entries the mean is taken over: all those of a single layer (the paper's choice), those of a single layer
@@ -26,17 +27,33 @@ def normalised(
     if over not in get_args(Normalisation):
         known = ", ".join(map(repr, get_args(Normalisation)))
         raise InvalidValue(f"There is no normalisation {over!r}; there are {known}.")
-    if not math.isfinite(alpha):
-        raise InvalidValue(f"alpha must be a finite number, found {alpha!r}. The paper uses 1.2 to 1.8.")
+    alpha = checked_alpha(alpha)
     bare = _bare(importances)
     chosen = [value for span, value in importances.items() if _counts(span, over, bare)]
     if not chosen:
-        raise TableError(
-            f"The normalisation {over!r} needs entries of a single layer, and the importance table has none. "
-            "Measure them, or normalise over 'all'."
-        )
+        raise TableError(_nothing_to_average(over))
     shift = alpha * fmean(chosen)
+    if not math.isfinite(shift):
+        raise InvalidValue(f"alpha = {alpha!r} times the mean importance is no number. The paper uses 1.2 to 1.8.")
     return {span: value - shift for span, value in importances.items()}
+
+
+def checked_alpha(alpha: object) -> float:
+    value = as_float("alpha", alpha, InvalidValue, "a finite number")
+    if not math.isfinite(value):
+        raise InvalidValue(f"alpha must be a finite number, found {alpha!r}. The paper uses 1.2 to 1.8.")
+    return value
+
+
+def _nothing_to_average(over: Normalisation) -> str:
+    if over == "all":
+        return "The importance table has no entry with a score, so there is no mean: measure its entries."
+    own = " with the network's own activations" if over == "default" else ""
+    others = "'single' or 'all'" if own else "'all'"
+    return (
+        f"The normalisation {over!r} needs entries of a single layer{own}, and the importance table has none. "
+        f"Measure them, or normalise over {others}."
+    )
 
 
 def _counts(span: FlaggedSpan, over: Normalisation, bare: frozenset[Position]) -> bool:

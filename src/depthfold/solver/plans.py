@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from depthfold.core import Point, Position
-from depthfold.core.latency_table import sum_rounded_up
 from depthfold.solver.arrays import Bools, Floats, Ints
 from depthfold.solver.stage_two import Labels
+from depthfold.solver.sums import rounded_to_nearest, rounded_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +19,8 @@ class Tables:
 
     T: Floats
     I: Floats
-    by_activations: Floats
     S_opt: Ints
+    M_opt: Ints
     B_opt: Ints
 
 
@@ -44,14 +43,14 @@ class _Rows:
 def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tuple[Position, Position]]]:
     """The frontier's plans by rising latency, and the ends of all the segments that they merge.
 
-    Importances were compared on the lattice. Here every sum is taken again from the entries themselves, and a plan
-    that turns out to be beaten in their last digit is left out.
+    Importances were compared on the lattice, where a sum may be off by L/2 units. Here every sum is taken again from
+    the entries themselves, and a plan that turns out to be beaten in the last digits is left out.
     """
     rows = _trace_back(labels, tables)
     found = zip(
-        (sum_rounded_up(row.tolist()) for row in rows.times),
-        (math.fsum(row.tolist()) for row in rows.importances),
-        rows.times_by_activations.sum(axis=1).tolist(),
+        rounded_up(rows.times),
+        rounded_to_nearest(rows.importances),
+        rounded_up(rows.times_by_activations),
         _positions(rows.activations),
         _positions(rows.cuts),
         _positions(rows.boundaries),
@@ -70,7 +69,7 @@ def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tupl
                     boundaries=B,
                 )
             )
-    return tuple(front), list(zip(*map(np.ndarray.tolist, np.nonzero(rows.used)), strict=True))
+    return tuple(front), [(i, j) for i, j in np.argwhere(rows.used).tolist()]
 
 
 def _trace_back(labels: Labels, tables: Tables) -> _Rows:
@@ -88,8 +87,8 @@ def _trace_back(labels: Labels, tables: Tables) -> _Rows:
     row, k, l, b = _steps(labels, label)
     rows.activations[row, l] = b == 1
     rows.cuts[row, k] = rows.boundaries[row, k] = True
-    rows.times_by_activations[row, l] = tables.by_activations[k, l]
     _follow_S(rows, tables, row, k, l)
+    _follow_A(rows, tables, row, k, l)
     _follow_B(rows, tables, row, k, l, b)
     rows.cuts[:, 0] = rows.boundaries[:, 0] = False
     return rows
@@ -115,6 +114,14 @@ def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
         on = m > k
         row, k, l = row[on], k[on], m[on]
         rows.cuts[row, l] = True
+
+
+def _follow_A(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
+    while row.size:
+        m = tables.M_opt[k, l]
+        rows.times_by_activations[row, l] = tables.T[m, l]
+        on = m > k
+        row, k, l = row[on], k[on], m[on]
 
 
 def _follow_B(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints) -> None:

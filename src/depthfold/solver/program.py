@@ -6,19 +6,24 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, fingerprint
+from depthfold.core.coerce import as_float
+from depthfold.core.wording import at_most
 from depthfold.errors import InvalidValue
 from depthfold.solver.arrays import (
     Exact,
+    Floats,
     from_lattice,
     importance_array,
     latency_array,
     lattice_exponent,
     on_lattice,
 )
-from depthfold.solver.checks import check_covered, check_tables, no_plan
-from depthfold.solver.normalise import Normalisation, normalised
+from depthfold.solver.checks import check_covered, check_kinds, check_tables, no_plan
+from depthfold.solver.fit import check_fit, check_network
+from depthfold.solver.normalise import Normalisation, checked_alpha, normalised
 from depthfold.solver.plans import Tables, points
+from depthfold.solver.resolution import check_base, check_resolution
 from depthfold.solver.stage_one import best_blocks, fastest_merging, merging_by_activations
 from depthfold.solver.stage_two import pareto_labels
 
@@ -28,14 +33,15 @@ def solve(
     importance: ImportanceTable,
     *,
     alpha: float | None = None,
-    normalisation: Normalisation = "single",
+    normalisation: Normalisation | None = None,
     network: Network | None = None,
     original: float | None = None,
     max_labels: int = 50_000,
 ) -> Frontier:
     """Every plan that no other plan beats in both latency and importance.
 
-    `alpha` and `normalisation` even out the importances first (Appendix B.3); without alpha they stay as they are.
+    `alpha` and `normalisation` ("single" unless you say otherwise) even out the importances first (Appendix B.3);
+    without alpha they stay as they are.
     With the `network` the tables are checked against it and the plans name the shapes that their segments become.
     `original` is the measured latency of the original, which shares and speed-ups refer to; without it, that is the
     sum of the single layers in the latency table. At most `max_labels` labels are kept for each position. Where that
@@ -43,16 +49,18 @@ def solve(
     """
     if type(max_labels) is not int or max_labels < 1:
         raise InvalidValue(f"max_labels must be a whole number from 1 on, found {max_labels!r}.")
-    if original is not None and not (math.isfinite(original) and original > 0):
-        raise InvalidValue(f"The latency of the original must be positive milliseconds, found {original!r}.")
-    check_tables(latency, importance, network)
-    depth, times, importances = latency.depth, latency.times, importance.importances
-    if alpha is not None:
-        importances = normalised(importances, alpha, normalisation)
+    original = None if original is None else _checked_original(original)
+    alpha = None if alpha is None else checked_alpha(alpha)
+    if alpha is None and normalisation is not None:
+        raise InvalidValue(
+            f"The normalisation {normalisation!r} needs alpha, which says how much of the mean is subtracted. Give "
+            "it (the paper uses 1.2 to 1.8), or leave out both."
+        )
+    _check(latency, importance, network)
+    depth, times = latency.depth, latency.times
 
     T = latency_array(times, depth)
-    I = importance_array(importances, depth)
-    I_exponent = lattice_exponent(I)
+    I, I_exponent = _importances(importance, depth, alpha, normalisation or "single")
     T_opt, S_opt = fastest_merging(Exact.of(T))
     I_opt, B_opt = best_blocks(on_lattice(I, I_exponent))
     check_covered(T_opt.units, I_opt)
@@ -60,26 +68,61 @@ def solve(
     if labels.final.start == labels.final.stop:
         raise no_plan()
 
-    found, used = points(labels, Tables(T=T, I=I, by_activations=merging_by_activations(T), S_opt=S_opt, B_opt=B_opt))
-    lost = from_lattice(labels.lost, I_exponent)
+    found, used = points(labels, Tables(T=T, I=I, S_opt=S_opt, M_opt=merging_by_activations(T), B_opt=B_opt))
+    # On the lattice the sums of two plans are off by at most L/2 units each, and their floats by less than one more.
+    lost = math.nextafter(from_lattice(labels.lost + depth + 1, I_exponent), math.inf) if labels.lost else 0.0
     if lost:
         warnings.warn(
             f"The frontier is thinned to {max_labels} labels for each position: at any budget its plan may be up to "
-            f"{lost:.4g} of importance below the best one. Raise max_labels for an exact frontier.",
+            f"{at_most(lost)} of importance below the best one. Raise max_labels for an exact frontier.",
             RuntimeWarning,
             stacklevel=2,
         )
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
+        fingerprint=latency.fingerprint or importance.fingerprint or (fingerprint(network) if network else ""),
         depth=depth,
         environment=latency.environment,
-        original=latency.original if original is None else float(original),
+        original=latency.original if original is None else original,
         alpha=alpha,
-        normalisation=None if alpha is None else normalisation,
+        normalisation=None if alpha is None else normalisation or "single",
         lost=lost,
         segments=_segments(used, times, depth, network),
         points=found,
     )
+
+
+def _checked_original(original: object) -> float:
+    what, expected = "The latency of the original", "positive milliseconds"
+    value = as_float(what, original, InvalidValue, expected)
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidValue(f"{what} must be {expected}, found {original!r}.")
+    return value
+
+
+def _check(latency: LatencyTable, importance: ImportanceTable, network: Network | None) -> None:
+    check_kinds(latency, importance)
+    if network is not None:
+        check_network(latency, importance, network)
+    check_tables(latency, importance)
+    check_base(importance)
+    if network is not None:
+        check_fit(latency, importance, network)
+
+
+def _importances(
+    importance: ImportanceTable, depth: Position, alpha: float | None, over: Normalisation
+) -> tuple[Floats, int]:
+    """I, normalised if alpha is given, and the exponent of its lattice."""
+    given = importance.importances
+    I = importance_array(given, depth)
+    exponent = lattice_exponent(I)
+    check_resolution(given, exponent, depth)
+    if alpha is not None:
+        I = importance_array(normalised(given, alpha, over), depth)
+        exponent = lattice_exponent(I)
+        check_resolution(given, exponent, depth, alpha)
+    return I, exponent
 
 
 def _segments(

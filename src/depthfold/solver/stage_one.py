@@ -56,21 +56,22 @@ def best_blocks(I: Floats) -> tuple[Floats, Ints]:
     return I_opt, B_opt
 
 
-def merging_by_activations(T: Floats) -> Floats:
-    """The ablation of Section 5.3: the latency of the layers between two activations if all of them are merged.
+def merging_by_activations(T: Floats) -> Ints:
+    """The ablation of Section 5.3, all layers between two activations merged: the last cut m of every chain (k, l).
 
-    Where one span covers them, that is its time. Where none does (a barrier or the end of a residual lies between)
-    they merge into as few convolutions as possible, the fastest choice of those.
+    Where one span covers them, there is no cut (m = k). Where none does (a barrier or the end of a residual lies
+    between) they merge into as few convolutions as possible, the fastest choice of those.
     """
     size = len(T)
+    M_opt = np.repeat(np.arange(size), size).reshape(size, size)
     if np.isfinite(T[np.triu_indices(size, 1)]).all():
-        return T
+        return M_opt
     count = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
     time = count.copy()
     for l in range(1, size):
-        exists = np.where(np.isfinite(T[:l, l]), 1.0, np.inf)
-        counts = count[:l, :l] + exists
+        counts = count[:l, :l] + np.where(np.isfinite(T[:l, l]), 1.0, np.inf)
         count[:l, l] = counts.min(axis=1)
-        fewest = counts == count[:l, l][:, None]
-        time[:l, l] = np.where(fewest, time[:l, :l] + T[:l, l], np.inf).min(axis=1)
-    return time
+        through = np.where(counts == count[:l, l][:, None], time[:l, :l] + T[:l, l], np.inf)
+        M_opt[:l, l] = through.argmin(axis=1)
+        time[:l, l] = through.min(axis=1)
+    return M_opt

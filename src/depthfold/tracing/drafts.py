@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from depthfold.tracing.roles import Kind, Role, adds_in_place
+from depthfold.tracing.roles import Kind, Role, adds_in_place, writes_in_place
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +139,8 @@ def _addition(
         if draft := open_draft(main):
             path = _path(draft, by_tail)
             skip = _skip(other, path, values, open_draft)
+            if skip and _overwritten(skip.source, before=node, values=values):
+                skip = None
             steps = path.index(skip.first) + 1 if skip else 0
             rank = (skip is not None, steps, _reach(values.modules[str(draft.conv.target)]), values.order[draft.conv])
             candidates.append((rank, draft, Addition(node, main, other, skip)))
@@ -174,6 +176,18 @@ def _skip(other: fx.Node, path: list[Draft], values: Values, open_draft: OpenDra
         if first := reading(source):
             return SkipDraft(source, first, norm=origin)
     return None
+
+
+def _overwritten(value: fx.Node, before: fx.Node, values: Values) -> bool:
+    """Whether somebody writes to a value before it is added."""
+
+    def module(node: fx.Node) -> Any:
+        return values.modules[str(node.target)] if node.op == "call_module" else None
+
+    return any(
+        values.order[reader] < values.order[before] and writes_in_place(reader, module(reader))
+        for reader in values.readers(value)
+    )
 
 
 def _reach(conv: Any) -> int:

@@ -108,7 +108,8 @@ def _refusals(chains: Chains, position: dict[Draft, int], values: Values) -> Ite
 def _would_merge(node: fx.Node, values: Values) -> bool:
     """Whether a user would expect this to be part of a layer: a convolution, a norm, or something with such inside."""
     if node.op != "call_module":
-        return False
+        refusal = values.roles[node].refusal
+        return refusal is not None and refusal.code == "functional-convolution"
     inside = values.modules[str(node.target)].modules()
     return values.roles[node].kind is Kind.OTHER and any(
         "Conv" in type(m).__name__ or "BatchNorm" in type(m).__name__ for m in inside

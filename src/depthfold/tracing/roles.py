@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -61,9 +61,15 @@ _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _NOTHING_METHODS = {"contiguous", "clone"}
 
 
-def assign_roles(graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str], ignore: Ignore) -> dict[fx.Node, Role]:
+def assign_roles(
+    graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str], ignore: Ignore, elsewhere: Iterable[int] = ()
+) -> dict[fx.Node, Role]:
+    """The role of every node. `elsewhere` holds the ids of modules that are also used outside the graph."""
     modules = dict(graph.named_modules())
-    calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
+    # A module may also be called inside another one that we do not look into, or by the rest of the model.
+    called = (modules[str(node.target)] for node in graph.graph.nodes if node.op == "call_module")
+    calls = Counter(id(part) for module in called for part in module.modules())
+    calls.update(elsewhere)
     read = {str(node.target).rpartition(".")[0] for node in graph.graph.nodes if node.op == "get_attr"}
 
     def role(node: fx.Node) -> Role:
@@ -74,7 +80,7 @@ def assign_roles(graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str],
         if module is not None:
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
             rank = None if size is None else len(size)
-            return _module_role(path, Site(module, calls[node.target], rank, str(node.target) in read), opaque)
+            return _module_role(path, Site(module, calls[id(module)], rank, str(node.target) in read), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)
         return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'no operation')}"))
@@ -117,9 +123,15 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, str]) -> Role:
         return Role(Kind.ACTIVATION, kind)
     if known.is_no_operation(module):
         return Role(Kind.NOTHING)
-    if isinstance(module, known.ZERO_PADS) and getattr(module, "value", 0) == 0 and min(module.padding) >= 0:
+    if isinstance(module, known.ZERO_PADS) and _pads_map_with_zeros(module, site.rank):
         return Role(Kind.PAD)
     return _other(path, module_reason(module))
+
+
+def _pads_map_with_zeros(module: nn.Module, rank: int | None) -> bool:
+    widths: Any = module.padding
+    spatial = rank is not None and len(widths) <= 2 * (rank - 2)
+    return spatial and getattr(module, "value", 0) == 0 and min(widths) >= 0
 
 
 def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import difflib
 import inspect
 from typing import Any
 
@@ -17,6 +15,7 @@ from depthfold.tracing.drafts import Values, draft_layers
 from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.numbering import number
+from depthfold.tracing.request import check_ignore, check_model, copy_model, modules_outside, refuse_hooks
 from depthfold.tracing.roles import assign_roles
 from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import TracedNetwork
@@ -37,11 +36,11 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
 
     `example_inputs` is what the model takes: a tuple of positional arguments, a dict of named ones, or the single
     argument. `ignore` lists modules to leave alone, by name ("features.0"), glob ("features.0.*") or type. `at` names
-    a submodule to trace instead of the whole model. The model itself is not changed: a copy is traced.
+    a submodule to trace instead of the whole model. The model itself is not changed: a copy is traced, in evaluation
+    mode. What its forward does only in training (auxiliary outputs, for example) is no part of the network.
     """
-    ignore = (ignore,) if isinstance(ignore, str | type) else tuple(ignore)
-    _check(model, at)
-    snapshot = _copy(model)
+    check_model(model, at)
+    snapshot = copy_model(model)
     modes = {path: module.training for path, module in snapshot.named_modules()}
     snapshot.eval()
     inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
@@ -49,11 +48,12 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         inputs = inputs_at(snapshot, at, inputs)
     part = snapshot.get_submodule(at) if at else snapshot
     name = type(part).__name__
-    _refuse_hooks(part, name)
+    refuse_hooks(part, name)
+    ignore = check_ignore(part, ignore, at)
     graph, opaque = trace_graph(part, inputs, f"{name} (at={at!r})" if at else name)
     _dropouts_as_modules(graph)
     sizes = _sizes(graph, inputs)
-    roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore), sizes)
+    roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules()))
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
     _restore_modes(snapshot, graph, modes, at)
@@ -70,44 +70,6 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         model=snapshot if at else None,
         at=at or None,
     )
-
-
-def _check(model: nn.Module, at: str | None) -> None:
-    if not isinstance(model, nn.Module):
-        raise TraceError(
-            f"trace() takes a torch.nn.Module, found {type(model).__name__}. Load or build the model first."
-        )
-    paths = [path for path, _ in model.named_modules() if path]
-    if at and at not in paths:
-        close = difflib.get_close_matches(at, paths, n=3)
-        hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {', '.join(paths[:8])}, ..."
-        raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {hint}")
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    # Weights that are computed from others (old-style weight norm) have a history, which copying refuses. They are
-    # computed again in every forward, so their present value is enough.
-    computed = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    try:
-        return copy.deepcopy(model, dict(computed))
-    except Exception as error:
-        raise TraceError(
-            f"{type(model).__name__} cannot be copied: {explain(error)}. depthfold works on a copy, so that your model "
-            "stays as it is: take off what copy.deepcopy() cannot copy (cached tensors with gradients, open files)."
-        ) from error
-
-
-def _refuse_hooks(part: nn.Module, name: str) -> None:
-    if part._forward_hooks or part._forward_pre_hooks:
-        raise TraceError(
-            f"{name} has forward hooks of its own, which a rewritten copy would lose. Take them off before tracing, or "
-            'trace the part inside it, with at="...".'
-        )
 
 
 def _dropouts_as_modules(graph: fx.GraphModule) -> None:

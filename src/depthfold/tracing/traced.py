@@ -102,5 +102,6 @@ def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
             return part, part.meta[Student.KEY], path
     raise InvalidValue(
         f"{type(module).__name__} is no rewritten network: expected what rewrite(network, plan) returned, or a module "
-        "around it. Wrappers such as DataParallel and compiled modules must be taken off first."
+        "around it. A merged network is not rewritten any more, and wrappers (DataParallel, a compiled module) must be "
+        "taken off first."
     )
