@@ -74,7 +74,8 @@ def _captured(forward: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(graph):
         output = forward()
 
-    def replay() -> Any:
+    def replay(owner: Callable[[], Any] = forward) -> Any:
+        # The owner keeps the module and its inputs: the graph knows only the addresses of their memory.
         graph.replay()
         return output
 
