@@ -88,7 +88,8 @@ def build(name: str) -> tuple[nn.Module, str | None]:
 def inputs_for(name: str, model: nn.Module, dtype: torch.dtype) -> Any:
     """Random inputs of the first size that the network can take."""
     if name.startswith("video/"):
-        return torch.randn(1, 3, 16, 65, 65, dtype=dtype)
+        side = 224 if name.endswith("s3d") else 65  # its last pool is 7 wide
+        return torch.randn(1, 3, 16, side, side, dtype=dtype)
     if name.startswith("detection/"):
         return [torch.randn(3, 127, 155, dtype=dtype)]
     model.eval()

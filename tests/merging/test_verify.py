@@ -196,3 +196,31 @@ def test_an_activation_in_place_does_not_blur_the_comparison():
     first_convolution(shallow).bias.data -= 1e6  # all negative: after the activation nothing would be left of it
     assert df.verify(student, shallow).segments[0].interior > 1e3
     agree(student(image().double()), df.merge(student)(image().double()))
+
+
+class Chaotic(nn.Module):
+    """Two convolutions, and a map that makes a large change of a change in the last digit."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = conv(), conv()
+
+    def forward(self, x):
+        y = torch.sigmoid(self.b(self.a(x)))
+        for _ in range(24):
+            y = 3.99 * y * (1 - y)  # the logistic map doubles a difference in every step
+        return y
+
+
+def test_a_chaotic_network_is_held_to_what_it_makes_of_a_last_digit():
+    network = df.trace(Chaotic().double().eval(), image().double())
+    student = df.rewrite(network, df.Plan((), ()))
+    shallow = df.merge(student)
+    found = df.verify(student, shallow)
+    assert found.ok
+    assert found.output > found.tolerance  # no merging could be closer
+    assert max(found.border, found.interior) <= 1e-13
+    assert "last digit of its input" in str(found)
+    first_convolution(shallow).bias.data += 1e-6
+    assert not df.verify(student, shallow).ok  # the segments still tell

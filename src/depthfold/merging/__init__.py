@@ -1,6 +1,7 @@
 """Rewritten copy to the shallow network, verified."""
 
 from depthfold.merging.merge import merge, sketch
-from depthfold.merging.verify import Verification, verify
+from depthfold.merging.verification import Verification
+from depthfold.merging.verify import verify
 
 __all__ = ["Verification", "merge", "sketch", "verify"]

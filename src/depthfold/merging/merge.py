@@ -16,7 +16,8 @@ from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
 from depthfold.merging.plain import use_plain_layers
-from depthfold.merging.verify import Seam, Shallow, verify
+from depthfold.merging.verification import Seam, Shallow
+from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import INSERTED
