@@ -1,0 +1,1 @@
+"""Jobs: run many independent ones, in process, in processes of this machine, or on a Ray cluster."""

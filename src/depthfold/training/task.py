@@ -1,0 +1,81 @@
+"""The task: what the user's code plugs in. Two callables are enough."""
+
+from __future__ import annotations
+
+import hashlib
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.errors import InvalidValue
+from depthfold.training.recipe import Recipe
+
+# "holdout" is a part of the training set and serves the importances; "test" is for the final figures alone.
+Split = Literal["holdout", "test"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of training, as the task sees it.
+
+    What the task does in a step follows from this alone: a run that is interrupted and resumed, or that is run by
+    another worker, takes the same steps. `number` counts from 0; `seed` differs from one training to the next. In a
+    distributed run the processes are numbered by `rank`, and each takes its part of the batch.
+    """
+
+    number: int
+    seed: int
+    recipe: Recipe
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    teacher: Callable[[Tensor], Tensor] | None = None
+    rank: int = 0
+    world: int = 1
+
+    def generator(self, purpose: str = "") -> torch.Generator:
+        """Random numbers of this step alone, on its device; different ones for each purpose."""
+        return torch.Generator(device=self.device).manual_seed(mix(self.seed, purpose, self.number, self.rank))
+
+
+@runtime_checkable
+class Task(Protocol):
+    """How to train a model, and how to score it.
+
+    `loss` draws the batch of a step, moves it to the step's device and returns the loss; it is called under autocast
+    where the recipe asks for it, and uses `step.teacher`, if there is one, for distillation. `score` is higher for a
+    better model; it is called with the model in evaluation mode and without gradients.
+    """
+
+    def loss(self, model: nn.Module, step: Step) -> Tensor: ...
+
+    def score(self, model: nn.Module, split: Split) -> float: ...
+
+    def steps_per_epoch(self, recipe: Recipe) -> int:
+        """How many steps of the recipe's batch see the training set (without the hold-out) once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTask:
+    """A task of two functions: `loss(model, step)` and `score(model, split)`. `epoch` is how many steps make one; a
+    recipe that counts in steps does not need it."""
+
+    loss: Callable[[nn.Module, Step], Tensor]
+    score: Callable[[nn.Module, Split], float]
+    epoch: int | None = None
+
+    def steps_per_epoch(self, recipe: Recipe) -> int:
+        if self.epoch is None:
+            raise InvalidValue(
+                f"The recipe asks for {recipe.epochs:g} epochs, and this task does not say how many steps make one. "
+                "Give the task epoch=..., or the recipe steps=..."
+            )
+        return self.epoch
+
+
+def mix(*parts: object) -> int:
+    """One seed out of several things: the same on every machine, and no two alike by accident."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
