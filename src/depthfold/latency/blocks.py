@@ -84,14 +84,24 @@ def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
 
 
 def block_shape(network: Network, span: Span, batch: int) -> BlockShape:
-    """What the span becomes. An addition stays with the layer where its skip ends, unless the span holds the skip."""
+    """What the span becomes. An addition stays with the layer where its skip ends, unless the span holds the skip.
+
+    The table has no room for both states of the activation at j, so a block has the likelier one: a layer that stays
+    alone has what the network has there, and after several in one an activation stands, the network's own or inserted.
+    """
     branches = []
     for skip in network.skips_into(span.j):
         if skip.source < span.i:
             first = network.layers[skip.source]
             branches.append(Branch(first.shape.in_channels, first.in_size, skip.projection))
-    size, kind = network.layers[span.i].in_size, network.own_activation
+    size = network.layers[span.i].in_size
+    kind = network.own_activation if block_is_active(network, span) else None
     return BlockShape(network.merged_shape(span), size, tuple(branches), kind, batch)
+
+
+def block_is_active(network: Network, span: Span) -> bool:
+    """Whether the block of a span ends in an activation."""
+    return bool(network.activations) and (len(span) > 1 or span.j in network.activations)
 
 
 def block_shapes(network: Network, spans: Iterable[Span], batch: int) -> dict[Span, BlockShape]:

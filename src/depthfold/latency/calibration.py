@@ -7,15 +7,14 @@ built as whole networks and timed, and what the times of their blocks do not exp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from depthfold.core import Calibration, Network, Plan, Position, Span
+from depthfold.core import Calibration, Span
 from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
@@ -30,24 +29,6 @@ class Whole:
 
     segments: tuple[Span, ...]
     latency: float
-
-
-def calibration_plans(network: Network, spans: Sequence[Span], count: int, seed: int = 0) -> Iterator[Plan]:
-    """Plans of all depths: the network as it is, the deepest folding there is, and random ones between."""
-    following: dict[Position, list[Position]] = {}
-    for span in spans:
-        following.setdefault(span.i, []).append(span.j)
-    rng = Random(seed)
-    yield network.vanilla
-    for n in range(count - 1):
-        # From mostly long steps to mostly short ones: otherwise all random plans have about the same depth.
-        lean = 2.5 - 4.0 * n / max(count - 2, 1)
-        position, cuts = 0, []
-        while position < network.depth:
-            choices = following[position]
-            position = rng.choices(choices, weights=[(j - position) ** lean for j in choices])[0]
-            cuts.append(position)
-        yield Plan(activations=cuts, cuts=cuts[:-1])
 
 
 def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]) -> Calibration:

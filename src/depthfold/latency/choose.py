@@ -11,7 +11,7 @@ from statistics import median
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
 from depthfold.errors import BudgetError
-from depthfold.latency.measure import network_inputs, shallow_of
+from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.progress import Progress, progress_bars
 from depthfold.latency.timer import Timer, Turns
@@ -72,8 +72,9 @@ def _out_of_reach(budget: Budget, search: _Search, original: float) -> BudgetErr
     fastest = min(search.measured.values())
     return BudgetError(
         f"No plan meets the budget of {budget}: the fastest one takes {fastest:.4g} ms, measured end to end, which is "
-        f"{fastest / original:.1%} of the original's {original:.4g} ms ({original / fastest:.2f} times as fast). "
-        "Ask for that at most, or measure with the full search space."
+        f"{fastest / original:.1%} of the original's {original:.4g} ms ({original / fastest:.2f} times as fast), and "
+        f"{MARGIN:.0%} are kept to spare, because no stopwatch says the same thing twice. "
+        "Ask for less, or measure with the full search space."
     )
 
 

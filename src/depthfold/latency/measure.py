@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import stdev
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
-from torch import Tensor, nn
-
-from depthfold.backends import Backend, Compiled, get
+from depthfold.backends import Backend, get
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
 from depthfold.core.space import Space
-from depthfold.errors import BackendError, InvalidValue, TableError
-from depthfold.latency.blocks import BlockShape, block_module, block_shapes
-from depthfold.latency.calibration import Whole, calibration_plans, fit
+from depthfold.errors import InvalidValue, TableError
+from depthfold.latency.blocks import BlockShape, block_shapes
+from depthfold.latency.calibration import Whole, fit
+from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.progress import Progress, progress_bars
+from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from depthfold.latency.timer import Timer
-from depthfold.merging import sketch
-from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 
-Item = TypeVar("Item")
 Mode = Literal["in context", "alone"]
 
-# Candidates that are compiled at the same time may have so many parameters in all (1 GB in single precision).
-TOGETHER = 256_000_000
+# So many of the whole networks for the calibration are plans of all depths; the rest are nearly as fast as can be.
+RANDOM_SHARE = 0.7
 
 
 def measure_latency(
@@ -61,9 +58,15 @@ def measure_latency(
         times = {span: notebook.time(block.key) for span, block in blocks.items() if block.key not in notebook.reasons}
         calibration = None
         if mode == "in context":
-            plans = calibration_plans(network, tuple(times), networks)
-            time_plans(network, backend, plans, notebook, timer, progress)
-            calibration = fit(wholes(network, notebook, times), blocks, times)
+
+            def learn(plans: Iterable[Plan]) -> Calibration:
+                time_plans(network, backend, plans, notebook, timer, progress)
+                return fit(wholes(network, notebook, times), blocks, times)
+
+            some = max(2, round(RANDOM_SHARE * networks))
+            calibration = learn(plans_of_all_depths(network, times, some))
+            guess = {span: _in_context(span, times[span], blocks[span], calibration) for span in times}
+            calibration = learn(fast_plans(network, guess, networks - some))
     return LatencyTable(
         network=network.name,
         fingerprint=fingerprint(network),
@@ -71,59 +74,6 @@ def measure_latency(
         calibration=calibration,
         entries=tuple(_entry(span, block, notebook, calibration) for span, block in blocks.items()),
     )
-
-
-def network_inputs(network: TracedNetwork) -> tuple[Tensor, ...]:
-    given = network.inputs.for_graph(network.graph)
-    if not all(isinstance(value, Tensor) for value in given):
-        raise InvalidValue(
-            f"The traced part takes {', '.join(type(value).__name__ for value in given)}; latency can be measured only "
-            'where it takes tensors. Trace the part that does, with at="...".'
-        )
-    return tuple(given)
-
-
-def shallow_of(network: TracedNetwork, plan: Plan) -> nn.Module:
-    """The traced part as the plan folds it, with random weights."""
-    whole = sketch(rewrite(network, plan))
-    return whole.get_submodule(network.at) if network.at else whole
-
-
-def time_blocks(
-    network: TracedNetwork,
-    backend: Backend,
-    blocks: Iterable[BlockShape],
-    notebook: Notebook,
-    timer: Timer,
-    progress: Progress,
-) -> None:
-    """Every block that differs from the others, alone."""
-    distinct = {block.key: block for block in blocks}
-
-    def build(block: BlockShape) -> Compiled:
-        return backend.compile(block_module(network, block), block.inputs())
-
-    _measure("blocks", distinct, build, lambda block: block.parameters, notebook, timer, progress)
-
-
-def time_plans(
-    network: TracedNetwork,
-    backend: Backend,
-    plans: Iterable[Plan],
-    notebook: Notebook,
-    timer: Timer,
-    progress: Progress,
-) -> None:
-    """Whole networks, as the plans fold them."""
-    inputs = network_inputs(network)
-
-    def build(plan: Plan) -> Compiled:
-        return backend.compile(shallow_of(network, plan), inputs)
-
-    def size(plan: Plan) -> int:
-        return sum(network.merged_shape(span).parameters for span in network.segments(plan))
-
-    _measure("networks", {notebook.name_plan(plan): plan for plan in plans}, build, size, notebook, timer, progress)
 
 
 def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float]) -> list[Whole]:
@@ -142,63 +92,14 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float]) ->
     return found
 
 
-def _measure(
-    what: str,
-    items: Mapping[str, Item],
-    build: Callable[[Item], Compiled],
-    size: Callable[[Item], int],
-    notebook: Notebook,
-    timer: Timer,
-    progress: Progress,
-) -> None:
-    """Compile what is not known well enough yet, as much at a time as fits into memory, and time it in turns.
-
-    What the runtime rejects keeps its reason, and the rest goes on.
-    """
-    missing = {
-        key: item
-        for key, item in items.items()
-        if key not in notebook.reasons and not timer.enough(notebook.turns[key])
-    }
-    turns = sum(timer.turns - min(len(notebook.turns[key]), timer.turns) for key in missing)
-    step = progress(what, timer.turns * len(items), timer.turns * len(items) - turns)
-
-    def keep(key: str, samples: tuple[float, ...]) -> None:
-        notebook.keep_turn(key, samples)
-        step()
-
-    for group in _groups(missing, size):
-        candidates: dict[str, Compiled] = {}
-        for key in group:
-            try:
-                candidates[key] = build(items[key])
-            except BackendError as error:
-                notebook.keep_reason(key, str(error))
-        try:
-            timer.measure(candidates, notebook.turns, keep)
-        finally:
-            for candidate in candidates.values():
-                candidate.close()
-
-
-def _groups(items: Mapping[str, Item], size: Callable[[Item], int]) -> Iterator[list[str]]:
-    """The keys of as many items at a time as fit into memory together."""
-    group: list[str] = []
-    total = 0
-    for key, item in items.items():
-        if group and total + size(item) > TOGETHER:
-            yield group
-            group, total = [], 0
-        group.append(key)
-        total += size(item)
-    if group:
-        yield group
-
-
 def _entry(span: Span, block: BlockShape, notebook: Notebook, calibration: Calibration | None) -> Timing:
     if block.key in notebook.reasons:
         return Timing(span=span, reason=notebook.reasons[block.key])
     samples, time = notebook.samples(block.key), notebook.time(block.key)
     if calibration is not None:
-        time = calibration.in_context(time, *block.elements) + (calibration.outside if span.i == 0 else 0.0)
+        time = _in_context(span, time, block, calibration)
     return Timing(span=span, time=time, stdev=stdev(samples) if len(samples) > 1 else None, samples=samples)
+
+
+def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration) -> float:
+    return calibration.in_context(alone, *block.elements) + (calibration.outside if span.i == 0 else 0.0)

@@ -1,0 +1,136 @@
+"""Candidates: blocks and whole networks, built with random weights, compiled, timed in turns and noted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from depthfold.backends import Backend, Compiled
+from depthfold.core import Plan
+from depthfold.errors import BackendError, InvalidValue, OutOfMemory
+from depthfold.latency.blocks import BlockShape, block_module
+from depthfold.latency.notebook import Notebook
+from depthfold.latency.progress import Progress
+from depthfold.latency.timer import Timer
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
+from depthfold.tracing import TracedNetwork
+
+Item = TypeVar("Item")
+
+# Candidates that are compiled at the same time may hold so many numbers in all (2 GB in single precision).
+TOGETHER = 512_000_000
+
+
+def network_inputs(network: TracedNetwork) -> tuple[Tensor, ...]:
+    given = network.inputs.for_graph(network.graph)
+    if not all(isinstance(value, Tensor) for value in given):
+        raise InvalidValue(
+            f"The traced part takes {', '.join(type(value).__name__ for value in given)}; latency can be measured only "
+            'where it takes tensors. Trace the part that does, with at="...".'
+        )
+    return tuple(given)
+
+
+def shallow_of(network: TracedNetwork, plan: Plan) -> nn.Module:
+    """The traced part as the plan folds it, with random weights."""
+    whole = sketch(rewrite(network, plan))
+    return whole.get_submodule(network.at) if network.at else whole
+
+
+def time_blocks(
+    network: TracedNetwork,
+    backend: Backend,
+    blocks: Iterable[BlockShape],
+    notebook: Notebook,
+    timer: Timer,
+    progress: Progress,
+) -> None:
+    """Every block that differs from the others, alone."""
+    distinct = {block.key: block for block in blocks}
+
+    def build(block: BlockShape) -> Compiled:
+        return backend.compile(block_module(network, block), block.inputs())
+
+    _measure("blocks", distinct, build, lambda block: block.parameters + sum(block.elements), notebook, timer, progress)
+
+
+def time_plans(
+    network: TracedNetwork,
+    backend: Backend,
+    plans: Iterable[Plan],
+    notebook: Notebook,
+    timer: Timer,
+    progress: Progress,
+) -> None:
+    """Whole networks, as the plans fold them."""
+    inputs = network_inputs(network)
+
+    def build(plan: Plan) -> Compiled:
+        return backend.compile(shallow_of(network, plan), inputs)
+
+    def size(plan: Plan) -> int:
+        return sum(network.merged_shape(span).parameters for span in network.segments(plan))
+
+    _measure("networks", {notebook.name_plan(plan): plan for plan in plans}, build, size, notebook, timer, progress)
+
+
+def _measure(
+    what: str,
+    items: Mapping[str, Item],
+    build: Callable[[Item], Compiled],
+    size: Callable[[Item], int],
+    notebook: Notebook,
+    timer: Timer,
+    progress: Progress,
+) -> None:
+    """Compile what is not known well enough yet, as much at a time as fits into memory, and time it in turns.
+
+    What the runtime rejects keeps its reason, and the rest goes on.
+    """
+    missing = {
+        key: item
+        for key, item in items.items()
+        if key not in notebook.reasons and not timer.enough(notebook.turns[key])
+    }
+    turns = sum(timer.turns - min(len(notebook.turns[key]), timer.turns) for key in missing)
+    step = progress(what, timer.turns * len(items), timer.turns * len(items) - turns)
+
+    def keep(key: str, samples: tuple[float, ...]) -> None:
+        notebook.keep_turn(key, samples)
+        step()
+
+    queue = deque(missing)
+    while queue:
+        candidates = _compile_some(queue, items, build, size, notebook)
+        try:
+            timer.measure(candidates, notebook.turns, keep)
+        finally:
+            for candidate in candidates.values():
+                candidate.close()
+
+
+def _compile_some(
+    queue: deque[str],
+    items: Mapping[str, Item],
+    build: Callable[[Item], Compiled],
+    size: Callable[[Item], int],
+    notebook: Notebook,
+) -> dict[str, Compiled]:
+    """As many from the front of the queue as fit into memory together."""
+    candidates: dict[str, Compiled] = {}
+    total = 0
+    while queue and not (candidates and total + size(items[queue[0]]) > TOGETHER):
+        key = queue[0]
+        try:
+            candidates[key] = build(items[key])
+        except BackendError as error:
+            if candidates and isinstance(error, OutOfMemory):  # perhaps only beside the others: first of the next ones
+                break
+            notebook.keep_reason(key, str(error))
+        queue.popleft()
+        total += size(items[key])
+    return candidates

@@ -1,0 +1,68 @@
+"""Plans to learn from: whole networks that are timed so that blocks alone become blocks in context.
+
+They have activations where the blocks of the table have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from random import Random
+
+from depthfold.core import Network, Plan, Position, Span
+from depthfold.latency.blocks import block_is_active
+
+# How far the times of spans are shaken for plans that are nearly the fastest: standard deviation of the logarithm.
+SHAKE = 0.2
+
+
+def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, seed: int = 0) -> Iterator[Plan]:
+    """The network as it is, and random plans, from mostly folded to hardly."""
+    following: dict[Position, list[Position]] = {}
+    for span in spans:
+        following.setdefault(span.i, []).append(span.j)
+    rng = Random(seed)
+    yield network.vanilla
+    for n in range(count - 1):
+        # From mostly long steps to mostly short ones: otherwise all random plans have about the same depth.
+        lean = 2.5 - 4.0 * n / max(count - 2, 1)
+        segments: list[Span] = []
+        while not segments or segments[-1].j < network.depth:
+            position = segments[-1].j if segments else 0
+            weights = [(j - position) ** lean for j in following[position]]
+            segments.append(Span(position, rng.choices(following[position], weights=weights)[0]))
+        yield _plan(network, segments)
+
+
+def fast_plans(network: Network, times: Mapping[Span, float], count: int, seed: int = 0) -> Iterator[Plan]:
+    """The fastest plan by these times, and others that are nearly as fast: what a solver chooses is of this kind, and
+    random plans are not (their kernels are large)."""
+    rng = Random(seed)
+    found: dict[Plan, None] = {}
+    for n in range(5 * count):  # several tries lead to the same plan; a small network may not have as many
+        shaken = {span: time * math.exp(rng.gauss(0.0, SHAKE if n else 0.0)) for span, time in times.items()}
+        found.setdefault(_plan(network, _fastest(network.depth, shaken)))
+        if len(found) == count:
+            break
+    yield from found
+
+
+def _fastest(depth: Position, times: Mapping[Span, float]) -> list[Span]:
+    """The spans from 0 to `depth` with the smallest sum."""
+    best: dict[Position, tuple[float, Span | None]] = {0: (0.0, None)}
+    for span in sorted(times, key=lambda span: span.j):  # whatever ends at i comes before what starts there
+        if span.i in best:
+            total = best[span.i][0] + times[span]
+            if span.j not in best or total < best[span.j][0]:
+                best[span.j] = (total, span)
+    way: list[Span] = []
+    position = depth
+    while (last := best[position][1]) is not None:
+        way.append(last)
+        position = last.i
+    return way[::-1]
+
+
+def _plan(network: Network, segments: list[Span]) -> Plan:
+    active = [span.j for span in segments if block_is_active(network, span)]
+    return Plan(activations=active, cuts=[span.j for span in segments[:-1]])
