@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench bench-solve fuzz zoo clean
+.PHONY: help setup test lint bench bench-solve bench-latency fuzz zoo clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
 setup: .venv/installed  ## make .venv and install the pinned set
 
@@ -35,6 +35,9 @@ bench: setup  ## what is measured: trace, rewrite and merge
 
 bench-solve: setup  ## what is measured: the solver, its time and memory as L grows
 	PYTHONPATH=tests $(BIN)/python benchmarks/solve.py
+
+bench-latency: setup  ## what is measured: predicted against measured latency on three runtimes (10 minutes, alone)
+	$(BIN)/python benchmarks/latency.py
 
 zoo: setup  ## every CNN of torchvision and many of timm; writes docs/zoo.md
 	$(BIN)/python benchmarks/zoo.py

@@ -34,6 +34,7 @@ from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
 
 SOLVED = 10
+WHOLE = Timer(turns=10)
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9)
 STEM_AND_HEAD = ["features.0", "features.18"]
 
@@ -68,7 +69,7 @@ def made_up_importances(network: df.Network, seed: int = 0) -> df.ImportanceTabl
     return df.ImportanceTable(entries=entries)
 
 
-def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan]) -> list[float]:
+def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
     """Latencies of whole networks, measured in turns."""
     with contextlib.ExitStack() as stack:
         compiled = {}
@@ -76,7 +77,7 @@ def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan
             built = backend.compile(shallow_of(network, plan), network_inputs(network))
             compiled[n] = stack.enter_context(contextlib.closing(built))
         turns: dict[int, list[tuple[float, ...]]] = {}
-        Timer(turns=10).measure(compiled, turns)
+        timer.measure(compiled, turns)
     return [median(sample for turn in turns[n] for sample in turn) for n in compiled]
 
 

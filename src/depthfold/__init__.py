@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from depthfold.core import Plan as Plan
     from depthfold.core import Span as Span
     from depthfold.errors import DepthfoldError as DepthfoldError
+    from depthfold.latency import choose as choose
+    from depthfold.latency import measure_latency as measure_latency
+    from depthfold.latency import profile as profile
     from depthfold.merging import Verification as Verification
     from depthfold.merging import merge as merge
     from depthfold.merging import verify as verify
@@ -36,7 +39,10 @@ _HOME = {
     "Plan": "depthfold.core",
     "Span": "depthfold.core",
     "Verification": "depthfold.merging",
+    "choose": "depthfold.latency",
+    "measure_latency": "depthfold.latency",
     "merge": "depthfold.merging",
+    "profile": "depthfold.latency",
     "rewrite": "depthfold.rewriting",
     "solve": "depthfold.solver",
     "trace": "depthfold.tracing",

@@ -56,9 +56,13 @@ class BlockShape:
         return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
 
     def inputs(self) -> tuple[Tensor, ...]:
+        """One random example, as often as the batch has: drawing every number of a large batch takes longer than
+        timing the block."""
         generator = torch.Generator().manual_seed(0)
         sizes = [(self.shape.in_channels, self.in_size), *((b.channels, b.size) for b in self.branches)]
-        return tuple(torch.randn(self.batch, c, *size, generator=generator) for c, size in sizes)
+        return tuple(
+            torch.randn(1, c, *size, generator=generator).repeat(self.batch, 1, *(1 for _ in size)) for c, size in sizes
+        )
 
 
 def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:

@@ -58,15 +58,14 @@ def measure_latency(
         times = {span: notebook.time(block.key) for span, block in blocks.items() if block.key not in notebook.reasons}
         calibration = None
         if mode == "in context":
-
-            def learn(plans: Iterable[Plan]) -> Calibration:
-                time_plans(network, backend, plans, notebook, timer, progress)
-                return fit(wholes(network, notebook, times), blocks, times)
-
             some = max(2, round(RANDOM_SHARE * networks))
-            calibration = learn(plans_of_all_depths(network, times, some))
-            guess = {span: _in_context(span, times[span], blocks[span], calibration) for span in times}
-            calibration = learn(fast_plans(network, guess, networks - some))
+            plans = tuple(plans_of_all_depths(network, times, some))
+            time_plans(network, backend, plans, notebook, timer, progress)
+            # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
+            first = fit(wholes(network, notebook, times, plans), blocks, times)
+            guess = {span: _in_context(span, times[span], blocks[span], first) for span in times}
+            time_plans(network, backend, fast_plans(network, guess, networks - some), notebook, timer, progress)
+            calibration = fit(wholes(network, notebook, times, notebook.plans.values()), blocks, times)
     return LatencyTable(
         network=network.name,
         fingerprint=fingerprint(network),
@@ -76,10 +75,11 @@ def measure_latency(
     )
 
 
-def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float]) -> list[Whole]:
-    """The whole networks that were timed and whose blocks were, too."""
+def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], plans: Iterable[Plan]) -> list[Whole]:
+    """Those of the plans that were timed as whole networks and whose blocks were timed, too."""
     found = []
-    for key, plan in notebook.plans.items():
+    for plan in plans:
+        key = notebook.name_plan(plan)
         segments = network.segments(plan)
         if notebook.turns.get(key) and all(span in times for span in segments):
             found.append(Whole(segments, notebook.time(key)))

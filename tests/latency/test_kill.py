@@ -1,0 +1,94 @@
+"""measure_latency() in a process of its own that is killed with -9, and goes on."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import depthfold as df
+from depthfold.errors import JournalError
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys, time
+    import torch
+    from torch import nn
+    import depthfold as df
+    from depthfold.latency import Timer
+
+    def layers(n):
+        for _ in range(n):
+            yield from (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+
+    torch.manual_seed(0)
+    network = df.trace(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), *layers(5)), torch.randn(1, 3, 16, 16))
+
+    def progress(what, total, done):
+        def step():
+            print("turn", flush=True)
+            time.sleep(float(sys.argv[2]))
+        return step
+
+    timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=3, extra=0)
+    table = df.measure_latency(
+        network, "cost_model", journal=sys.argv[1], timer=timer, networks=6, progress=progress
+    )
+    print(table.dumps(), flush=True)
+    """
+)
+
+
+def start(journal, pause):
+    command = [sys.executable, "-c", SCRIPT, str(journal), str(pause)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finish(journal):
+    with start(journal, 0.0) as process:
+        text = process.stdout.read()
+    assert process.returncode == 0
+    _, _, table = text.rpartition("turn\n")
+    return df.LatencyTable.loads(table), text.count("turn\n")
+
+
+def turns_in(journal):
+    lines = journal.read_bytes().split(b"\n")[1:-1]
+    return [line for line in lines if b"samples" in line]
+
+
+def test_killed_twice_it_loses_at_most_one_entry_each_time_and_the_table_is_the_same(tmp_path):
+    journal = tmp_path / "killed.jsonl"
+    said = 0
+    for turns in (7, 25):
+        process = start(journal, 0.01)
+        for _ in range(turns):
+            assert process.stdout.readline() == "turn\n"
+        process.send_signal(signal.SIGKILL)
+        said += turns + process.stdout.read().count("turn\n")
+        process.wait()
+        process.stdout.close()
+        assert said <= len(turns_in(journal)) <= said + 1  # a turn may be on disk that was not said yet
+        said = len(turns_in(journal))
+    table, rest = finish(journal)
+    whole, all_turns = finish(tmp_path / "whole.jsonl")
+    assert table == whole
+    assert said + rest == all_turns == len(turns_in(journal))
+
+
+def test_a_torn_last_line_is_measured_again_and_a_damaged_one_is_an_error(tmp_path):
+    journal = tmp_path / "torn.jsonl"
+    whole, _ = finish(journal)
+    journal.write_bytes(journal.read_bytes()[:-9])
+    table, again = finish(journal)
+    assert table == whole and again == 1
+    lines = journal.read_bytes().split(b"\n")
+    lines[4] = lines[4][:-5]
+    journal.write_bytes(b"\n".join(lines))
+    from depthfold.store import Journal
+
+    header = json.loads(lines[0])["header"]
+    with pytest.raises(JournalError, match="line 5: expected a JSON object"):
+        Journal.open(journal, header)
