@@ -24,11 +24,14 @@ LARGEST = 1e100  # far beyond any score; sums and differences of such numbers ar
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """One entry: the raw scores (accuracies, say) of the network whose span has lost its inner activations, one for
-    each short training, or the reason why it has none."""
+    each short training, or the reason why it has none. Where they are known, each score has its seed and its learning
+    curve: (step, loss, score)."""
 
     span: FlaggedSpan
     samples: tuple[float, ...] = ()
     reason: str | None = None
+    seeds: tuple[int, ...] = ()
+    curves: tuple[tuple[tuple[int, float, float], ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.span, FlaggedSpan):
@@ -42,6 +45,12 @@ class Score:
                 f"The importance entry {self.span} must have scores, or else the reason why it has none; "
                 f"found scores {self.samples!r} and reason {self.reason!r}."
             )
+        for name in ("seeds", "curves"):
+            if (known := len(getattr(self, name))) not in (0, len(self.samples)):
+                raise TableError(
+                    f"The importance entry {self.span} has {len(self.samples)} scores and {known} {name}; expected one "
+                    "for each score, or none at all."
+                )
 
     @property
     def mean(self) -> float:
@@ -53,7 +62,7 @@ class ImportanceTable(Document):
     """I of the paper: the importance of an entry is its mean score minus `base`, the score of the original network.
 
     If an entry has a flag 0, that is, no activation at one of its ends, the table poses the extended problem of
-    Appendix B, otherwise the plain one.
+    Appendix B, otherwise the plain one. `provenance` says how the scores came about: task, recipe, seeds.
     """
 
     FORMAT: ClassVar[str] = "depthfold.importance-table"
@@ -62,13 +71,14 @@ class ImportanceTable(Document):
     fingerprint: str = ""
     environment: Environment = field(default_factory=Environment)
     base: float = 0.0
+    provenance: str = ""
     entries: tuple[Score, ...]
 
     def __post_init__(self) -> None:
         entries = as_tuple_of(Score, "The entries of an importance table", self.entries, TableError)
         if not entries:
             raise TableError("The importance table is empty: it needs an entry for every span and its flags.")
-        for name in ("network", "fingerprint"):
+        for name in ("network", "fingerprint", "provenance"):
             as_text(f"The {name} of an importance table", getattr(self, name), TableError)
         object.__setattr__(self, "base", _checked("The base score of the importance table", self.base))
         ordered = tuple(sorted(entries, key=lambda e: (e.span.i, e.span.j, e.span.a, e.span.b)))

@@ -1,0 +1,49 @@
+"""What the importance of a block is, by the paper's definition (eq. imp and eq. ext-imp): which network is trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from depthfold.core import FlaggedSpan, Network, Plan
+from depthfold.errors import PlanError
+from depthfold.rewriting import rewrite
+from depthfold.tracing import TracedNetwork, student_parts
+
+
+def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
+    """The original network but for one block: no activation strictly inside it, one at i if a and at j if b, none
+    there otherwise. The block is one segment, so that its padding moves; every other layer is a segment of its own."""
+    inside = range(block.i + 1, block.j)
+    forced = {position for position, flag in ((block.i, block.a), (block.j, block.b)) if flag and position > 0}
+    stands = (network.activations - {block.i, block.j, *inside}) | forced
+    if network.depth in network.activations and network.depth not in stands:
+        raise PlanError(
+            f"The block {block} asks for no activation after the last layer, {network.depth}, where the network has "
+            "one; that one always stands. Leave this block out of the table."
+        )
+    return Plan(activations=stands, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
+
+
+def importance_student(network: TracedNetwork, block: FlaggedSpan, seed: int) -> nn.Module:
+    """The network that is trained for the block's entry.
+
+    A block of one layer has lost nothing. What it is worth is what training can put there from nothing, as for the
+    other blocks; so its convolution and its batch norm begin afresh, with PyTorch's own initialisation, drawn by the
+    seed.
+    """
+    student = rewrite(network, importance_plan(network, block))
+    if len(block.span) == 1:
+        _reset(student, network, block.j, seed)
+    return student
+
+
+def _reset(student: nn.Module, network: TracedNetwork, l: int, seed: int) -> None:
+    part = student_parts(student)[0]
+    site = network.sites[l - 1]
+    targets = {node.name: str(node.target) for node in network.graph.graph.nodes}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name in (site.conv, site.norm):
+            if name is not None:
+                part.get_submodule(targets[name]).reset_parameters()  # type: ignore[operator]

@@ -1,0 +1,66 @@
+"""One entry of the table, as a job: built once per worker, called for every block."""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+
+from depthfold.core import FlaggedSpan
+from depthfold.errors import NotFinite
+from depthfold.importance.definition import importance_student
+from depthfold.jobs.base import Work
+from depthfold.rewriting import rewrite
+from depthfold.tracing import TracedNetwork
+from depthfold.training.loop import train
+from depthfold.training.place import find_place
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Task, mix
+
+# What a job is called with: the block's (i, j, a, b) and the seed of the training, or None for the original network.
+Payload = tuple[tuple[int, int, bool, bool], int] | None
+
+
+class Result(TypedDict):
+    """The score on the hold-out set, the learning curve (step, loss, score), and how long the training took."""
+
+    score: float
+    curve: list[tuple[int, float, float]]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySetup:
+    """What travels to a worker: the traced network with its weights, the task without its data, the recipe."""
+
+    network: TracedNetwork
+    task: Task
+    recipe: Recipe
+
+    def __call__(self) -> Work:
+        return self.result
+
+    def result(self, payload: Payload) -> Result:
+        """The result follows from the payload alone: the seed decides what is drawn, whoever runs it."""
+        if payload is None:
+            return self._original()
+        ends, seed = payload
+        block = FlaggedSpan(*ends)
+        student = importance_student(self.network, block, seed=mix(seed, "reset", ends))
+        trained = train(student, self.task, self.recipe, seed=seed)
+        del student
+        gc.collect()  # a graph refers to itself, so that only the collector frees it; on a GPU it may be a gigabyte
+        assert trained.score is not None
+        curve = [(point.step, point.loss, point.score) for point in trained.curve]
+        return Result(score=trained.score, curve=curve, seconds=trained.seconds)
+
+    def _original(self) -> Result:
+        original = rewrite(self.network, self.network.vanilla).eval().to(find_place().device)
+        with torch.no_grad():
+            score = float(self.task.score(original, "holdout"))
+        if not math.isfinite(score):
+            raise NotFinite(f"The score of the original network is {score}; expected a finite number.")
+        return Result(score=score, curve=[], seconds=0.0)

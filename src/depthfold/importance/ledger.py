@@ -1,0 +1,109 @@
+"""What is known of the trainings so far: results and failures by key, in a journal where a run is given."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from depthfold.core import FlaggedSpan, fingerprint
+from depthfold.errors import TableError
+from depthfold.importance.entry import Payload, Result
+from depthfold.jobs import Job, Outcome
+from depthfold.store import HeaderMismatch, Journal
+from depthfold.tracing import TracedNetwork
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Task
+
+FILE = "importance.jsonl"  # inside the folder of a run
+BASE = "base"
+
+
+def key_of(block: FlaggedSpan, seed: int) -> str:
+    return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
+
+
+def job_of(block: FlaggedSpan, seed: int) -> Job:
+    payload: Payload = ((block.i, block.j, block.a, block.b), seed)
+    return Job(key=key_of(block, seed), payload=payload)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Results and failures. A key that failed and then succeeded has only its result."""
+
+    results: dict[str, Result] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    journal: Journal | None = None
+
+    @classmethod
+    def open(cls, run: str | Path | None, network: TracedNetwork, task: Task, recipe: Recipe) -> Self:
+        """Read what the run holds; it must be of this network with these weights, this task and this recipe."""
+        ledger = cls()
+        if run is None:
+            return ledger
+        header = {
+            "network": fingerprint(network),
+            "weights": digest(network),
+            "task": task_name(task),
+            "recipe": recipe.to_json(),
+        }
+        try:
+            ledger.journal = Journal.open(Path(run) / FILE, header)
+        except HeaderMismatch as mismatch:
+            raise _foreign(mismatch) from mismatch
+        for record in ledger.journal:
+            ledger._take(record)
+        return ledger
+
+    def add(self, outcome: Outcome) -> None:
+        record: dict[str, Any] = {"key": outcome.key, "attempts": outcome.attempts}
+        record |= {"result": outcome.result} if outcome.failure is None else {"failure": str(outcome.failure)}
+        if self.journal is not None:
+            self.journal.append(record)
+        self._take(record)
+
+    def missing(self, key: str, *, retry: bool) -> bool:
+        return key not in self.results and (retry or key not in self.failures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    def _take(self, record: dict[str, Any]) -> None:
+        key = record["key"]
+        if "result" in record:
+            self.results[key] = record["result"]
+            self.failures.pop(key, None)
+        else:
+            self.failures[key] = record["failure"]
+
+
+def task_name(task: Task) -> str:
+    """What the task says of itself, or its class. A task made of two functions has nothing to tell it from another."""
+    return str(getattr(task, "identity", type(task).__qualname__))
+
+
+def digest(network: TracedNetwork) -> str:
+    """Sixteen hex digits of the weights: importances of other weights are other importances."""
+    found = hashlib.sha256()
+    module = network.graph if network.model is None else network.model
+    for name, tensor in sorted(module.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _foreign(mismatch: HeaderMismatch) -> TableError:
+    differ = [name for name in mismatch.expected if mismatch.found.get(name) != mismatch.expected[name]]
+    both = "; ".join(f"{name}: {mismatch.found.get(name)} there, {mismatch.expected[name]} here" for name in differ)
+    return TableError(
+        f"The journal {mismatch.path} belongs to other importances ({both}). Continue with what it was begun with, give "
+        "this run a folder of its own, or delete the journal to start again."
+    )

@@ -1,0 +1,124 @@
+"""measure_importance(): the table I[i, j, a, b], by one short training per block."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from depthfold.core import FlaggedSpan, ImportanceTable, Score, fingerprint
+from depthfold.core.space import Space
+from depthfold.core.wording import count
+from depthfold.errors import InvalidValue, TableError
+from depthfold.importance.entry import EntrySetup
+from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, task_name
+from depthfold.jobs import Executor, InProcess, Job
+from depthfold.progress import Progress, progress_bars
+from depthfold.tracing import TracedNetwork
+from depthfold.training.presets import preset
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Task
+
+
+class IncompleteTable(UserWarning):
+    """Some trainings failed for good: their blocks have a reason instead of a score, and no plan uses them."""
+
+
+def measure_importance(
+    network: TracedNetwork,
+    task: Task,
+    recipe: Recipe | str = "importance",
+    *,
+    executor: Executor | None = None,
+    run: str | Path | None = None,
+    space: Space = "paper",
+    seeds: int = 1,
+    retry: bool = False,
+    progress: Progress | None = None,
+) -> ImportanceTable:
+    """Train the network once for every block of the search space and every seed, and score it on the hold-out set.
+
+    For a block (i, j, a, b) the activations strictly inside go, those at its ends stand as a and b say, and the padding
+    moves; a block of one layer begins afresh. The base score is that of the network as it is, on the same hold-out set.
+    The recipe may be the name of a preset; the n-th training of a block has the recipe's seed plus n.
+
+    The trainings are jobs of the `executor` (in this process, unless another one is given); each result depends on the
+    block and its seed alone. With a folder, `run`, each is kept as it comes: run again, only what is missing is done. A
+    block whose trainings fail has the reason instead of a score, and a warning says which; `retry` runs just these again.
+    """
+    _expect(network, task, seeds)
+    recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    blocks = tuple(network.flagged_spans(space))
+    drawn = tuple(recipe.seed + n for n in range(seeds))
+    jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in blocks for seed in drawn)]
+    with contextlib.ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(run, network, task, recipe))
+        bars = progress or stack.enter_context(progress_bars())
+        _train(EntrySetup(network, task, recipe), jobs, ledger, executor or InProcess(), retry, bars)
+    table = ImportanceTable(
+        network=network.name,
+        fingerprint=fingerprint(network),
+        base=ledger.results[BASE]["score"],
+        provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}",
+        entries=tuple(_entry(block, drawn, ledger) for block in blocks),
+    )
+    _tell_what_is_missing(table)
+    return table
+
+
+def _train(
+    setup: EntrySetup, jobs: Sequence[Job], ledger: Ledger, executor: Executor, retry: bool, progress: Progress
+) -> None:
+    missing = [job for job in jobs if ledger.missing(job.key, retry=retry or job.key == BASE)]
+    step = progress("trainings", len(jobs), len(jobs) - len(missing))
+    with contextlib.closing(executor.run(setup, missing)) as outcomes:
+        for outcome in outcomes:
+            ledger.add(outcome)
+            if outcome.key == BASE and outcome.failure is not None:
+                # It trains nothing. If not even this works, none of the others will.
+                raise TableError(
+                    f"The original network cannot be scored on the hold-out set: {outcome.failure}. Mend the task's "
+                    "score, or the data, and run again."
+                )
+            step()
+
+
+def _entry(block: FlaggedSpan, seeds: Sequence[int], ledger: Ledger) -> Score:
+    known = {seed: ledger.results[key] for seed in seeds if (key := key_of(block, seed)) in ledger.results}
+    if not known:
+        reasons = dict.fromkeys(ledger.failures[key_of(block, seed)] for seed in seeds)
+        return Score(span=block, reason="; ".join(reasons))
+    curves = tuple(tuple((int(n), loss, score) for n, loss, score in result["curve"]) for result in known.values())
+    return Score(
+        span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known), curves=curves
+    )
+
+
+def _tell_what_is_missing(table: ImportanceTable) -> None:
+    failed = [entry for entry in table.entries if entry.reason is not None]
+    if len(failed) == len(table.entries):
+        raise TableError(f"Every training failed. The first one: {failed[0].span}: {failed[0].reason}.")
+    if failed:
+        lines = "\n".join(f"  {entry.span}: {entry.reason}" for entry in failed)
+        warnings.warn(
+            f"{count(len(failed), 'block')} of {len(table.entries)} could not be trained, and no plan will use them:\n"
+            f"{lines}\nRun it again with retry=True to try just these.",
+            IncompleteTable,
+            stacklevel=3,
+        )
+
+
+def _expect(network: object, task: object, seeds: int) -> None:
+    if not isinstance(network, TracedNetwork):
+        raise InvalidValue(
+            f"measure_importance() trains a traced network with its model, found {type(network).__name__}. Trace the "
+            "model with trace(model, inputs), and give what that returns."
+        )
+    if not isinstance(task, Task):
+        raise InvalidValue(
+            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
+            "FunctionTask(loss=..., score=...) makes one of two functions."
+        )
+    if seeds < 1:
+        raise InvalidValue(f"There must be one training per block at least, found seeds={seeds}.")
