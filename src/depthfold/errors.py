@@ -47,5 +47,25 @@ class OutOfMemory(BackendError):
     """A module does not fit into the memory of the machine or of its accelerator."""
 
 
+class NotFinite(DepthfoldError, ArithmeticError):
+    """Numbers of a training left the finite ones. `step` and `lr` say where and how fast, as far as it is known."""
+
+    def __init__(self, message: str, *, step: int | None = None, lr: float | None = None) -> None:
+        super().__init__(message)
+        self.step, self.lr = step, lr
+
+
 class JournalError(DepthfoldError):
     """A journal cannot be read or written, is damaged, or is in use."""
+
+
+_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error, of whatever library, says that memory ran out."""
+    if isinstance(error, MemoryError | OutOfMemory):
+        return True
+    # PyTorch's own class by its name: this module must not import torch.
+    named = any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
+    return named or any(sign in str(error).lower() for sign in _MEMORY)

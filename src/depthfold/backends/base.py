@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.core import Environment
-from depthfold.errors import BackendError, DepthfoldError, InvalidValue, MissingDependency, OutOfMemory
+from depthfold.core.wording import one_line
+from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory, lacks_memory
 
 Inputs = tuple[Tensor, ...]
-
-_LONGEST = 300  # characters of a reason: some runtimes add a whole stack of their own
-_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
 
 
 class Compiled(Protocol):
@@ -92,27 +88,9 @@ def reasons(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = f"{what}: {one_line(error)}"
-        lack = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
-        if lack or any(sign in str(error).lower() for sign in _MEMORY):
+        if lacks_memory(error):
             raise OutOfMemory(text) from error
         raise BackendError(text) from error
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error, without its line breaks, in a length that a table can show."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-
-
-def load(library: str, extra: str) -> ModuleType:
-    """An optional library, or the command that installs it."""
-    try:
-        return importlib.import_module(library)
-    except ImportError as error:
-        # A library that is there and does not load (a missing driver) must not read as one that is not there.
-        absent = isinstance(error, ModuleNotFoundError) and error.name == library.partition(".")[0]
-        found = f"{library} is not installed" if absent else f"{library} does not load: {one_line(error)}"
-        raise MissingDependency(f"{found}. Install it with: pip install depthfold[{extra}]") from error
 
 
 def expect_suffix(path: str | Path, suffix: str) -> Path:

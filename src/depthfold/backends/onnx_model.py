@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthfold.backends.base import Inputs, flatten, load, private_copy, reasons
+from depthfold.backends.base import Inputs, flatten, private_copy, reasons
 from depthfold.backends.onnx_words import UnknownWord
 from depthfold.backends.onnx_writer import write_model
+from depthfold.core.optional import load
 from depthfold.errors import BackendError
 
 _LIMIT = 2**31 - 1  # bytes of a protocol buffer

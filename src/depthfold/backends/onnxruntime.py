@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, private_copy, reasons
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, private_copy, reasons
 from depthfold.backends.machine import environment_of, gpu_name, thread_count
 from depthfold.backends.onnx_model import onnx_bytes, write_onnx
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
 from depthfold.core.document import decode
+from depthfold.core.optional import load
 from depthfold.errors import BackendError, InvalidValue
 
 _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, load, reasons
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, reasons
 from depthfold.backends.machine import environment_of, thread_count
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
 from depthfold.core.document import decode
+from depthfold.core.optional import load
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, load, reasons
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, reasons
 from depthfold.backends.machine import device_name, environment_of
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.backends.torch_run import Place, TorchRun
 from depthfold.core import Environment
 from depthfold.core.document import decode
+from depthfold.core.optional import load
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory
 
 Precision = Literal["float32", "tf32", "float16"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from depthfold.errors import InvalidValue
 
 # What a job can fail of:
 #   "not finite"     its numbers left the finite ones; running it again would do the same: no retry
@@ -50,6 +52,16 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs jobs and yields an outcome for each, in the order in which they finish."""
+    """Runs jobs and yields an outcome for each, in the order in which they finish.
 
-    def run(self, setup: Setup, jobs: Sequence[Job]) -> Iterator[Outcome]: ...
+    Closing the generator stops whatever still runs: use `contextlib.closing` where the loop may be left early. A setup
+    that fails would fail for every job, so it is raised, as a DepthfoldError. Results are plain values that can be
+    pickled; a payload is not changed by the work.
+    """
+
+    def run(self, setup: Setup, jobs: Sequence[Job]) -> Generator[Outcome, None, None]: ...
+
+
+def expect_positive(what: str, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise InvalidValue(f"{what} must be 1 or more, found {number}.")

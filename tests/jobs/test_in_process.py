@@ -1,0 +1,55 @@
+"""Jobs in this process: whose threads are whose, and what importing them costs."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from depthfold.jobs import InProcess, Job
+
+JOBS = [Job(key=str(n), payload=n) for n in range(3)]
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_are_set_for_setup_and_work_and_put_back_in_between():
+    seen = []
+
+    def setup():
+        seen.append(torch.get_num_threads())
+        return lambda number: 1 / (number - 1) and torch.get_num_threads()
+
+    for outcome in InProcess(threads=2).run(setup, JOBS):
+        seen.append(outcome.result)
+        assert torch.get_num_threads() == 3
+    assert seen == [2, 2, None, 2]  # the second one raises
+    assert torch.get_num_threads() == 3
+
+
+def test_a_job_starts_when_the_outcome_before_was_taken():
+    started = []
+    outcomes = InProcess().run(lambda: started.append, JOBS)
+    assert started == []
+    next(outcomes)
+    assert started == [0]
+    outcomes.close()
+    assert started == [0]
+
+
+def test_importing_the_room_imports_no_library():
+    heavy = ("torch", "ray", "cloudpickle", "numpy")
+    code = (
+        "import sys, depthfold.jobs as jobs; jobs.InProcess(), jobs.Processes(), jobs.RayCluster(); "
+        "import depthfold.testing.executors; "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
