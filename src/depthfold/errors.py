@@ -49,3 +49,15 @@ class OutOfMemory(BackendError):
 
 class JournalError(DepthfoldError):
     """A journal cannot be read or written, is damaged, or is in use."""
+
+
+class CheckpointError(DepthfoldError):
+    """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
+
+
+class NotFinite(DepthfoldError, ArithmeticError):
+    """A training left the finite numbers, at `step` and with the learning rate `lr`. It would do so again."""
+
+    def __init__(self, message: str, *, step: int | None = None, lr: float | None = None) -> None:
+        super().__init__(message)  # the attributes travel between processes in the error's dictionary
+        self.step, self.lr = step, lr

@@ -17,9 +17,9 @@ from depthfold.errors import BackendError, InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_module, block_shapes
 from depthfold.latency.calibration import Whole, calibration_plans, fit
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.progress import Progress, progress_bars
 from depthfold.latency.timer import Timer
 from depthfold.merging import sketch
+from depthfold.progress import Progress, progress_bars
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 
