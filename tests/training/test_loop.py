@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from small_training import TASK, SmallNet, batch_of, equal, loss, score
 from torch import nn
 
 from depthfold.errors import InvalidValue, NotFinite
@@ -15,6 +14,7 @@ from depthfold.training.curve import Point
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import FunctionTask, Step, mix
+from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=12, batch=8, lr=0.1, weight_decay=1e-3, warmup=3, clip=0.5)
 
@@ -255,7 +255,9 @@ def test_a_loss_that_cannot_be_trained_on_is_refused(value, message):
 def test_what_cannot_be_trained_is_refused(tmp_path):
     with pytest.raises(InvalidValue, match=r"^train\(\) trains an nn.Module, found str.$"):
         train("model", TASK, RECIPE)
-    with pytest.raises(InvalidValue, match=r"^A task has the methods loss, score and steps_per_epoch; object lacks one"):
+    with pytest.raises(
+        InvalidValue, match=r"^A task has the methods loss, score and steps_per_epoch; object lacks one"
+    ):
         train(SmallNet(), object(), RECIPE)
     with pytest.raises(InvalidValue, match=r"^train\(\) takes a Recipe, found 'quick'."):
         train(SmallNet(), TASK, "quick")

@@ -14,6 +14,7 @@ from depthfold.errors import InvalidValue
 from depthfold.training.presets import PRESETS, preset
 from depthfold.training.recipe import Recipe
 
+RANDAUGMENT = "The recipe's randaugment is (how many operations, their magnitude from 0 to 30)"
 BAD = [
     (dict(batch=0), "The recipe's batch must be a whole number from 1 on, found 0."),
     (dict(batch=True), "The recipe's batch must be a whole number from 1 on, found True."),
@@ -41,8 +42,10 @@ BAD = [
     (dict(precision="fp16"), "The recipe's precision must be one of 'float32', 'bfloat16', 'float16'; found 'fp16'."),
     (dict(keep="first"), "The recipe's keep must be one of 'last', 'best'; found 'first'."),
     (dict(flip=1), "The recipe's flip must be one of True, False; found 1."),
-    (dict(randaugment=(2,)), "The recipe's randaugment is (how many operations, their magnitude), found (2,)."),
-    (dict(randaugment=(2, 0)), "Each number in the recipe's randaugment must be a whole number from 1 on, found 0."),
+    (dict(randaugment=(2,)), f"{RANDAUGMENT}, found (2,)."),
+    (dict(randaugment=(0, 9)), f"{RANDAUGMENT}, found (0, 9)."),
+    (dict(randaugment=(2, 31)), f"{RANDAUGMENT}, found (2, 31)."),
+    (dict(randaugment=(2, 1.5)), f"{RANDAUGMENT}, found (2, 1.5)."),
     (dict(momentum=0), "Nesterov's momentum needs a momentum: raise it above 0, or set nesterov=False."),
     (
         dict(warmup=10),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
-from small_training import TASK
 from torch import nn
 
 from depthfold.errors import InvalidValue
 from depthfold.training.recipe import Recipe
 from depthfold.training.schedule import learning_rate, total_steps
 from depthfold.training.task import FunctionTask
+from small_training import TASK
 
 
 def test_the_cosine_is_the_one_that_pytorch_has():
@@ -32,7 +33,7 @@ def test_the_warm_up_is_linear_and_reaches_the_recipes_rate_once():
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     expected = [0.4 * (1 + math.cos(math.pi * n / 7)) for n in range(7)]
     assert rates[3:] == pytest.approx(expected)
-    assert all(one > two for one, two in zip(rates[3:], rates[4:], strict=False))
+    assert all(one > two for one, two in pairwise(rates[3:]))
 
 
 def test_the_length_is_counted_in_steps():

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from depthfold.core import Document
-from depthfold.core.coerce import as_float, as_tuple, as_whole
+from depthfold.core.coerce import as_float, as_tuple
 from depthfold.errors import InvalidValue
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -45,7 +45,7 @@ class Recipe(Document):
     label_smoothing: float = 0.0
     crop: Crop = "none"
     flip: bool = False
-    randaugment: tuple[int, int] | None = None  # how many operations, and their magnitude
+    randaugment: tuple[int, int] | None = None  # how many operations, and their magnitude of 30
     erasing: float = 0.0
     distillation: float = 0.3
     temperature: float = 1.0
@@ -123,13 +123,13 @@ class Recipe(Document):
         if self.randaugment is None:
             return
         pair = as_tuple("The recipe's randaugment", self.randaugment, InvalidValue)
-        if len(pair) != 2:
+        whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair)
+        if len(pair) != 2 or not whole or pair[0] < 1 or not 0 <= pair[1] <= 30:  # type: ignore[operator]
             raise InvalidValue(
-                f"The recipe's randaugment is (how many operations, their magnitude), found {self.randaugment!r}."
+                "The recipe's randaugment is (how many operations, their magnitude from 0 to 30), found "
+                f"{self.randaugment!r}."
             )
-        self._set(
-            "randaugment", tuple(as_whole("Each number in the recipe's randaugment", n, InvalidValue) for n in pair)
-        )
+        self._set("randaugment", tuple(int(number) for number in pair))  # type: ignore[call-overload]
 
     def _check_together(self) -> None:
         if self.nesterov and self.momentum == 0:

@@ -53,10 +53,10 @@ class Run:
         self.done = step.number + 1
         end, recipe = self.done == self.total, step.recipe
         score = self.split is not None and (end or _due(recipe.evaluate, self.done))
-        checkpoint = self.keeper is not None and (end or _due(recipe.checkpoint, self.done))
-        if end or score or checkpoint or (self.keeper is not None and _due(LOG, self.done)):
+        checkpoint = end or _due(recipe.checkpoint, self.done)
+        if score or checkpoint or _due(LOG, self.done):  # with a folder or without, so that the curve is the same
             self.loss = self.losses.mean()
-            if end or score or checkpoint:
+            if score or checkpoint:
                 self._expect_finite(lr)
             better = self._score(lr) if score else False
             self._keep(lr, scored=score, checkpoint=checkpoint or better)
