@@ -59,6 +59,10 @@ class JournalError(DepthfoldError):
     """A journal cannot be read or written, is damaged, or is in use."""
 
 
+class CheckpointError(DepthfoldError):
+    """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
+
+
 _MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
 
 

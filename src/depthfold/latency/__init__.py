@@ -3,8 +3,8 @@
 from depthfold.latency.choose import choose
 from depthfold.latency.measure import measure_latency
 from depthfold.latency.profile import Profile, profile, profile_all, side_by_side
-from depthfold.latency.progress import progress_bars
 from depthfold.latency.timer import Timer
+from depthfold.progress import progress_bars
 
 __all__ = [
     "Profile",

@@ -13,9 +13,9 @@ from depthfold.core import Plan
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.progress import Progress
 from depthfold.latency.timer import Timer
 from depthfold.merging import sketch
+from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 

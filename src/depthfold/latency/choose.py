@@ -13,8 +13,8 @@ from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
 from depthfold.errors import BudgetError
 from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.progress import Progress, progress_bars
 from depthfold.latency.timer import Timer, Turns
+from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 
 # A stopwatch never says the same thing twice. What is to meet the budget when somebody else measures it must meet it

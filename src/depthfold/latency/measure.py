@@ -16,9 +16,9 @@ from depthfold.latency.blocks import BlockShape, block_shapes
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.progress import Progress, progress_bars
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from depthfold.latency.timer import Timer
+from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 
 Mode = Literal["in context", "alone"]

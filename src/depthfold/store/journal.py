@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from depthfold.errors import JournalError
+from depthfold.store.files import sync
 
 FORMAT, VERSION = "depthfold.journal", 1
 
@@ -60,7 +61,7 @@ class Journal:
                 os.ftruncate(file, whole)  # the torn line, if any: what comes next must not be glued to it
                 if not lines:
                     _write(file, {"format": FORMAT, "version": VERSION, "header": expected})
-                    _sync_folder(path.parent)
+                    sync(path.parent)  # a new file is on disk only when its folder is
         except BaseException:
             os.close(file)
             raise
@@ -146,15 +147,6 @@ def _write(file: int, record: Record) -> None:
     while data:  # a write may take less than it is given
         data = data[os.write(file, data) :]
     os.fsync(file)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file is on disk only when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _plain(record: Mapping[str, Any]) -> Record:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from numbers import Integral
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from depthfold.core import Document
+from depthfold.core.coerce import as_float, as_tuple
+from depthfold.errors import InvalidValue
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Crop = Literal["none", "pad", "resized"]  # "pad": by an eighth on each side and cropped; "resized": a random part
+Keep = Literal["last", "best"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +27,8 @@ class Recipe(Document):
     the norm of the gradient. With a teacher, the loss is `distillation` times the cross-entropy with the teacher's
     softened outputs plus the rest times the cross-entropy with the labels, without label smoothing. `ema` is the decay
     of an average of the weights, which is then what is scored and kept. A checkpoint is written every `checkpoint`
-    steps, and the score taken every `evaluate` steps (both at the end, too; None: only there).
+    steps, and the score taken every `evaluate` steps (both at the end, too; None: only there). `keep` says which
+    weights the training ends with: the last ones, as in the paper, or those of the best score.
     """
 
     FORMAT: ClassVar[str] = "depthfold.recipe"
@@ -37,7 +45,7 @@ class Recipe(Document):
     label_smoothing: float = 0.0
     crop: Crop = "none"
     flip: bool = False
-    randaugment: tuple[int, int] | None = None  # how many operations, and their magnitude
+    randaugment: tuple[int, int] | None = None  # how many operations, and their magnitude of 30
     erasing: float = 0.0
     distillation: float = 0.3
     temperature: float = 1.0
@@ -46,4 +54,91 @@ class Recipe(Document):
     ema: float | None = None
     evaluate: int | None = None
     checkpoint: int | None = None
+    keep: Keep = "last"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            found = "neither" if self.steps is None else f"epochs={self.epochs!r} and steps={self.steps!r}"
+            raise InvalidValue(f"A recipe takes epochs=... or steps=..., one of the two; found {found}.")
+        for name in ("steps", "batch", "evaluate", "checkpoint"):
+            self._whole(name, least=1)
+        for name in ("warmup", "seed"):
+            self._whole(name, least=0)
+        for name in ("epochs", "lr", "clip", "temperature"):
+            self._number(name, "more than 0", lambda value: value > 0)
+        self._number("weight_decay", "0 or more", lambda value: value >= 0)
+        for name in ("momentum", "label_smoothing"):
+            self._number(name, "from 0 to less than 1", lambda value: 0 <= value < 1)
+        for name in ("erasing", "distillation"):
+            self._number(name, "from 0 to 1", lambda value: 0 <= value <= 1)
+        self._number("ema", "between 0 and 1", lambda value: 0 < value < 1)
+        for name, kind in (("crop", Crop), ("precision", Precision), ("keep", Keep)):
+            self._one_of(name, get_args(kind))
+        for name in ("nesterov", "flip", "channels_last"):
+            self._one_of(name, (True, False))
+        self._check_randaugment()
+        self._check_together()
+
+    def but(self, **changes: Any) -> Self:
+        """The same recipe with other values. A length in steps takes the place of one in epochs, and the reverse."""
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise InvalidValue(f"A recipe has no {name!r}.{hint} It has {', '.join(known)}.")
+        for given, other in (("steps", "epochs"), ("epochs", "steps")):
+            if changes.get(given) is not None:
+                changes.setdefault(other, None)
+        return dataclasses.replace(self, **changes)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _whole(self, name: str, *, least: int) -> None:
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise InvalidValue(f"The recipe's {name} must be a whole number from {least} on, found {value!r}.")
+        self._set(name, int(value))
+
+    def _number(self, name: str, expected: str, holds: Any) -> None:
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return
+        number = as_float(f"The recipe's {name}", value, InvalidValue)
+        if not math.isfinite(number) or not holds(number):
+            raise InvalidValue(f"The recipe's {name} must be {expected}, found {value!r}.")
+        self._set(name, number)
+
+    def _one_of(self, name: str, choices: tuple[object, ...]) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, type(choices[0])) or value not in choices:
+            expected = ", ".join(map(repr, choices))
+            raise InvalidValue(f"The recipe's {name} must be one of {expected}; found {value!r}.")
+
+    def _check_randaugment(self) -> None:
+        if self.randaugment is None:
+            return
+        pair = as_tuple("The recipe's randaugment", self.randaugment, InvalidValue)
+        whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair)
+        if len(pair) != 2 or not whole or pair[0] < 1 or not 0 <= pair[1] <= 30:  # type: ignore[operator]
+            raise InvalidValue(
+                "The recipe's randaugment is (how many operations, their magnitude from 0 to 30), found "
+                f"{self.randaugment!r}."
+            )
+        self._set("randaugment", tuple(int(number) for number in pair))  # type: ignore[call-overload]
+
+    def _check_together(self) -> None:
+        if self.nesterov and self.momentum == 0:
+            raise InvalidValue("Nesterov's momentum needs a momentum: raise it above 0, or set nesterov=False.")
+        if self.steps is not None and self.warmup >= self.steps:
+            raise InvalidValue(
+                f"The recipe warms up for {self.warmup} of its {self.steps} steps; fewer must be left for the warm-up, "
+                "so that the learning rate falls again."
+            )
+
+
+_OPTIONAL = frozenset(field.name for field in dataclasses.fields(Recipe) if field.default is None)

@@ -1,4 +1,4 @@
-"""How far a measurement is, for whoever watches."""
+"""How far a measurement or a training is, for whoever watches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 # progress(what, of so many turns, so many taken already) -> a function to call after each further turn.
-Step = Callable[[], None]
-Progress = Callable[[str, int, int], Step]
+Tick = Callable[[], None]
+Progress = Callable[[str, int, int], Tick]
 
 
-def silent(what: str, total: int, done: int) -> Step:
+def silent(what: str, total: int, done: int) -> Tick:
     """Nothing is shown."""
     return lambda: None
 
@@ -29,7 +29,7 @@ def progress_bars() -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=Console(stderr=True)) as bars:
 
-        def progress(what: str, total: int, done: int) -> Step:
+        def progress(what: str, total: int, done: int) -> Tick:
             task = bars.add_task(what, total=total, completed=done)
             return lambda: bars.advance(task)
 

@@ -1,0 +1,71 @@
+"""finetune(): a student trained until it has recovered, ready to be merged."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from depthfold.core import fingerprint
+from depthfold.core.document import encode
+from depthfold.errors import InvalidValue
+from depthfold.progress import Progress, progress_bars
+from depthfold.tracing import student_parts
+from depthfold.training.loop import train
+from depthfold.training.presets import preset
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Task
+
+FOLDER = "finetuning"  # inside the folder of a run
+
+
+def finetune(
+    student: nn.Module,
+    task: Task,
+    recipe: Recipe | str = "quick",
+    *,
+    teacher: nn.Module | None = None,
+    run: str | Path | None = None,
+    device: str | torch.device | None = None,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """A trained copy of the student, on the device where the student is; the student itself stays as it is.
+
+    The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (the original network, as
+    a rule) the task distils. With a folder, `run`, checkpoints and metrics are kept in its "finetuning"; run again, it
+    goes on, and what is finished is only read. The copy ends with the last weights, as in the paper, or with the best
+    on the hold-out set where the recipe says keep="best"; the folder holds both. `progress` is told how far it is;
+    without one, a terminal shows a bar with the time that is left.
+    """
+    if not isinstance(student, nn.Module):
+        raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
+    recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    home = next((tensor.device for tensor in (*student.parameters(), *student.buffers())), torch.device("cpu"))
+    trained = copy.deepcopy(student)
+    with contextlib.ExitStack() as stack:
+        train(
+            trained,
+            task,
+            recipe,
+            teacher=teacher,
+            folder=None if run is None else Path(run) / FOLDER,
+            about=_about(student),
+            device=device,
+            tensorboard=tensorboard,
+            progress=progress or stack.enter_context(progress_bars()),
+        )
+    return trained.to(home)
+
+
+def _about(student: nn.Module) -> str:
+    """The network and the plan: students of two plans may have the same weights, and are still different networks."""
+    try:
+        _, parts, _ = student_parts(student)
+    except InvalidValue:  # any other network may be fine-tuned, too
+        return ""
+    return f"network {fingerprint(parts.network)}, plan {json.dumps(encode(parts.plan))}"

@@ -1,0 +1,99 @@
+"""train(): the one loop, for the importances' short trainings and for fine-tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from depthfold.errors import InvalidValue
+from depthfold.progress import Progress, silent
+from depthfold.training.borrowing import lent, modes_kept, own_random_numbers, placed
+from depthfold.training.curve import Trained
+from depthfold.training.keeper import Keeper
+from depthfold.training.losses import Losses
+from depthfold.training.place import find_place
+from depthfold.training.recipe import Recipe
+from depthfold.training.run import Run
+from depthfold.training.schedule import total_steps
+from depthfold.training.state import Identity
+from depthfold.training.stepper import Stepper
+from depthfold.training.task import Split, Step, Task, mix
+
+
+def train(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    *,
+    seed: int | None = None,
+    teacher: nn.Module | None = None,
+    split: Split | None = "holdout",
+    folder: str | Path | None = None,
+    about: str = "",
+    device: str | torch.device | None = None,
+    tensorboard: bool = False,
+    progress: Progress = silent,
+) -> Trained:
+    """Train the model, in place, and score it on `split`.
+
+    The device, and the other processes of an `accelerate launch`, are accelerate's to say; with `device` this process
+    trains alone on it. The model stays there. Without a `seed` the recipe's is taken: model, task, recipe and seed
+    decide every step, and the global random numbers are afterwards as they were. With a `folder` the training keeps
+    checkpoints and metrics there and, run again, goes on from the last one, to the same weights; `about` says what
+    kind of model it is where its weights do not. The teacher is put back as it was found.
+    """
+    _expect(model, task, recipe, folder, tensorboard)
+    place, total = find_place(device), total_steps(recipe, task)
+    if recipe.batch % place.world:
+        raise InvalidValue(
+            f"The recipe's batch of {recipe.batch} cannot be parted evenly among {place.world} processes. Take a "
+            f"multiple of {place.world}."
+        )
+    seed = recipe.seed if seed is None else seed
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(modes_kept(model))
+        stack.enter_context(placed(model, place.device, recipe.channels_last))
+        stack.enter_context(torch.enable_grad())
+        lesson = stack.enter_context(lent(teacher, model, place.device))
+        reseed = stack.enter_context(own_random_numbers(place.device))
+        identity = None if folder is None else Identity.of(model, recipe, total, seed, split, about)
+        stepper = Stepper(model.train(), recipe, place)
+        run = Run(task=task, stepper=stepper, total=total, split=split, losses=Losses(recipe, place, total))
+        if folder is not None and identity is not None:
+            run.identity, run.keeper = identity, Keeper(folder, place, tensorboard)
+            run.take_up(stack.enter_context(run.keeper.resumed(identity, stepper)))
+        tick = progress("steps", total, run.done) if place.main else silent("", 0, 0)
+        step = Step(
+            number=0,
+            seed=seed,
+            recipe=recipe,
+            device=place.device,
+            teacher=lesson,
+            rank=place.rank,
+            world=place.world,
+        )
+        for number in range(run.done, total):
+            # What draws from the global random numbers (dropout) depends on the step alone, so that a resumed training
+            # need not know what was drawn before it.
+            reseed(mix(seed, "step", number, place.rank))
+            run.take(dataclasses.replace(step, number=number))
+            tick()
+        return run.finish()
+
+
+def _expect(model: object, task: object, recipe: object, folder: object, tensorboard: bool) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidValue(f"train() trains an nn.Module, found {type(model).__name__}.")
+    if not isinstance(task, Task):
+        raise InvalidValue(
+            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
+            "FunctionTask(loss=..., score=...) makes one of two functions."
+        )
+    if not isinstance(recipe, Recipe):
+        raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
+    if tensorboard and folder is None:
+        raise InvalidValue("TensorBoard's files go into the folder of the training: give it one.")

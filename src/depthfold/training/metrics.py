@@ -1,0 +1,83 @@
+"""The metrics of a training, as it goes: JSON lines in its folder, and TensorBoard where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from depthfold.backends.base import load
+from depthfold.errors import CheckpointError
+from depthfold.store.files import put_in_place
+
+FILE, BOARD = "metrics.jsonl", "tensorboard"
+
+
+class Metrics:
+    """One line for every so many steps: step, epoch, lr, loss, score (if it was taken) and seconds since the start.
+
+    `after` is the step that the training goes on from: lines of later steps, which an interrupted process wrote and
+    which are now taken again, are dropped.
+    """
+
+    def __init__(self, folder: Path, after: int, tensorboard: bool) -> None:
+        self._path = folder / FILE
+        try:
+            _keep_until(self._path, after)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise _cannot(self._path, error) from error
+        self._board = _board(folder / BOARD, after) if tensorboard else None
+
+    def log(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise _cannot(self._path, error) from error
+        if self._board is not None:
+            for name in ("loss", "lr", "score"):
+                if line[name] is not None:
+                    self._board.add_scalar(name, line[name], line["step"])
+
+    def sync(self) -> None:
+        """A checkpoint must not be on disk before the lines that led to it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _keep_until(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    found = path.read_text(encoding="utf-8")
+    kept = "".join(_lines_until(found, step))
+    if kept != found:
+        with put_in_place(path) as partial:
+            partial.write_text(kept, encoding="utf-8")
+
+
+def _lines_until(text: str, step: int) -> Iterator[str]:
+    for line in text.splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                yield line
+        except (ValueError, TypeError, KeyError):
+            continue  # torn by a kill: a line that was never whole says nothing
+
+
+def _board(folder: Path, after: int) -> Any:
+    load("tensorboard", "tensorboard")
+    writer = load("torch.utils.tensorboard", "tensorboard").SummaryWriter
+    return writer(str(folder), purge_step=after + 1)
+
+
+def _cannot(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"The metrics {path} cannot be written: {error.strerror}. Check the folder and its free space, or name another."
+    )

@@ -1,0 +1,155 @@
+"""A training under way: its steps, and what is due after each of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from depthfold.errors import NotFinite
+from depthfold.training.curve import Point, Trained
+from depthfold.training.keeper import Keeper
+from depthfold.training.losses import Losses, advice
+from depthfold.training.schedule import learning_rate
+from depthfold.training.state import Identity, State
+from depthfold.training.stepper import Stepper, copy_into, weights
+from depthfold.training.task import Split, Step, Task
+
+LOG = 50  # steps between two lines of the metrics; a score and a checkpoint have a line, too
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """How far a training is. Everything that differs from one process to another happens inside stepper and keeper."""
+
+    task: Task
+    stepper: Stepper
+    total: int
+    split: Split | None
+    losses: Losses
+    keeper: Keeper | None = None
+    identity: Identity | None = None  # goes with the keeper
+    done: int = 0
+    loss: float = math.nan
+    curve: tuple[Point, ...] = ()
+    best: Point | None = None
+    best_weights: dict[str, Tensor] | None = None  # where the best are to be kept, and there is no folder to keep them
+    before: float = 0.0  # seconds, in the processes before this one
+    started: float = field(default_factory=time.perf_counter)
+
+    def take_up(self, state: State | None) -> None:
+        """Go on from a checkpoint."""
+        if state is not None:
+            self.done, self.loss, self.before = state.step, state.loss, state.seconds
+            self.curve, self.best = state.curve, state.best
+
+    def take(self, step: Step) -> None:
+        """Take one step, and do what is due after it."""
+        lr = learning_rate(step.recipe, step.number, self.total)
+        self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
+        self.done = step.number + 1
+        end, recipe = self.done == self.total, step.recipe
+        score = self.split is not None and (end or _due(recipe.evaluate, self.done))
+        checkpoint = end or _due(recipe.checkpoint, self.done)
+        if score or checkpoint or _due(LOG, self.done):  # with a folder or without, so that the curve is the same
+            self.loss = self.losses.mean()
+            if score or checkpoint:
+                self._expect_finite(lr)
+            better = self._score(lr) if score else False
+            self._keep(lr, scored=score, checkpoint=checkpoint or better)
+
+    def finish(self) -> Trained:
+        """Leave the model with the weights that the recipe wants, and tell how it went."""
+        model, last = self.stepper.model, self.curve[-1] if self.curve else None
+        if self.stepper.recipe.keep == "best" and self.best is not None:
+            if self.best_weights is not None:
+                copy_into(weights(model), self.best_weights)
+            elif self.keeper is not None:
+                self.best = self.keeper.put_best(model)
+            last = self.best
+        elif self.stepper.average is not None:
+            copy_into(weights(model), self.stepper.kept())
+        return Trained(
+            steps=self.total,
+            seconds=self._seconds(),
+            loss=self.loss,
+            curve=self.curve,
+            best=self.best,
+            score=None if last is None else last.score,
+        )
+
+    def _expect_finite(self, lr: float) -> None:
+        self.stepper.gather()
+        if not self.stepper.finite():
+            recipe = self.stepper.recipe
+            raise NotFinite(
+                f"The weights are no longer finite after step {self.done} of {self.total}, with the learning rate "
+                f"{lr:.4g}. {advice(recipe)}",
+                step=self.done,
+                lr=lr,
+            )
+
+    def _score(self, lr: float) -> bool:
+        """Score the model, and say whether it is the best so far."""
+        stepper, split = self.stepper, self.split
+        if split is None:
+            return False
+        stepper.model.eval()
+        with torch.no_grad():
+            own = self.task.score(stepper.scored, split)
+        stepper.model.train()
+        # Each process has scored the same weights; that of the first counts, lest they disagree about the best.
+        score = float(stepper.place.by_main(lambda: own))
+        if not math.isfinite(score):
+            raise NotFinite(
+                f"The task's score is {score} after step {self.done} of {self.total}; expected a finite number, higher "
+                f"for a better model. If the model's outputs are not finite: {advice(stepper.recipe)}",
+                step=self.done,
+                lr=lr,
+            )
+        point = Point(step=self.done, loss=self.loss, score=score)
+        self.curve = (*self.curve, point)
+        if self.best is not None and score <= self.best.score:
+            return False
+        self.best = point
+        if self.keeper is None and stepper.recipe.keep == "best":
+            self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.kept().items()}
+        return True
+
+    def _keep(self, lr: float, *, scored: bool, checkpoint: bool) -> None:
+        if self.keeper is None or self.identity is None:
+            return
+        epochs, seconds = self.stepper.recipe.epochs, self._seconds()
+        self.keeper.log(
+            {
+                "step": self.done,
+                "epoch": None if epochs is None else round(epochs * self.done / self.total, 6),
+                "lr": lr,
+                "loss": self.loss,
+                "score": self.curve[-1].score if scored else None,
+                "seconds": round(seconds, 3),
+            }
+        )
+        if checkpoint:
+            scaler = self.stepper.scaler.state_dict()  # empty where there is none
+            state = State(
+                identity=self.identity,
+                step=self.done,
+                seconds=seconds,
+                loss=self.loss,
+                curve=self.curve,
+                best=self.best,
+                scale=scaler.get("scale"),
+                growth=scaler.get("_growth_tracker", 0),
+            )
+            self.keeper.save(state, self.stepper)
+
+    def _seconds(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+
+def _due(every: int | None, done: int) -> bool:
+    return every is not None and done % every == 0

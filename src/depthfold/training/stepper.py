@@ -1,0 +1,139 @@
+"""One step of training, and all that a step changes: weights, momentum, average, scale. Checkpoints hold that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from depthfold.errors import InvalidValue
+from depthfold.training.ema import Average
+from depthfold.training.place import Place
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Step, Task
+
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_MOMENTUM = "momentum_buffer"  # what SGD calls it
+
+# Where float16 gradients overflow, the scaler halves its scale and leaves the step out. Below this the gradients are
+# not too large, they are no numbers, and every step would be left out.
+SMALLEST_SCALE = 2.0**-24
+
+
+class Stepper:
+    """Takes the steps of one training, on a model that is in its place already."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, place: Place) -> None:
+        self.model, self.recipe, self.place = model, recipe, place
+        self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
+        if not self.parameters:
+            raise InvalidValue(
+                "No parameter of the model takes a gradient, so there is nothing to train. Set requires_grad on those "
+                "that are to change."
+            )
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            nesterov=recipe.nesterov,
+            weight_decay=recipe.weight_decay,
+        )
+        self.optimizer.zero_grad(set_to_none=True)  # gradients of the user's are none of ours
+        # accelerate's own precision belongs to the whole process and cannot change in it, so the recipe's is set here.
+        self.autocast: dict[str, Any] = {"device_type": place.device.type, "enabled": recipe.precision in _HALF}
+        if recipe.precision in _HALF:
+            self.autocast["dtype"] = _HALF[recipe.precision]
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.precision == "float16")
+        self.average = Average(model, recipe.ema) if recipe.ema is not None else None
+        self._trained = self._distributed()
+
+    def step(self, task: Task, step: Step, lr: float) -> Tensor:
+        """Take one step and return its loss, still on the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with torch.autocast(**self.autocast):
+            loss = task.loss(self._trained, step)
+        _expect_loss(loss)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self.recipe.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
+        return loss.detach().reshape(())
+
+    @property
+    def scored(self) -> nn.Module:
+        """The model whose score counts, and which is kept: the average, where there is one."""
+        return self.model if self.average is None else self.average.model
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a step changes, as it is now: weights and buffers, momentum, and their averages."""
+        found = {f"model.{name}": tensor for name, tensor in weights(self.model).items()}
+        for name, parameter in self.model.named_parameters():
+            momentum = self.optimizer.state.get(parameter, {}).get(_MOMENTUM)
+            if momentum is not None:
+                found[f"momentum.{name}"] = momentum
+        if self.average is not None:
+            found |= {f"average.{name}": tensor for name, tensor in self.kept().items()}
+        return found
+
+    def kept(self) -> dict[str, Tensor]:
+        """The weights of the model whose score counts, by the names that the trained one has for them."""
+        own = weights(self.model)
+        return own if self.average is None else self.average.named(own)
+
+    def expect_momentum(self, names: Iterable[str]) -> None:
+        """Make room for the momentum of the tensors that are named so."""
+        parameters = dict(self.model.named_parameters())
+        for name in names:
+            kind, _, parameter = name.partition(".")
+            if kind == "momentum":
+                self.optimizer.state[parameters[parameter]][_MOMENTUM] = torch.zeros_like(parameters[parameter])
+
+    def gather(self) -> None:
+        """Give all processes the buffers of the first one: each has its own statistics of its part of the batch."""
+        if self.place.world > 1:
+            self.place.share(self.model.buffers())
+            if self.average is not None:
+                self.average.copy_buffers()
+
+    def finite(self) -> bool:
+        """Whether everything that a checkpoint would hold is, asked of the device once."""
+        tensors = [tensor.isfinite().all() for tensor in self.tensors().values() if tensor.is_floating_point()]
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        return scale >= SMALLEST_SCALE and bool(torch.stack(tensors).all())
+
+    def _distributed(self) -> nn.Module:
+        if self.place.world == 1:
+            return self.model
+        devices = None if self.place.device.type == "cpu" else [self.place.device]
+        return DistributedDataParallel(self.model, device_ids=devices)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, those that are left out of a state dict, too; what has several names, under its first."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@torch.no_grad()
+def copy_into(live: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+    for name, tensor in live.items():
+        tensor.copy_(kept[name])
+
+
+def _expect_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidValue(f"The task's loss must be a tensor with one number in it, found {found}.")
+    if not loss.requires_grad:
+        raise InvalidValue(
+            "The task's loss does not depend on the model's parameters: it has no gradient. Was it detached, or made "
+            "into a number and back?"
+        )

@@ -1,0 +1,154 @@
+"""finetune(): a copy of the student is trained, and can be merged."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from depthfold.errors import CheckpointError, InvalidValue
+from depthfold.finetuning import finetune
+from depthfold.training.loop import train
+from depthfold.training.presets import preset
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import FunctionTask
+from small_training import TASK, SmallNet, equal
+
+RECIPE = Recipe(steps=8, batch=8, lr=0.05, evaluate=4, checkpoint=4)
+
+
+class Original(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        )
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return Original()
+
+
+INPUTS = torch.zeros(1, 2, 5, 5)
+
+
+@pytest.mark.parametrize("at", [None, "body"])
+def test_the_trained_student_merges(model, at):
+    network = df.trace(model, INPUTS, at=at) if at else df.trace(model, INPUTS)
+    student = df.rewrite(network, df.Plan((2,), (2,)))
+    before = copy.deepcopy(student)
+    trained = finetune(student, TASK, RECIPE, teacher=model)
+    assert equal(student, before)
+    assert not equal(trained, before)
+    shallow = df.merge(trained)
+    x = torch.randn(4, 2, 5, 5)
+    assert torch.allclose(shallow.eval()(x), trained.eval()(x), atol=1e-4)
+    assert sum(isinstance(module, nn.Conv2d) for module in shallow.modules()) == 2
+
+
+def test_it_is_the_loop_on_a_copy():
+    student, expected = SmallNet().eval(), SmallNet()
+    trained = finetune(student, TASK, RECIPE)
+    train(expected, TASK, RECIPE)
+    assert equal(trained, expected)
+    assert equal(student, SmallNet())
+    assert not trained.training
+    assert all(p.grad is None for p in student.parameters())
+
+
+def test_the_student_may_teach_its_copy():
+    student = SmallNet()
+    assert not equal(finetune(student, TASK, RECIPE, teacher=student), finetune(student, TASK, RECIPE))
+    assert equal(student, SmallNet())
+    assert student.training
+
+
+def test_the_learning_gets_somewhere(model):
+    """Not only moved: better, on data that it has not seen."""
+    true = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+
+    def draw(generator):
+        x = torch.randn(32, 2, 5, 5, generator=generator)
+        return x, (x.mean((2, 3)) @ true).argmax(1)
+
+    def loss(net, step):
+        x, y = draw(step.generator("batch"))
+        return F.cross_entropy(net(x), y)
+
+    def score(net, split):
+        x, y = draw(torch.Generator().manual_seed(99))
+        return (net(x).argmax(1) == y).float().mean().item()
+
+    task = FunctionTask(loss=loss, score=score)
+    student = df.rewrite(df.trace(model, INPUTS), df.Plan((2,), (2,)))
+    trained = finetune(student, task, Recipe(steps=60, batch=32, lr=0.1))
+    assert score(trained.eval(), "holdout") > score(student.eval(), "holdout") + 0.2
+
+
+def test_a_run_is_kept_in_its_folder_and_goes_on(model, tmp_path):
+    first = finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
+    names = {path.name for path in (tmp_path / "finetuning").iterdir()}
+    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl", "lock"}
+    never = FunctionTask(loss=_never, score=_never)
+    assert equal(first, finetune(SmallNet(), never, RECIPE, run=tmp_path))
+
+
+def _never(*_):
+    raise AssertionError("trained again")
+
+
+def test_the_student_of_another_plan_is_another_run(model, tmp_path):
+    network = df.trace(model, INPUTS)
+    one, two = (df.rewrite(network, df.Plan(cuts, cuts)) for cuts in ((1,), (2,)))
+    assert one.state_dict().keys() == two.state_dict().keys()  # only the graph tells them apart
+    finetune(one, TASK, RECIPE, run=tmp_path)
+    with pytest.raises(CheckpointError, match=r"the model is 'network \w+, plan .*\[1\].*' there and .*\[2\].*' here"):
+        finetune(two, TASK, RECIPE, run=tmp_path)
+
+
+def test_a_recipe_may_be_named(tmp_path):
+    told = []
+
+    def progress(what, total, done):
+        told.append((what, total, done))
+        return _stop
+
+    with pytest.raises(KeyboardInterrupt):  # after the first of its steps: the name was understood
+        finetune(SmallNet(), TASK, "quick", progress=progress)
+    assert told == [("steps", preset("quick").steps, 0)]
+    with pytest.raises(InvalidValue, match=r"There is no recipe 'quik'. Did you mean 'quick'\?"):
+        finetune(SmallNet(), TASK, "quik")
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def test_the_best_weights_are_kept_where_the_recipe_says_so(tmp_path):
+    def scored():
+        values = iter([0.9, 0.1])
+        return FunctionTask(loss=TASK.loss, score=lambda model, split: next(values))
+
+    last = finetune(SmallNet(), scored(), RECIPE)
+    best = finetune(SmallNet(), scored(), RECIPE.but(keep="best"))
+    kept = finetune(SmallNet(), scored(), RECIPE.but(keep="best"), run=tmp_path)
+    assert equal(best, kept)
+    assert not equal(best, last)
+    assert best.norm.num_batches_tracked.item() == 4
+
+
+def test_something_else_is_refused():
+    with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
+        finetune("student", TASK)

@@ -1,0 +1,76 @@
+"""A small network with everything that a checkpoint could forget, and a task of random numbers for it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from depthfold.training.task import FunctionTask
+
+
+class SmallNet(nn.Module):
+    """Convolution, batch norm, dropout, a frozen layer, and one parameter under two names."""
+
+    def __init__(self, seed=0, dropout=0.2):
+        super().__init__()
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        self.conv = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(dropout)
+        self.mix = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.mix.weight
+        self.frozen = nn.Linear(4, 3).requires_grad_(False)
+        torch.set_rng_state(generator_state)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.conv(x))).mean((2, 3))
+        return self.frozen(self.tied(F.relu(self.mix(self.dropout(x)))))
+
+
+def batch_of(step):
+    """This process's part of the step's batch: the same images however many processes share them."""
+    generator = torch.Generator().manual_seed(step.seed * 1000 + step.number)
+    x = torch.randn(step.recipe.batch, 2, 5, 5, generator=generator)
+    y = torch.randint(0, 3, (step.recipe.batch,), generator=generator)
+    part = slice(step.rank, None, step.world)
+    return x[part].to(step.device), y[part].to(step.device)
+
+
+def loss(model, step):
+    x, y = batch_of(step)
+    outputs = model(x)
+    value = F.cross_entropy(outputs, y)
+    if step.teacher is not None:
+        value = value + F.mse_loss(outputs, step.teacher(x))
+    return value
+
+
+@torch.no_grad()
+def score(model, split):
+    generator = torch.Generator().manual_seed({"holdout": 7, "test": 8}[split])
+    x = torch.randn(16, 2, 5, 5, generator=generator)
+    y = torch.randint(0, 3, (16,), generator=generator)
+    return -F.cross_entropy(model(x.to(next(model.parameters()).device)).float(), y).item()
+
+
+TASK = FunctionTask(loss=loss, score=score, epoch=4)
+
+
+def failing_at(number, how):
+    """The task, but `how` is called with the step of that number before it is taken."""
+
+    def fails(model, step):
+        if step.number == number:
+            how(step)
+        return loss(model, step)
+
+    return FunctionTask(loss=fails, score=score, epoch=4)
+
+
+def equal(one, two):
+    """Whether two models hold the same parameters and buffers, bit by bit."""
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,159 @@
+"""Two processes train as one: the same weights in both, and those of one process that has the whole batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from depthfold.training.loop import train
+from depthfold.training.recipe import Recipe
+from small_training import TASK, SmallNet
+
+RECIPE = Recipe(steps=8, batch=8, lr=0.1, checkpoint=3, evaluate=4, ema=0.8)
+
+SCRIPT = """
+    import copy, json, math, os, sys
+    import torch
+    torch.set_num_threads(1)
+    sys.path[:0] = [{tests!r}]
+    from pathlib import Path
+    from safetensors.torch import save_file
+    from small_training import TASK, SmallNet, failing_at, loss, score
+    from torch import nn
+    from depthfold.errors import DepthfoldError
+    from depthfold.training.loop import train
+    from depthfold.training.recipe import Recipe
+    from depthfold.training.task import FunctionTask
+
+    out, rank, recipe = Path(sys.argv[1]), os.environ["RANK"], Recipe.loads(sys.argv[2])
+    said = {{}}
+
+    def keep(name, model):
+        save_file({{key: value.clone() for key, value in model.state_dict().items()}}, out / f"{{name}}-{{rank}}.st")
+
+    class Stop(Exception):
+        pass
+
+    def stop(step):
+        raise Stop
+
+    def nan(model, step):
+        return loss(model, step) * (math.nan if step.number == 2 and step.rank == 1 else 1)
+
+    def refused(*args, **kwargs):
+        try:
+            train(*args, **kwargs)
+        except DepthfoldError as error:
+            return f"{{type(error).__name__}}: {{error}}"
+
+    # Dropout and batch norm see each process's part only; without them the whole batch is the mean of its parts.
+    plain = SmallNet(dropout=0.0)
+    plain.norm = nn.Identity()
+    said["plain"] = train(plain, TASK, recipe).score
+    keep("plain", plain)
+
+    whole, folder = SmallNet(), out / f"folder-{{rank}}"
+    said["whole"] = [point.loss for point in train(whole, TASK, recipe).curve]
+    keep("whole", whole)
+    try:
+        train(SmallNet(), failing_at(5, stop), recipe, folder=folder)
+    except Stop:
+        said["stopped"] = True
+    resumed = SmallNet() if rank == "0" else SmallNet(seed=8)  # the first process's weights count
+    said["resumed"] = [point.loss for point in train(resumed, TASK, recipe, folder=folder).curve]
+    keep("resumed", resumed)
+
+    said["nan"] = refused(SmallNet(), FunctionTask(loss=nan, score=score), recipe)
+    said["other"] = refused(SmallNet(), TASK, recipe.but(lr=0.2), folder=folder)
+    said["odd"] = refused(SmallNet(), TASK, recipe.but(batch=3))
+    (out / f"said-{{rank}}.json").write_text(json.dumps(said))
+    torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """What two processes leave behind, in the environment that `accelerate launch --cpu --num_processes 2` makes."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent)))
+    common = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    common |= dict(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(folder), RECIPE.dumps()],
+            env=os.environ | common | dict(RANK=str(rank), LOCAL_RANK=str(rank)),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    return folder
+
+
+def said(out, rank):
+    return json.loads((out / f"said-{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["plain", "whole", "resumed"])
+def test_both_processes_have_the_same_weights(name, out):
+    one, two = (load_file(out / f"{name}-{rank}.st") for rank in range(2))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert said(out, 0) == said(out, 1)
+
+
+def test_they_are_those_of_one_process_with_the_whole_batch(out):
+    model = SmallNet(dropout=0.0)
+    model.norm = torch.nn.Identity()
+    train(model, TASK, RECIPE, device="cpu")
+    found = load_file(out / "plain-0.st")
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(found[name], tensor, atol=1e-6), name
+    assert not torch.allclose(found["conv.weight"], SmallNet().conv.weight, atol=1e-3)
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(out):
+    whole, resumed = (load_file(out / f"{name}-0.st") for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert said(out, 0)["stopped"]
+    assert said(out, 0)["whole"] == said(out, 0)["resumed"]
+
+
+def test_only_the_first_process_writes(out):
+    assert {path.name for path in (out / "folder-0").iterdir()} == {
+        "best.safetensors",
+        "last.safetensors",
+        "lock",
+        "metrics.jsonl",
+    }
+    assert not (out / "folder-1").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_both_processes_raise_the_same(rank, out):
+    messages = said(out, rank)
+    assert messages["nan"].startswith("NotFinite: The loss is nan at step 3 of 8, with the learning rate ")
+    assert (
+        f"CheckpointError: The folder {out / 'folder-0'} holds another training: the recipe's lr is 0.1 there"
+        in (messages["other"])
+    )
+    assert messages["odd"] == (
+        "InvalidValue: The recipe's batch of 3 cannot be parted evenly among 2 processes. Take a multiple of 2."
+    )

@@ -1,0 +1,119 @@
+"""Precision is the recipe's, whatever else is in the process; accelerate's own state is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from torch import nn
+
+from depthfold.errors import MissingDependency, NotFinite
+from depthfold.training import place
+from depthfold.training.loop import train
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import FunctionTask
+from small_training import TASK, SmallNet, batch_of, equal, loss, score
+
+RECIPE = Recipe(steps=6, batch=8, lr=0.05)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """No state of accelerate's, before and after."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    place._own_reading.cache_clear()
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    place._own_reading.cache_clear()
+
+
+def kinds(recipe, teacher=None):
+    """The types that student and teacher compute in, and the one that is scored in."""
+    seen = set()
+
+    def watching(model, step):
+        x, _ = batch_of(step)
+        seen.add(("student", model(x).dtype))
+        if step.teacher is not None:
+            seen.add(("teacher", step.teacher(x).dtype))
+        return loss(model, step)
+
+    def scoring(model, split):
+        seen.add(("score", model(torch.zeros(1, 2, 5, 5)).dtype))
+        return 0.0
+
+    model = SmallNet()
+    train(model, FunctionTask(loss=watching, score=scoring), recipe, teacher=teacher)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    return seen
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_the_recipe_says_the_precision(precision):
+    kind = getattr(torch, precision)
+    expected = {("student", kind), ("teacher", kind), ("score", torch.float32)}
+    assert kinds(RECIPE.but(precision=precision), teacher=SmallNet(seed=4)) == expected
+
+
+def test_two_precisions_in_one_process():
+    order = ("bfloat16", "float32", "float16", "bfloat16")
+    nets = [SmallNet() for _ in order]
+    for net, precision in zip(nets, order, strict=True):
+        train(net, TASK, RECIPE.but(precision=precision))
+    assert equal(nets[0], nets[3])
+    assert not equal(nets[0], nets[1])
+    assert not equal(nets[1], nets[2])
+    assert torch.allclose(nets[0].conv.weight, nets[1].conv.weight, atol=0.05)
+
+
+def test_an_accelerator_of_the_users_is_left_alone():
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    assert kinds(RECIPE) == {("student", torch.float32), ("score", torch.float32)}
+    assert accelerator.mixed_precision == "bf16"
+    assert Accelerator().mixed_precision == "bf16"
+
+
+def test_whoever_asks_accelerate_later_finds_it_unasked():
+    train(SmallNet(), TASK, RECIPE.but(precision="bfloat16"))
+    assert PartialState._shared_state == {}
+    assert Accelerator(mixed_precision="no", cpu=True).mixed_precision == "no"
+    train(SmallNet(), TASK, RECIPE)
+
+
+def test_float16_leaves_out_the_steps_that_overflow():
+    """The scale starts so high that gradients overflow; it is halved until they do not, and training goes on."""
+    model = nn.Linear(4, 1, bias=False)
+    before = model.weight.detach().clone()
+    weights = []
+
+    def overflowing(m, step):
+        weights.append(m.weight.detach().clone())
+        return 100 * m(torch.full((2, 4), 10.0)).float().sum()
+
+    recipe = Recipe(steps=12, lr=1e-6, precision="float16", momentum=0, nesterov=False, weight_decay=0)
+    train(model, FunctionTask(loss=overflowing, score=lambda m, split: 0.0), recipe)
+    assert torch.equal(weights[1], before)  # the first step was left out
+    assert not torch.equal(model.weight, before)
+
+
+def test_float16_with_gradients_that_are_never_numbers_is_noticed():
+    def hopeless(m, step):
+        return m(torch.ones(1, 4)).sum() + (m.weight.sum() * 0).sqrt()
+
+    task = FunctionTask(loss=hopeless, score=lambda m, split: 0.0)
+    with pytest.raises(NotFinite, match=r"after step 60 of 60.*or compute in float32 instead of float16 \(precision="):
+        train(nn.Linear(4, 1), task, Recipe(steps=60, precision="float16"))
+
+
+def test_without_accelerate_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "accelerate.state", None)
+    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[train\]"):
+        train(SmallNet(), TASK, RECIPE)
+    train(SmallNet(), TASK, RECIPE, device="cpu")  # a device that is named needs nobody to find it
+
+
+def test_threads_are_left_alone():
+    before = torch.get_num_threads()
+    train(SmallNet(), FunctionTask(loss=loss, score=score), RECIPE)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,259 @@
+"""A training that is killed goes on to the same weights, bit by bit; a folder of another training is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from depthfold.errors import CheckpointError, NotFinite
+from depthfold.training.keeper import load_weights
+from depthfold.training.loop import train
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import FunctionTask
+from small_training import TASK, SmallNet, equal, failing_at, loss, score
+
+RECIPE = Recipe(epochs=3, batch=8, lr=0.1, warmup=2, clip=1.0, checkpoint=4, evaluate=3)  # 12 steps
+RECIPES = {
+    "plain": RECIPE,
+    "average": RECIPE.but(ema=0.9),
+    "bfloat16": RECIPE.but(precision="bfloat16", ema=0.9, channels_last=True),
+    "float16": RECIPE.but(precision="float16"),
+    "without momentum": RECIPE.but(momentum=0, nesterov=False),
+    "best": RECIPE.but(keep="best", ema=0.5),
+}
+TESTS = Path(__file__).parent.parent
+
+
+class Interruption(Exception):
+    pass
+
+
+def interrupt(step):
+    raise Interruption
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_interrupted_training_ends_with_the_same_weights(name, tmp_path):
+    recipe = RECIPES[name]
+    whole, parts = SmallNet(), SmallNet()
+    expected = train(whole, TASK, recipe, folder=tmp_path / "whole")
+    for at in (2, 5, 6, 11):  # the first before any checkpoint
+        with pytest.raises(Interruption):
+            train(SmallNet(), failing_at(at, interrupt), recipe, folder=tmp_path / "parts")
+    found = train(parts, TASK, recipe, folder=tmp_path / "parts")
+    assert equal(whole, parts)
+    assert (found.curve, found.best, found.loss, found.score) == (
+        expected.curve,
+        expected.best,
+        expected.loss,
+        expected.score,
+    )
+    unkept = SmallNet()
+    assert train(unkept, TASK, recipe).curve == expected.curve  # a folder changes nothing
+    assert equal(whole, unkept)
+
+
+def test_a_resumed_training_takes_only_the_steps_that_are_left(tmp_path):
+    with pytest.raises(Interruption):
+        train(SmallNet(), failing_at(10, interrupt), RECIPE, folder=tmp_path)
+    taken = []
+    train(SmallNet(), _counting(taken), RECIPE, folder=tmp_path)
+    assert min(taken) >= 8
+    assert max(taken) == 11
+
+
+def _counting(taken):
+    def counted(model, step):
+        taken.append(step.number)
+        return loss(model, step)
+
+    return FunctionTask(loss=counted, score=score, epoch=4)
+
+
+def test_a_finished_training_is_only_read(tmp_path):
+    first, again = SmallNet(), SmallNet()
+    expected = train(first, TASK, RECIPE.but(ema=0.9), folder=tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    task = FunctionTask(loss=_never, score=_never, epoch=4)
+    assert train(again, task, RECIPE.but(ema=0.9), folder=tmp_path).curve == expected.curve
+    assert equal(first, again)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def _never(*_):
+    raise AssertionError("taken again")
+
+
+def test_the_metrics_have_every_line_once(tmp_path):
+    train(SmallNet(), TASK, RECIPE, folder=tmp_path / "whole")
+    for at in (7, 11):
+        with pytest.raises(Interruption):
+            train(SmallNet(), failing_at(at, interrupt), RECIPE, folder=tmp_path / "parts")
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "ep')  # torn by a kill
+    train(SmallNet(), TASK, RECIPE, folder=tmp_path / "parts")
+    whole, parts = ([line | {"seconds": 0} for line in lines(tmp_path / each)] for each in ("whole", "parts"))
+    assert parts == whole
+    assert [line["step"] for line in whole] == [3, 4, 6, 8, 9, 12]
+    assert [line["epoch"] for line in whole] == [0.75, 1.0, 1.5, 2.0, 2.25, 3.0]
+    assert [line["score"] is None for line in whole] == [False, True, False, True, False, False]
+    seconds = [line["seconds"] for line in lines(tmp_path / "parts")]
+    assert seconds == sorted(seconds)
+
+
+def test_long_trainings_have_a_line_every_fifty_steps(tmp_path):
+    recipe = Recipe(steps=120, batch=2)
+    train(SmallNet(), TASK, recipe, folder=tmp_path)
+    assert [(line["step"], line["epoch"]) for line in lines(tmp_path)] == [(50, None), (100, None), (120, None)]
+
+
+def test_last_and_best_weights_can_be_loaded(tmp_path):
+    scores = iter([0.5, 0.9, 0.1, 0.2])
+    seen = []
+
+    def scoring(model, split):
+        seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return next(scores)
+
+    trained = SmallNet()
+    train(trained, FunctionTask(loss=loss, score=scoring, epoch=4), RECIPE.but(ema=0.9), folder=tmp_path)
+    best, last = SmallNet(), SmallNet()
+    assert load_weights(best, tmp_path, "best").best.score == 0.9
+    load_weights(last, tmp_path)
+    assert equal(last, trained)
+    assert all(torch.equal(tensor, seen[1][name]) for name, tensor in best.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"are of another model: their names or shapes differ"):
+        load_weights(torch.nn.Linear(2, 2), tmp_path)
+
+
+SCRIPT = """
+    import os, signal, sys
+    import torch
+    torch.set_num_threads(1)
+    sys.path[:0] = [{tests!r}]
+    from small_training import TASK, SmallNet, failing_at
+    import safetensors.torch
+    from depthfold.training.loop import train
+    from depthfold.training.recipe import Recipe
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    save, saved = safetensors.torch.save_file, []
+
+    def half(tensors, path, metadata):  # the last checkpoint of the third step that has one dies half-way
+        save(tensors, path, metadata)
+        saved.append(path)
+        if len(saved) == 5:
+            with open(path, "r+b") as file:
+                file.truncate(os.path.getsize(path) // 2)
+            die()
+
+    how, folder, recipe = sys.argv[1:]
+    if how == "write":
+        safetensors.torch.save_file = half
+    task = failing_at(10, die) if how == "step" else TASK
+    train(SmallNet(), task, Recipe.loads(recipe), folder=folder)
+"""
+
+
+@pytest.mark.parametrize("how", ["step", "write"])
+def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
+    recipe = RECIPES["bfloat16"]
+    script = textwrap.dedent(SCRIPT.format(tests=str(TESTS)))
+    command = [sys.executable, "-c", script, how, str(tmp_path / "run"), recipe.dumps()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (tmp_path / "run" / "last.safetensors").exists()
+    assert (tmp_path / "run" / "last.safetensors.partial").exists() == (how == "write")
+    whole, resumed = SmallNet(), SmallNet()
+    train(whole, TASK, recipe)
+    train(resumed, TASK, recipe, folder=tmp_path / "run")
+    assert equal(whole, resumed)
+
+
+OTHERS = {
+    "the recipe's lr is 0.1 there and 0.2 here": dict(recipe=RECIPE.but(lr=0.2)),
+    "the seed is 0 there and 5 here": dict(seed=5),
+    "the model starts from other weights": dict(model=SmallNet(seed=1)),
+    "the model has parameters of other names or shapes": dict(model=torch.nn.Sequential(SmallNet())),
+    "the model is 'plan A' there and 'plan B' here": dict(about="plan B"),
+    "the split that is scored is 'holdout' there and 'test' here": dict(split="test"),
+    "the number of steps is 12 there and 15 here": dict(
+        task=FunctionTask(loss=loss, score=score, epoch=5),
+    ),
+}
+
+
+@pytest.mark.parametrize("difference", OTHERS)
+def test_the_folder_of_another_training_is_refused(difference, tmp_path):
+    given = dict(model=SmallNet(), task=TASK, recipe=RECIPE, about="plan A", folder=tmp_path)
+    train(**given)
+    with pytest.raises(CheckpointError) as caught:
+        train(**given | dict(model=SmallNet()) | OTHERS[difference])
+    assert str(caught.value) == (
+        f"The folder {tmp_path} holds another training: {difference}. Give this one a folder of its own, or delete "
+        "that one to start again."
+    )
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    def second(step):
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+
+    with pytest.raises(CheckpointError, match=r"is in use by another process. Wait for it, or give this training a"):
+        train(SmallNet(), failing_at(3, second), RECIPE, folder=tmp_path)
+    train(SmallNet(), TASK, RECIPE, folder=tmp_path)  # the lock has gone with its holder
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/run cannot be written: Not a directory. Name another.$"):
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path / "file" / "run")
+
+
+def test_numbers_that_are_not_finite_leave_the_last_good_checkpoint(tmp_path):
+    def breaking(model, step):
+        value = loss(model, step)
+        # Finite, but not its gradient: the weights are spoilt in the very step after which a checkpoint is due.
+        return value + (model.mix.bias.sum() * 0).sqrt() if step.number == 7 else value
+
+    with pytest.raises(NotFinite, match=r"The weights are no longer finite after step 8 of 12"):
+        train(SmallNet(), FunctionTask(loss=breaking, score=score, epoch=4), RECIPE, folder=tmp_path)
+    whole, resumed = SmallNet(), SmallNet()
+    assert load_weights(SmallNet(), tmp_path).step < 8
+    train(resumed, TASK, RECIPE, folder=tmp_path)
+    train(whole, TASK, RECIPE)
+    assert equal(whole, resumed)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    real = os.fsync
+    calls = []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) == 8:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr("depthfold.store.files.os.fsync", full)
+    with pytest.raises(CheckpointError, match=r"safetensors cannot be written: .*No space left on device. Check the"):
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    monkeypatch.undo()
+    whole, resumed = SmallNet(), SmallNet()
+    train(resumed, TASK, RECIPE, folder=tmp_path)
+    train(whole, TASK, RECIPE)
+    assert equal(whole, resumed)
