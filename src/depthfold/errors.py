@@ -49,3 +49,7 @@ class OutOfMemory(BackendError):
 
 class JournalError(DepthfoldError):
     """A journal cannot be read or written, is damaged, or is in use."""
+
+
+class DataError(DepthfoldError, ValueError):
+    """A dataset is missing, damaged, or not what the task or the model expects."""
