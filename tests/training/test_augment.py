@@ -159,3 +159,9 @@ def test_each_step_has_its_own_randomness(asked):
     assert torch.equal(one, seen(number=3, seed=1))
     assert not torch.equal(one, seen(number=4, seed=1))
     assert not torch.equal(one, seen(number=3, seed=2))
+
+
+def test_each_step_has_its_own_noise():
+    images, recipe = torch.zeros(8, 3, 16, 24), Recipe(steps=9, batch=8, erasing=1.0)
+    one, other = (augment_normalised(images, Step(number=n, seed=1, recipe=recipe), 100) for n in (3, 4))
+    assert not {*one[one != 0].tolist()} & {*other[other != 0].tolist()}

@@ -117,6 +117,17 @@ def test_processes_that_train_share_a_batch(root, kind, batch):
         assert same(whole, [torch.cat(part) for part in zip(*parts, strict=True)])
 
 
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_what_was_asked_for_before_does_not_matter(root, kind):
+    """The next step, but of another process, batch, training or crop: nothing that was read ahead is for it."""
+    task = in_memory() if kind == "memory" else from_files(root)
+    for other in (dict(rank=1), dict(world=4), dict(batch=6), dict(seed=2), dict(crop="resized")):
+        asked = dict(rank=0, world=2, batch=8, seed=1, crop="none") | other
+        fresh = (in_memory() if kind == "memory" else from_files(root)).batch(step(1, **asked))
+        task.batch(step(0, rank=0, world=2, batch=8, crop="none"))
+        assert same(task.batch(step(1, **asked)), fresh), other
+
+
 def test_more_processes_than_images():
     with pytest.raises(InvalidValue, match=r"A batch of 4 images cannot be shared by 5 processes\. Use a larger"):
         in_memory().batch(step(0, rank=1, world=5))

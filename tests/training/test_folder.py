@@ -1,11 +1,13 @@
 """Image folders: the listing, the classes, and what is held in memory."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from depthfold.errors import DataError
+from depthfold.errors import DataError, MissingDependency
 from depthfold.training.data.collection import Request
 from depthfold.training.data.files import Files
 from depthfold.training.data.folder import ImageFolder, class_list
@@ -175,3 +177,13 @@ def test_a_folder_without_folders(tmp_path):
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match=r"train has no folders, expected one for every class"):
         folder(tmp_path).read("train")
+
+
+def test_without_pillow(tmp_path, monkeypatch):
+    write_folder(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(MissingDependency) as error:
+        folder(tmp_path).read("train").pictures.settle((8, 8), cropped=False)
+    assert str(error.value) == (
+        "Pillow, which reads images, is not installed. Install it with: pip install depthfold[train]"
+    )

@@ -48,7 +48,7 @@ class ClassificationTask:
     class (the paper's is 50); `seed` chooses it. `score_batch` is the batch in which models are scored.
 
     Data is read when it is first used, in the process that uses it, and the test set only when "test" is scored. The
-    training set is in memory, on the step's device, unless it consists of files that are too many (see ImageFolder).
+    training set is in memory, on the step's device, unless it consists of files that do not fit (see Files.settle).
     """
 
     source: Source
