@@ -59,6 +59,10 @@ class JournalError(DepthfoldError):
     """A journal cannot be read or written, is damaged, or is in use."""
 
 
+class DataError(DepthfoldError, ValueError):
+    """A dataset is missing, damaged, or not what the task or the model expects."""
+
+
 class CheckpointError(DepthfoldError):
     """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
 

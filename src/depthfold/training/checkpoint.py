@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthfold.backends.base import load
+from depthfold.core.optional import load
 from depthfold.errors import CheckpointError
 from depthfold.store.files import put_in_place
 

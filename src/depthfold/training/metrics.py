@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from depthfold.backends.base import load
+from depthfold.core.optional import load
 from depthfold.errors import CheckpointError
 from depthfold.store.files import put_in_place
 

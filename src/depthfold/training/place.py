@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from depthfold.backends.base import load
+from depthfold.core.optional import load
 from depthfold.errors import DepthfoldError, InvalidValue
 
 T = TypeVar("T")

@@ -1,0 +1,184 @@
+"""The built-in task: images into classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from depthfold.core.coerce import as_whole
+from depthfold.errors import InvalidValue
+from depthfold.training.data.augment import augment, augment_normalised
+from depthfold.training.data.cifar import Cifar10, Cifar100
+from depthfold.training.data.collection import Normal, Request, Size, Source
+from depthfold.training.data.fashion_mnist import FashionMnist
+from depthfold.training.data.folder import ImageFolder, class_list
+from depthfold.training.data.holdout import check_holdout
+from depthfold.training.data.in_memory import InMemory, Pair
+from depthfold.training.data.loaded import Loaded
+from depthfold.training.data.order import steps_per_epoch
+from depthfold.training.objective import class_scores, classification_loss
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Split, Step
+
+
+class Options(TypedDict, total=False):
+    """What every constructor of ClassificationTask takes, too. See there."""
+
+    size: int | Size | None
+    normalise: Normal | None
+    holdout: float | int
+    seed: int
+    score_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassificationTask:
+    """Images into classes. The score is the accuracy (top-1) in percentage points, 0 to 100.
+
+    `size` is what the images are brought to, a number or (height, width); None: as they are. `normalise` is (means,
+    deviations) by channel, of values from 0 to 1; None: the dataset's own. `holdout` is the part of the training set
+    that is never trained on and that importances are scored on: a share of each class, or a number of images of each
+    class (the paper's is 50); `seed` chooses it. `score_batch` is the batch in which models are scored.
+
+    Data is read when it is first used, in the process that uses it, and the test set only when "test" is scored. The
+    training set is in memory, on the step's device, unless it consists of files that do not fit (see Files.settle).
+    """
+
+    source: Source
+    size: int | Size | None = None
+    normalise: Normal | None = None
+    holdout: float | int = 0.1
+    seed: int = 0
+    score_batch: int = 512
+    _data: Loaded = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_holdout(self.holdout)
+        as_whole("score_batch", self.score_batch, InvalidValue)
+        size = None if self.size is None else _sides(self.size)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "_data", Loaded(self.source, size, self.holdout, self.seed))
+
+    @classmethod
+    def cifar10(cls, path: str | os.PathLike[str], **options: Unpack[Options]) -> Self:
+        """CIFAR-10 in its binary layout: the folder cifar-10-batches-bin, or the one that it lies in."""
+        return cls(source=Cifar10(path=_absolute(path)), **options)
+
+    @classmethod
+    def cifar100(cls, path: str | os.PathLike[str], **options: Unpack[Options]) -> Self:
+        """CIFAR-100 in its binary layout: the folder cifar-100-binary, or the one that it lies in."""
+        return cls(source=Cifar100(path=_absolute(path)), **options)
+
+    @classmethod
+    def fashion_mnist(cls, path: str | os.PathLike[str], **options: Unpack[Options]) -> Self:
+        """Fashion-MNIST as torchvision has it: the folder in which FashionMNIST/raw lies, or one of these two."""
+        return cls(source=FashionMnist(path=_absolute(path)), **options)
+
+    @classmethod
+    def image_folder(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        classes: str | os.PathLike[str] | Iterable[str] | None = None,
+        train: str = "train",
+        test: str = "val",
+        share: float = 0.875,
+        workers: int | None = None,
+        memory: int = 2 * 10**9,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Folders `train` and `test`, with a folder for every class in them.
+
+        `classes` chooses among them, by a list of names or a file with one a line, and labels follow its order: for
+        ImageNet-100, its list. `share` of the centre is seen in scoring (0.875 and size=224: resized to 256, cropped
+        to 224). `workers` and `memory`: see Files.
+        """
+        names = None if classes is None else class_list(classes)
+        folder = _absolute(path)
+        source = ImageFolder(
+            path=folder, classes=names, train=train, test=test, share=share, workers=workers, memory=memory
+        )
+        return cls(source=source, **options)
+
+    @classmethod
+    def tensors(cls, *, train: Pair, test: Pair | None = None, **options: Unpack[Options]) -> Self:
+        """Images in memory, with their labels: N x C x H x W, uint8 or float. These travel with the task."""
+        return cls(source=InMemory(train=train, test=test), **options)
+
+    def steps_per_epoch(self, recipe: Recipe) -> int:
+        """Steps of the recipe's batch that see the training set once, without the hold-out; a rest is dropped."""
+        return steps_per_epoch(len(self._data.train), recipe.batch)
+
+    def loss(self, model: nn.Module, step: Step) -> Tensor:
+        """The loss of the step's batch, of this process's part of it."""
+        images, labels = self.batch(step)
+        images = images.to(_place(model)[1])
+        return classification_loss(model(images), images, labels, len(self._data.train.classes), step)
+
+    @torch.no_grad()
+    def batch(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The images of a step, augmented and normalised, and their labels; it follows from the step alone."""
+        pixels, indices = self._data.feed(cropped=step.recipe.crop == "resized").batch(step)
+        of = len(self._data.train)
+        images = augment_normalised(self._normalised(augment(pixels, step, of)), step, of)
+        if step.recipe.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images, self._data.labels_on(step.device)[indices]
+
+    @torch.no_grad()
+    def score(self, model: nn.Module, split: Split) -> float:
+        """The accuracy in percentage points, on the model's own device and in its own precision."""
+        subset = self._data.scored(split)
+        device, dtype = _place(model)
+        starts = range(0, len(subset), self.score_batch)
+        indices = [np.arange(start, min(start + self.score_batch, len(subset))) for start in starts]
+        batches = subset.pictures.read((Request(indices=part) for part in indices), self._pair, device)
+        right = torch.zeros((), dtype=torch.int64, device=device)
+        for part, pixels in zip(indices, batches, strict=True):
+            logits = class_scores(model(self._normalised(pixels).to(dtype)), len(subset.classes))
+            right += (logits.argmax(dim=1) == subset.labels[part].to(device)).sum()
+        return 100.0 * right.item() / len(subset)
+
+    @property
+    def _pair(self) -> Size | None:
+        return self.size  # type: ignore[return-value]  # made a pair by __post_init__
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """In float32, whatever the model computes in: the same numbers for everyone."""
+        mean, deviation = self.normalise or self.source.normal
+        if len(mean) != len(deviation) or len(mean) not in (1, images.shape[1]):
+            raise InvalidValue(
+                f"normalise has {len(mean)} means and {len(deviation)} deviations, and the images have "
+                f"{images.shape[1]} channels. Give one of each for every channel, or for all."
+            )
+        scale = 255.0 if images.dtype == torch.uint8 else 1.0
+        means, deviations = (torch.tensor(v, device=images.device)[:, None, None] * scale for v in (mean, deviation))
+        return (images.float() - means) / deviations
+
+
+def _sides(size: int | Size) -> Size:
+    sides = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise InvalidValue(f"size must be a number or (height, width), found {size!r}.")
+    height, width = (as_whole("size", side, InvalidValue) for side in sides)
+    return height, width
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    """A task may be used by a process that was started elsewhere."""
+    return Path(path).expanduser().absolute()
+
+
+def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """The model's device and precision."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.device, parameter.dtype
+    return torch.device("cpu"), torch.float32

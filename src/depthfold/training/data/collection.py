@@ -1,0 +1,92 @@
+"""A collection: the images of one part of a dataset, their labels, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from depthfold.core.wording import count
+from depthfold.errors import DataError
+
+Part = Literal["train", "test"]
+Size = tuple[int, int]  # height and width
+Normal = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation, by channel, of values 0..1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """The images of one batch, by index. `crop` holds ten tries of four uniform numbers for each image where a random
+    part of it is asked for (see geometry.crop_boxes), and is None where the centre is.
+
+    NumPy, because requests travel to processes that read, and tensors would take shared memory for it.
+    """
+
+    indices: np.ndarray
+    crop: np.ndarray | None = None
+
+
+class Pictures(Protocol):
+    """Images that can be read in batches, in memory or in files."""
+
+    def __len__(self) -> int: ...
+
+    def subset(self, indices: Sequence[int]) -> Pictures: ...
+
+    def settle(self, size: Size | None, *, cropped: bool) -> Pictures:
+        """The same pictures, in memory where they fit. `cropped`: random parts of them will be asked for."""
+        ...
+
+    def read(self, requests: Iterable[Request], size: Size | None, device: torch.device) -> Iterator[Tensor]:
+        """A batch for every request, in their order, on the device: N x C x H x W. `size` None: as they are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Collection:
+    """Pictures with their labels. `keys` names each picture for good: the hold-out is chosen by it. `where` is for
+    messages."""
+
+    where: str
+    classes: tuple[str, ...]
+    labels: Tensor
+    keys: Sequence[object]
+    pictures: Pictures
+
+    def __post_init__(self) -> None:
+        if not len(self.labels) == len(self.keys) == len(self.pictures):
+            raise DataError(
+                f"{self.where} has {count(len(self.pictures), 'image')} and {count(len(self.labels), 'label')}; "
+                "expected one label for each image."
+            )
+        if not len(self.labels):
+            raise DataError(f"{self.where} has no images. Check the path, or fetch the dataset again.")
+        wrong = ((self.labels < 0) | (self.labels >= len(self.classes))).nonzero()
+        if len(wrong):
+            first = int(wrong[0])
+            raise DataError(
+                f"{self.where}: the label of image {self.keys[first]!r} is {int(self.labels[first])}, expected 0 to "
+                f"{len(self.classes) - 1} ({count(len(wrong), 'such label')} in all). Check that the file belongs to "
+                "this dataset."
+            )
+
+
+class Source(Protocol):
+    """Where a dataset lies. It is small, travels to other processes, and reads when it is asked."""
+
+    @property
+    def normal(self) -> Normal:
+        """What the images are normalised by if the user does not say."""
+        ...
+
+    def read(self, part: Part) -> Collection: ...
+
+
+def listed(problems: Sequence[str], most: int = 10) -> str:
+    """Problems one under another, and how many more there are."""
+    more = [f"... and {len(problems) - most} more"] if len(problems) > most else []
+    return "".join(f"\n  {problem}" for problem in [*problems[:most], *more])
