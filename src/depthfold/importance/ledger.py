@@ -104,6 +104,6 @@ def _foreign(mismatch: HeaderMismatch) -> TableError:
     differ = [name for name in mismatch.expected if mismatch.found.get(name) != mismatch.expected[name]]
     both = "; ".join(f"{name}: {mismatch.found.get(name)} there, {mismatch.expected[name]} here" for name in differ)
     return TableError(
-        f"The journal {mismatch.path} belongs to other importances ({both}). Continue with what it was begun with, give "
-        "this run a folder of its own, or delete the journal to start again."
+        f"The journal {mismatch.path} belongs to other importances ({both}). Continue with what it was begun with, "
+        "give this run a folder of its own, or delete the journal to start again."
     )

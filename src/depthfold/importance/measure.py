@@ -45,7 +45,7 @@ def measure_importance(
 
     The trainings are jobs of the `executor` (in this process, unless another one is given); each result depends on the
     block and its seed alone. With a folder, `run`, each is kept as it comes: run again, only what is missing is done. A
-    block whose trainings fail has the reason instead of a score, and a warning says which; `retry` runs just these again.
+    block whose trainings fail has the reason instead of a score, and a warning says so; `retry` runs just these again.
     """
     _expect(network, task, seeds)
     recipe = preset(recipe) if isinstance(recipe, str) else recipe

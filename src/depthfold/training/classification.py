@@ -112,6 +112,13 @@ class ClassificationTask:
         """Images in memory, with their labels: N x C x H x W, uint8 or float. These travel with the task."""
         return cls(source=InMemory(train=train, test=test), **options)
 
+    @property
+    def identity(self) -> str:
+        """Which data, and how it is seen and split: what a score depends on. Not where the data lies, which may differ
+        from machine to machine."""
+        seen = f"size {self.size}, normalised by {self.normalise or self.source.normal}"
+        return f"{self.source.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
+
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Steps of the recipe's batch that see the training set once, without the hold-out; a rest is dropped."""
         return steps_per_epoch(len(self._data.train), recipe.batch)

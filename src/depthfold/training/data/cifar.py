@@ -27,6 +27,7 @@ class _Cifar:
     files: ClassVar[dict[Part, tuple[str, ...]]]
     label_bytes: ClassVar[int]
     class_count: ClassVar[int]
+    title: ClassVar[str]
     normal: ClassVar[Normal]
 
     path: Path  # the folder, or the one it lies in
@@ -94,6 +95,7 @@ class Cifar10(_Cifar):
     }
     label_bytes: ClassVar[int] = 1
     class_count: ClassVar[int] = 10
+    title: ClassVar[str] = "CIFAR-10"
     normal: ClassVar[Normal] = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
@@ -107,4 +109,5 @@ class Cifar100(_Cifar):
     files: ClassVar[dict[Part, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}
     label_bytes: ClassVar[int] = 2  # the coarse one first
     class_count: ClassVar[int] = 100
+    title: ClassVar[str] = "CIFAR-100"
     normal: ClassVar[Normal] = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

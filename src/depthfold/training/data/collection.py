@@ -79,6 +79,11 @@ class Source(Protocol):
     """Where a dataset lies. It is small, travels to other processes, and reads when it is asked."""
 
     @property
+    def title(self) -> str:
+        """Which dataset it is, wherever it lies."""
+        ...
+
+    @property
     def normal(self) -> Normal:
         """What the images are normalised by if the user does not say."""
         ...

@@ -25,6 +25,7 @@ _UBYTE = 0x08  # the kind of number, in the third byte of an IDX file; the fourt
 class FashionMnist:
     """60,000 training and 10,000 test images of 10 classes, 28 x 28, of one channel."""
 
+    title: ClassVar[str] = "Fashion-MNIST"
     normal: ClassVar[Normal] = ((0.2860,), (0.3530,))
 
     path: Path  # where FashionMNIST/raw lies, or one of these two folders

@@ -37,6 +37,11 @@ class ImageFolder:
     workers: int | None = None
     memory: int = 2 * 10**9
 
+    @property
+    def title(self) -> str:
+        chosen = "all classes" if self.classes is None else f"classes {', '.join(self.classes)}"
+        return f"image folder {self.path.name} ({self.train}, {self.test}; {chosen}; share {self.share})"
+
     def read(self, part: Part) -> Collection:
         folder = self._folder(part)
         classes = self._classes(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +39,13 @@ class InMemory:
         values = {"train": train, "test": test, "classes": classes, "normal": _normal(train[0])}
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def title(self) -> str:
+        found = hashlib.sha256()
+        for tensor in self.train:
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return f"{len(self.train[0])} images in memory, {found.hexdigest()[:16]}"
 
     def read(self, part: Part) -> Collection:
         pair = self.train if part == "train" else self.test
