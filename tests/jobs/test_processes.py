@@ -7,27 +7,18 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from depthfold.errors import DepthfoldError, InvalidValue, MissingDependency
 from depthfold.jobs import InProcess, Job, Processes
 from depthfold.testing.executors import alive
+from patience import eventually
 
 
 def run(executor, work, payloads):
     jobs = [Job(key=str(n), payload=payload) for n, payload in enumerate(payloads)]
     return {outcome.key: outcome for outcome in executor.run(lambda: work, jobs)}
-
-
-def eventually(condition):
-    """The condition comes true; how long that takes is the machine's affair."""
-    for _ in range(3000):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 ENDS = {
@@ -68,15 +59,7 @@ def test_what_a_worker_started_ends_with_it(tmp_path):
 
     run(Processes(workers=1), work, [None])
     child = int((tmp_path / "child").read_text())
-    assert eventually(lambda: not running(child))
-
-
-def running(pid):
-    """Alive, and no zombie: an orphan's end is for the first process of the machine to take note of."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert eventually(lambda: not alive(child))
 
 
 def test_workers_have_their_own_threads_and_see_no_gpu():
@@ -254,6 +237,6 @@ def test_no_worker_outlives_its_parent_even_while_it_computes(tmp_path, how):
     assert all(map(alive, workers))
     os.killpg(process.pid, how)  # to the whole group, as the terminal's Ctrl-C is
     _, errors = process.communicate()
-    assert eventually(lambda: not any(map(running, workers)))
+    assert eventually(lambda: not any(map(alive, workers)))
     assert process.returncode == -how
     assert errors.count("Traceback") == (how == signal.SIGINT)  # the caller's own, and none of the workers

@@ -18,7 +18,7 @@ from depthfold.jobs.crew import Answered, Event, Lost, Ready, drive
 from depthfold.jobs.retry import Queue
 from depthfold.jobs.seat import Seat, environment
 
-_LOOK = 5.0  # seconds after which the cluster is looked at again: it may have grown
+_LOOK = 2.0  # seconds after which the cluster is looked at again: it may have grown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,8 @@ class _Actors:
         return self._wanted.workers or self._capacity()
 
     def _capacity(self) -> int:
-        """How many workers the nodes hold if nobody else uses them."""
-        asked = {"CPU": self._wanted.cpus, "GPU": self._wanted.gpus}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        # 1 / 0.1 and its like must not be rounded below the whole number that they mean.
-        return sum(
-            min(int(node.get(name, 0) / share + 1e-6) for name, share in asked.items() if share) for node in nodes
-        )
+        return sum(room(node, cpus=self._wanted.cpus, gpus=self._wanted.gpus) for node in nodes)
 
     def hire(self) -> Any:
         actor = self._actor.remote()
@@ -144,6 +139,13 @@ class _Actors:
             self._calls = {call: other for call, other in self._calls.items() if other is not actor}
             self.workers = [other for other in self.workers if other is not actor]
             self._ray.kill(actor)
+
+
+def room(node: Mapping[str, float], *, cpus: float, gpus: float) -> int:
+    """How many workers a node holds if nobody else uses it."""
+    asked = {"CPU": cpus, "GPU": gpus}
+    # 1 / 0.1 and its like must not be rounded below the whole number that they mean.
+    return min(int(node.get(name, 0) / share + 1e-6) for name, share in asked.items() if share)
 
 
 def loss(worker: Any, error: Exception) -> Lost:

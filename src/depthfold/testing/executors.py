@@ -194,9 +194,11 @@ def _left_early(executor: Executor, folder: Path) -> Iterator[str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process on this machine."""
+    """Whether such a process runs on this machine. One that has ended, and of whose end nobody took note, does not."""
     try:
         os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False
-    return True
+    except FileNotFoundError:  # ended just now, or a system that has no such folder
+        return not Path("/proc/self").exists()

@@ -1,0 +1,148 @@
+"""A real Ray, on this machine: the shipped suite, and a cluster that loses a node and gets another."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from depthfold.errors import InvalidValue, MissingDependency
+from depthfold.jobs import Job, RayCluster
+from depthfold.jobs.ray_cluster import loss, room
+from depthfold.testing import check_executor
+from depthfold.testing.executors import alive
+from patience import eventually
+
+STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes, of 1, 2 and 1 CPUs. Ray is initialised on them once for all tests."""
+    head = dict(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
+    made = Cluster(initialize_head=True, head_node_args=head)
+    made.wide = made.add_node(num_cpus=2, object_store_memory=STORE)
+    made.add_node(num_cpus=1, object_store_memory=STORE)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def meeting(folder):
+    """Work that says where it runs, and waits until it may go on."""
+
+    def setup():
+        def work(number):
+            node = ray.get_runtime_context().get_node_id()
+            (folder / f"{number}.{node}.{os.getpid()}").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.02)
+            return number**2
+
+        return work
+
+    return setup
+
+
+def places(folder):
+    """(job, node, process) of every attempt so far."""
+    return {tuple(file.name.split(".")) for file in folder.glob("*.*")}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_suite_and_ray_is_left_running():
+    check_executor(RayCluster(workers=2))
+    assert ray.is_initialized()
+    assert eventually(lambda: ray.available_resources().get("CPU") == 4)  # no actor is left
+
+
+@pytest.mark.usefixtures("cluster")
+def test_more_than_the_cluster_has():
+    text = "No node of the Ray cluster has room for a worker of 1 CPUs and 1 GPUs; the cluster has 4 CPUs and 0 GPUs"
+    with pytest.raises(InvalidValue, match=text):
+        list(RayCluster(gpus=1).run(lambda: print, [Job(key="a", payload=1)]))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_have_their_own_threads_and_see_no_gpu():
+    def work(_):
+        return os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MARK"]
+
+    executor = RayCluster(workers=1, threads=3, runtime_env={"env_vars": {"MARK": "here"}})
+    (outcome,) = executor.run(lambda: work, [Job(key="a", payload=1)])
+    assert outcome.result == ("3", "", "here")
+
+
+def test_a_node_is_lost_in_the_middle_and_another_comes(cluster, tmp_path):
+    gone, outcomes = cluster.wide.node_id, []
+    jobs = [Job(key=f"job {n}", payload=n) for n in range(12)]
+    caller = threading.Thread(target=lambda: outcomes.extend(RayCluster().run(meeting(tmp_path), jobs)), daemon=True)
+    caller.start()
+    try:
+        assert eventually(lambda: len({process for _, _, process in places(tmp_path)}) == 4)  # all workers work
+        cluster.remove_node(cluster.wide, allow_graceful=False)
+        assert eventually(lambda: not any(alive(int(p)) for _, node, p in places(tmp_path) if node == gone))
+        fresh = cluster.add_node(num_cpus=1, object_store_memory=STORE).node_id
+        assert eventually(lambda: any(node == fresh for _, node, _ in places(tmp_path)))  # the crew grows again
+    finally:
+        (tmp_path / "go").touch()
+    caller.join()
+    assert sorted((o.key, o.result) for o in outcomes) == sorted((job.key, job.payload**2) for job in jobs)
+    assert not any(outcome.failure for outcome in outcomes)
+    lost = {f"job {job}" for job, node, _ in places(tmp_path) if node == gone}
+    assert len(lost) == 2
+    assert {o.key: o.attempts for o in outcomes} == {job.key: 2 if job.key in lost else 1 for job in jobs}
+
+
+def test_ray_is_started_and_shut_down_where_it_was_not_running():
+    code = """
+import os, ray
+from depthfold.jobs import Job, RayCluster
+jobs = [Job(key=str(n), payload=n) for n in range(3)]
+outcomes = list(RayCluster(address="local", workers=1).run(lambda: lambda n: (n + 1, os.getpid()), jobs))
+print(sorted(outcome.result[0] for outcome in outcomes), ray.is_initialized(), outcomes[0].result[1])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("[1, 2, 3] False "), done.stderr
+    assert eventually(lambda: not alive(int(done.stdout.split()[-1])))
+
+
+@pytest.mark.parametrize(
+    ("node", "cpus", "gpus", "number"),
+    [
+        ({"CPU": 8.0}, 1, 0, 8),
+        ({"CPU": 8.0}, 3, 0, 2),
+        ({"CPU": 16.0, "GPU": 1.0}, 1, 0.1, 10),
+        ({"CPU": 16.0, "GPU": 2.0}, 1, 1 / 3, 6),
+        ({"CPU": 2.0, "GPU": 4.0}, 1, 0.5, 2),
+        ({"CPU": 2.0, "GPU": 4.0}, 0, 1, 4),
+        ({"CPU": 8.0}, 1, 1, 0),
+        ({}, 1, 0, 0),
+    ],
+)
+def test_room_on_a_node(node, cpus, gpus, number):
+    assert room(node, cpus=cpus, gpus=gpus) == number
+
+
+def test_what_ray_says_of_a_loss():
+    died = loss("worker", ray.exceptions.ActorDiedError())
+    assert (died.worker, died.kind) == ("worker", "worker lost")
+    assert died.how == "ActorDiedError: The actor died unexpectedly before finishing this task."
+    assert loss("worker", ray.exceptions.OutOfMemoryError("the node ran low")).kind == "out of memory"
+
+
+@pytest.mark.parametrize("options", [dict(cpus=0), dict(cpus=-1, gpus=2), dict(gpus=float("nan"))])
+def test_options_that_make_no_sense(options):
+    with pytest.raises(InvalidValue, match="Both are 0 or more, and one of them above 0"):
+        RayCluster(**options)
+
+
+def test_a_missing_ray_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingDependency, match=r"ray is not installed. Install it with: pip install depthfold\[ray\]"):
+        list(RayCluster().run(lambda: print, [Job(key="a", payload=1)]))
