@@ -82,14 +82,14 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """What two processes leave behind, in the environment that `accelerate launch --cpu --num_processes 2` makes."""
+    """What two processes leave behind, in the environment that `torchrun` makes for them."""
     folder = tmp_path_factory.mktemp("two")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent)))
     common = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    common |= dict(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")
+    common |= dict(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")  # on the CPU, even where there is a GPU
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(folder), RECIPE.dumps()],

@@ -97,6 +97,15 @@ def test_float16_leaves_out_the_steps_that_overflow():
     assert not torch.equal(model.weight, before)
 
 
+def test_float16_clips_the_gradient_itself_and_not_the_scaled_one():
+    model = nn.Linear(4, 1, bias=False)
+    before = model.weight.detach().clone()
+    task = FunctionTask(loss=lambda m, step: m(torch.ones(1, 4)).float().sum() / 8, score=lambda m, split: 0.0)
+    recipe = Recipe(steps=1, lr=0.5, precision="float16", momentum=0, nesterov=False, weight_decay=0, clip=0.125)
+    train(model, task, recipe)  # the gradient has the norm 0.25
+    assert torch.linalg.vector_norm(model.weight - before).item() == pytest.approx(0.5 * 0.125, rel=1e-3)
+
+
 def test_float16_with_gradients_that_are_never_numbers_is_noticed():
     def hopeless(m, step):
         return m(torch.ones(1, 4)).sum() + (m.weight.sum() * 0).sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -65,6 +66,30 @@ def test_an_interrupted_training_ends_with_the_same_weights(name, tmp_path):
     assert equal(whole, unkept)
 
 
+def test_the_scale_of_float16_is_kept(tmp_path):
+    """It has come down from where it starts; a training that forgot it would leave out steps again."""
+
+    def steep(m, step):
+        if step.number == stop:
+            raise Interruption
+        return 100 * m(torch.full((2, 4), 10.0)).float().sum()
+
+    recipe = Recipe(steps=12, lr=1e-6, precision="float16", checkpoint=4)
+    task = FunctionTask(loss=steep, score=lambda m, split: 0.0)
+    start = torch.nn.Linear(4, 1, bias=False)
+    whole, cut, resumed = (copy.deepcopy(start) for _ in range(3))
+    stop = None
+    train(whole, task, recipe)
+    stop = 10
+    with pytest.raises(Interruption):
+        train(cut, task, recipe, folder=tmp_path)
+    stop = None
+    train(resumed, task, recipe, folder=tmp_path)
+    assert load_weights(cut, tmp_path).scale < 65536
+    assert equal(whole, resumed)
+    assert not equal(whole, start)
+
+
 def test_a_resumed_training_takes_only_the_steps_that_are_left(tmp_path):
     with pytest.raises(Interruption):
         train(SmallNet(), failing_at(10, interrupt), RECIPE, folder=tmp_path)
@@ -97,13 +122,21 @@ def _never(*_):
 
 
 def test_the_metrics_have_every_line_once(tmp_path):
-    train(SmallNet(), TASK, RECIPE, folder=tmp_path / "whole")
+    def worse(model, split):  # at every score, so that none of them makes a checkpoint, and lines are ahead of it
+        return -model.norm.num_batches_tracked.item()
+
+    def task(at):
+        return FunctionTask(loss=failing_at(at, interrupt).loss, score=worse, epoch=4)
+
+    train(SmallNet(), task(None), RECIPE, folder=tmp_path / "whole")
     for at in (7, 11):
         with pytest.raises(Interruption):
-            train(SmallNet(), failing_at(at, interrupt), RECIPE, folder=tmp_path / "parts")
+            train(SmallNet(), task(at), RECIPE, folder=tmp_path / "parts")
+    assert [line["step"] for line in lines(tmp_path / "parts")] == [3, 4, 6, 8, 9]
+    assert load_weights(SmallNet(), tmp_path / "parts").step == 8
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "ep')  # torn by a kill
-    train(SmallNet(), TASK, RECIPE, folder=tmp_path / "parts")
+    train(SmallNet(), task(None), RECIPE, folder=tmp_path / "parts")
     whole, parts = ([line | {"seconds": 0} for line in lines(tmp_path / each)] for each in ("whole", "parts"))
     assert parts == whole
     assert [line["step"] for line in whole] == [3, 4, 6, 8, 9, 12]

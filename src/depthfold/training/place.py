@@ -84,8 +84,10 @@ def _from_accelerate() -> Place:
 @functools.cache  # with a GPU, accelerate starts a program each time
 def _own_reading() -> Place:
     state = load("accelerate.state", "train").PartialState
-    flag = os.environ.get("ACCELERATE_USE_CPU", "").lower()  # `accelerate launch --cpu`; PartialState does not read it
-    place = _read(state(cpu=flag in ("1", "true", "yes", "on", "y", "t")))
+    # `accelerate launch --cpu` says so in the environment, which PartialState does not read. Nor does it find the other
+    # processes of `torchrun` on a machine without an accelerator, unless it is told that there is none.
+    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y", "t")
+    place = _read(state(cpu=asked or not torch.accelerator.is_available()))
     if place.world == 1:
         state._reset_state()
     return place
