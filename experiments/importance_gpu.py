@@ -1,0 +1,103 @@
+"""Entries of the importance table per minute on one GPU, by the number of workers that share it.
+
+    python experiments/importance_gpu.py CIFAR10 OUT.json [--workers 1 2 4 8] [--entries 12]
+
+MobileNetV2 for 32x32 images (stem and second stage without stride) on CIFAR-10, one epoch per entry at batch 512 in
+bfloat16, channels last, padded crop and flip. Each worker trains `entries` entries. The rate counts from the moment
+when all workers are at work: what they take to start is shown apart, since it is paid once per table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+import depthfold as df
+from depthfold.backends.pytorch import PyTorch
+from depthfold.importance.entry import EntrySetup
+from depthfold.importance.ledger import job_of
+from depthfold.jobs import Processes
+from depthfold.tracing import TracedNetwork
+from depthfold.training.classification import ClassificationTask
+from depthfold.training.recipe import Recipe
+from depthfold.vision import import_torchvision
+
+
+def mobilenet_v2_for_cifar() -> TracedNetwork:
+    torch.manual_seed(0)
+    model = import_torchvision().models.mobilenet_v2(weights=None, num_classes=10)
+    model.features[0][0].stride = (1, 1)
+    for module in model.features[2].modules():
+        if isinstance(module, nn.Conv2d):
+            module.stride = (1, 1)
+    return df.trace(model, torch.randn(1, 3, 32, 32), ignore=["features.0", "features.18"])
+
+
+def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str, object]:
+    blocks = [block for block in setup.network.flagged_spans() if len(block.span) > 1][: workers * entries]
+    jobs = [job_of(block, 0) for block in blocks]
+    here = Processes(workers=workers) if device == "cpu" else Processes(devices=(device,), workers_per_device=workers)
+    started = time.perf_counter()
+    finished, seconds, failures = [], [], []
+    for outcome in here.run(setup, jobs):
+        finished.append(time.perf_counter() - started)
+        seconds.append(outcome.seconds)
+        if outcome.failure is not None:
+            failures.append(str(outcome.failure))
+    # All are at work once each has given its first result; they are done, together, until the last but `workers`.
+    first, last = finished[workers - 1], finished[-1]
+    return {
+        "workers": workers,
+        "entries": len(jobs),
+        "entries per minute": 60 * (len(jobs) - workers) / (last - first),
+        "seconds per entry, median": median(seconds),
+        "seconds until all had a first result": first,
+        "seconds in all": last,
+        "failures": failures,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="CIFAR-10 in its binary layout")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--entries", type=int, default=12)
+    parser.add_argument("--batches", type=int, nargs="+", default=[512, 1024])
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--steps", type=int, default=None, help="instead of one epoch, for a dry run")
+    options = parser.parse_args()
+    network = mobilenet_v2_for_cifar()
+    task = ClassificationTask.cifar10(options.data)
+    device = "cpu" if options.device == "cpu" else "cuda"
+    environment = PyTorch(device=device).environment((torch.empty(1, 3, 32, 32),))
+    print(environment)
+    rows = []
+    for batch in options.batches:
+        recipe = Recipe(
+            epochs=None if options.steps else 1,
+            steps=options.steps,
+            batch=batch,
+            lr=0.1,
+            crop="pad",
+            flip=True,
+            precision=options.precision,
+            channels_last=True,
+        )
+        for workers in options.workers:
+            row = {"batch": batch} | rate(EntrySetup(network, task, recipe), workers, options.entries, options.device)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            found = {"environment": environment.to_json(), "recipe": recipe.to_json(), "rows": rows}
+            options.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
