@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench bench-solve bench-latency fuzz zoo clean
+.PHONY: help setup test lint bench bench-solve bench-latency bench-importance fuzz zoo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -38,6 +38,9 @@ bench-solve: setup  ## what is measured: the solver, its time and memory as L gr
 
 bench-latency: setup  ## what is measured: predicted against measured latency on three runtimes (10 minutes, alone)
 	$(BIN)/python benchmarks/latency.py
+
+bench-importance: setup  ## what is measured: importances beyond their trainings, and two workers against one
+	$(BIN)/python benchmarks/importance.py
 
 zoo: setup  ## every CNN of torchvision and many of timm; writes docs/zoo.md
 	$(BIN)/python benchmarks/zoo.py

@@ -16,12 +16,13 @@ from depthfold.core.describe import text_table
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.solved_plan import Segment, SolvedPlan
-from depthfold.core.span import Position
+from depthfold.core.span import FlaggedSpan, Position
 from depthfold.core.wording import at_most, count, share_at_least
 from depthfold.errors import BudgetError, InvalidValue
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
 SHOWN = 20
+SPANS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,8 @@ class Frontier(Document):
     complete up to the rounding of its sums (docs/solver.md says how little that is); where the solver had to thin its
     labels, no budget's plan is further than `lost` below the best importance possible.
     `segments` has the time and the shape of every segment that a plan of the frontier uses. `fingerprint` is that of
-    the network, empty where it was not known.
+    the network, empty where it was not known. `unscored` are the blocks that have a reason instead of a score in the
+    importance table: no plan uses them.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
@@ -59,9 +61,10 @@ class Frontier(Document):
     lost: float
     segments: tuple[Segment, ...]
     points: tuple[Point, ...]
+    unscored: tuple[FlaggedSpan, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (("points", Point), ("segments", Segment)):
+        for name, kind in (("points", Point), ("segments", Segment), ("unscored", FlaggedSpan)):
             items = as_tuple_of(kind, f"The {name} of a frontier", getattr(self, name), InvalidValue)
             object.__setattr__(self, name, items)
         if not self.points:
@@ -123,12 +126,19 @@ class Frontier(Document):
         how = "exact" if self.exact else f"thinned: at most {at_most(self.lost)} of importance lost at any budget"
         title = f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}, {how}"
         title += f"; {shown} of them:" if shown < len(self) else ""
-        return "\n".join([title, f"environment: {self.environment}", "", *text_table(HEADER, rows)])
+        return "\n".join([title, *self._notes(), "", *text_table(HEADER, rows)])
 
     def __repr__(self) -> str:
         fastest, best = self.points[0].latency, self.points[-1].latency
         what = f"{count(len(self), 'plan')}, {fastest:.4g} to {best:.4g} ms, {'exact' if self.exact else 'thinned'}"
         return f"<Frontier {self.network or '(unnamed)'}: {what}>"
+
+    def _notes(self) -> Iterator[str]:
+        yield f"environment: {self.environment}"
+        if self.unscored:
+            more = f" and {len(self.unscored) - SPANS} more" if len(self.unscored) > SPANS else ""
+            named = "; ".join(map(str, self.unscored[:SPANS]))
+            yield f"{count(len(self.unscored), 'block')} without a score, used by no plan: {named}{more}"
 
     def _row(self, point: Point) -> tuple[str, ...]:
         share = speedup = "?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,6 +11,7 @@ from depthfold.core import FlaggedSpan, Network, Plan
 from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, student_parts
+from depthfold.training.borrowing import own_random_numbers
 
 
 def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
@@ -32,7 +35,7 @@ def importance_student(network: TracedNetwork, block: FlaggedSpan, seed: int) ->
     other blocks; so its convolution and its batch norm begin afresh, with PyTorch's own initialisation, drawn by the
     seed.
     """
-    student = rewrite(network, importance_plan(network, block))
+    student = rewrite(network, importance_plan(network, block)).cpu()  # where draws are the same on every machine
     if len(block.span) == 1:
         _reset(student, network, block.j, seed)
     return student
@@ -42,8 +45,10 @@ def _reset(student: nn.Module, network: TracedNetwork, l: int, seed: int) -> Non
     part = student_parts(student)[0]
     site = network.sites[l - 1]
     targets = {node.name: str(node.target) for node in network.graph.graph.nodes}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_random_numbers(torch.device("cpu")) as reseed:
+        reseed(seed)
         for name in (site.conv, site.norm):
-            if name is not None:
-                part.get_submodule(targets[name]).reset_parameters()  # type: ignore[operator]
+            module: Any = None if name is None else part.get_submodule(targets[name])
+            # A frozen batch norm holds constants, which no training could put there: it has nothing to begin afresh.
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from dataclasses import dataclass
 from typing import TypedDict
@@ -15,6 +14,7 @@ from depthfold.importance.definition import importance_student
 from depthfold.jobs.base import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
+from depthfold.training.borrowing import own_random_numbers
 from depthfold.training.loop import train
 from depthfold.training.place import find_place
 from depthfold.training.recipe import Recipe
@@ -50,16 +50,21 @@ class EntrySetup:
         ends, seed = payload
         block = FlaggedSpan(*ends)
         student = importance_student(self.network, block, seed=mix(seed, "reset", ends))
-        trained = train(student, self.task, self.recipe, seed=seed)
-        del student
-        gc.collect()  # a graph refers to itself, so that only the collector frees it; on a GPU it may be a gigabyte
+        try:
+            trained = train(student, self.task, self.recipe, seed=seed)
+        finally:
+            # A graph refers to itself, so that it lives on until the collector comes by. Its weights, which on a GPU
+            # may be a gigabyte, must not; to send for the collector would cost as much as some trainings.
+            student.to("meta")
         assert trained.score is not None
         curve = [(point.step, point.loss, point.score) for point in trained.curve]
         return Result(score=trained.score, curve=curve, seconds=trained.seconds)
 
     def _original(self) -> Result:
-        original = rewrite(self.network, self.network.vanilla).eval().to(find_place().device)
-        with torch.no_grad():
+        device = find_place().device
+        original = rewrite(self.network, self.network.vanilla).eval().to(device)
+        with torch.no_grad(), own_random_numbers(device) as reseed:
+            reseed(mix(self.recipe.seed, "original"))
             score = float(self.task.score(original, "holdout"))
         if not math.isfinite(score):
             raise NotFinite(f"The score of the original network is {score}; expected a finite number.")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
-
-import torch
 
 from depthfold.core import FlaggedSpan, fingerprint
 from depthfold.errors import TableError
@@ -15,7 +13,9 @@ from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
 from depthfold.store import HeaderMismatch, Journal
 from depthfold.tracing import TracedNetwork
+from depthfold.training.checkpoint import digest_of
 from depthfold.training.recipe import Recipe
+from depthfold.training.stepper import weights
 from depthfold.training.task import Task
 
 FILE = "importance.jsonl"  # inside the folder of a run
@@ -92,18 +92,21 @@ def task_name(task: Task) -> str:
 
 def digest(network: TracedNetwork) -> str:
     """Sixteen hex digits of the weights: importances of other weights are other importances."""
-    found = hashlib.sha256()
-    module = network.graph if network.model is None else network.model
-    for name, tensor in sorted(module.state_dict().items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+    return digest_of(weights(network.graph if network.model is None else network.model))[:16]
 
 
 def _foreign(mismatch: HeaderMismatch) -> TableError:
-    differ = [name for name in mismatch.expected if mismatch.found.get(name) != mismatch.expected[name]]
-    both = "; ".join(f"{name}: {mismatch.found.get(name)} there, {mismatch.expected[name]} here" for name in differ)
+    both = "; ".join(_differences("", mismatch.found, mismatch.expected))
     return TableError(
         f"The journal {mismatch.path} belongs to other importances ({both}). Continue with what it was begun with, "
         "give this run a folder of its own, or delete the journal to start again."
     )
+
+
+def _differences(of: str, there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
+    for name in here:
+        one, two = there.get(name), here[name]
+        if isinstance(one, dict) and isinstance(two, dict):  # the recipe: what differs in it, not all of it twice
+            yield from _differences(f"{of}{name}: ", one, two)
+        elif one != two:
+            yield f"{of}{name}: {one} there, {two} here"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from depthfold.core import FlaggedSpan, ImportanceTable, Score, fingerprint
+from depthfold.core.coerce import as_whole
 from depthfold.core.space import Space
 from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
@@ -22,7 +23,7 @@ from depthfold.training.task import Task
 
 
 class IncompleteTable(UserWarning):
-    """Some trainings failed for good: their blocks have a reason instead of a score, and no plan uses them."""
+    """Some trainings failed for good. A block without any has a reason instead of a score, and no plan uses it."""
 
 
 def measure_importance(
@@ -47,8 +48,9 @@ def measure_importance(
     block and its seed alone. With a folder, `run`, each is kept as it comes: run again, only what is missing is done. A
     block whose trainings fail has the reason instead of a score, and a warning says so; `retry` runs just these again.
     """
-    _expect(network, task, seeds)
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    _expect(network, task, recipe)
+    seeds = as_whole("The number of seeds", seeds, InvalidValue)
     blocks = tuple(network.flagged_spans(space))
     drawn = tuple(recipe.seed + n for n in range(seeds))
     jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in blocks for seed in drawn)]
@@ -63,7 +65,7 @@ def measure_importance(
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}",
         entries=tuple(_entry(block, drawn, ledger) for block in blocks),
     )
-    _tell_what_is_missing(table)
+    _tell_what_is_missing(table, seeds)
     return table
 
 
@@ -72,16 +74,18 @@ def _train(
 ) -> None:
     missing = [job for job in jobs if ledger.missing(job.key, retry=retry or job.key == BASE)]
     step = progress("trainings", len(jobs), len(jobs) - len(missing))
-    with contextlib.closing(executor.run(setup, missing)) as outcomes:
-        for outcome in outcomes:
-            ledger.add(outcome)
-            if outcome.key == BASE and outcome.failure is not None:
-                # It trains nothing. If not even this works, none of the others will.
-                raise TableError(
-                    f"The original network cannot be scored on the hold-out set: {outcome.failure}. Mend the task's "
-                    "score, or the data, and run again."
-                )
-            step()
+    # The original by itself, before all others: it is not trained, and if not even this works, none of them will. Among
+    # them it might be tried again last of all, as jobs are that lack memory or lose their worker.
+    for original in (True, False):
+        with contextlib.closing(executor.run(setup, [job for job in missing if (job.key == BASE) == original])) as run:
+            for outcome in run:
+                ledger.add(outcome)
+                step()
+        if BASE not in ledger.results:
+            raise TableError(
+                f"The original network cannot be scored on the hold-out set: {ledger.failures[BASE]}. Mend the task's "
+                "score, or the data, and run again."
+            )
 
 
 def _entry(block: FlaggedSpan, seeds: Sequence[int], ledger: Ledger) -> Score:
@@ -95,21 +99,31 @@ def _entry(block: FlaggedSpan, seeds: Sequence[int], ledger: Ledger) -> Score:
     )
 
 
-def _tell_what_is_missing(table: ImportanceTable) -> None:
+def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:
     failed = [entry for entry in table.entries if entry.reason is not None]
+    partly = [entry for entry in table.entries if 0 < len(entry.samples) < seeds]
     if len(failed) == len(table.entries):
-        raise TableError(f"Every training failed. The first one: {failed[0].span}: {failed[0].reason}.")
-    if failed:
-        lines = "\n".join(f"  {entry.span}: {entry.reason}" for entry in failed)
-        warnings.warn(
-            f"{count(len(failed), 'block')} of {len(table.entries)} could not be trained, and no plan will use them:\n"
-            f"{lines}\nRun it again with retry=True to try just these.",
-            IncompleteTable,
-            stacklevel=3,
+        raise TableError(
+            f"Every training failed. The first one: {failed[0].span}: {failed[0].reason}. Mend that, and run it again "
+            "with retry=True."
         )
+    lines = []
+    if failed:
+        lines += [
+            f"{count(len(failed), 'block')} of {len(table.entries)} could not be trained, and no plan will use them:",
+            *(f"  {entry.span}: {entry.reason}" for entry in failed),
+        ]
+    if partly:
+        lines += [
+            f"{count(len(partly), 'block')} of {len(table.entries)} could not be trained as often as asked for:",
+            *(f"  {entry.span}: {len(entry.samples)} of {seeds} trainings" for entry in partly),
+        ]
+    if lines:
+        lines.append("Run it again with retry=True and the same run=... to try just these.")
+        warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
 
 
-def _expect(network: object, task: object, seeds: int) -> None:
+def _expect(network: object, task: object, recipe: object) -> None:
     if not isinstance(network, TracedNetwork):
         raise InvalidValue(
             f"measure_importance() trains a traced network with its model, found {type(network).__name__}. Trace the "
@@ -120,5 +134,5 @@ def _expect(network: object, task: object, seeds: int) -> None:
             f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
             "FunctionTask(loss=..., score=...) makes one of two functions."
         )
-    if seeds < 1:
-        raise InvalidValue(f"There must be one training per block at least, found seeds={seeds}.")
+    if not isinstance(recipe, Recipe):
+        raise InvalidValue(f"measure_importance() takes a Recipe or the name of one, found {recipe!r:.80}.")

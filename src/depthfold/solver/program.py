@@ -89,6 +89,7 @@ def solve(
         lost=lost,
         segments=_segments(used, times, depth, network),
         points=found,
+        unscored=tuple(entry.span for entry in importance.entries if not entry.samples),
     )
 
 

@@ -52,6 +52,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     ignore = check_ignore(part, ignore, at)
     graph, opaque = trace_graph(part, inputs, f"{name} (at={at!r})" if at else name)
     _dropouts_as_modules(graph)
+    _name_afresh(graph)
     sizes = _sizes(graph, inputs)
     roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules()))
@@ -91,6 +92,17 @@ def _dropouts_as_modules(graph: fx.GraphModule) -> None:
             node.replace_all_uses_with(module)
             graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _name_afresh(graph: fx.GraphModule) -> None:
+    """Number the nodes without gaps. A node that was erased leaves one, and unpickling, which records the forward
+    anew, would close it: the names by which we know the layers would then be those of other nodes."""
+    fresh, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.graph.nodes:
+        args, kwargs = (fx.map_arg(part, lambda n: copies[n]) for part in (node.args, node.kwargs))
+        copies[node] = fresh.create_node(node.op, node.target, args, kwargs, type_expr=node.type)
+        copies[node].meta = dict(node.meta)
+    graph.graph = fresh
 
 
 class _Sizes(fx.Interpreter):

@@ -1,0 +1,117 @@
+"""What importances cost beyond their trainings, and what a second worker brings. Run: make bench-importance
+
+A small MobileNetV2 on made-up images of 32x32, and a short training for every block. The table is measured three times:
+in this process, by one worker process, and by two, each with one thread. "In training" is the sum of the seconds that
+the trainings themselves took, steps and scores, as the journal has them; "overhead" is the time by the clock divided by
+that, and with two workers by half of it. The time by the clock has everything in it: starting workers, which import
+torch twice (the original is scored by a worker of its own before the others start), sending them the network,
+rewriting it for every block, the journal. All three tables must be the same to the last bit.
+Run it on a machine that does nothing else, with two cores at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import depthfold as df
+from depthfold.core.describe import text_table
+from depthfold.importance import measure_importance
+from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.tracing import TracedNetwork
+from depthfold.training.classification import ClassificationTask
+from depthfold.training.recipe import Recipe
+
+OVERHEAD, THROUGHPUT = 1.15, 1.6  # at most, and at least
+HEADER = ("executor", "clock, s", "in training, s", "overhead", "until the first score, s", "trainings per minute")
+
+
+class Block(nn.Module):
+    """An inverted residual: wider by 1x1, depth-wise 3x3, narrow again by 1x1."""
+
+    def __init__(self, ins: int, outs: int, stride: int, wider: int = 4) -> None:
+        super().__init__()
+        inner = ins * wider
+        self.residual = stride == 1 and ins == outs
+        self.body = nn.Sequential(
+            *(nn.Conv2d(ins, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU6()),
+            *(nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False), nn.BatchNorm2d(inner), nn.ReLU6()),
+            *(nn.Conv2d(inner, outs, 1, bias=False), nn.BatchNorm2d(outs)),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.body(x) if self.residual else self.body(x)
+
+
+def network() -> TracedNetwork:
+    torch.manual_seed(0)
+    blocks = (Block(8, 8, 1), Block(8, 16, 2), Block(16, 16, 1), Block(16, 24, 2), Block(24, 24, 1))
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10))
+    model = nn.Sequential(stem, *blocks, head)
+    return df.trace(model, torch.zeros(1, 3, 32, 32), ignore=["0.0"])
+
+
+def made_up_task() -> ClassificationTask:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2000, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return ClassificationTask.tensors(train=(images, torch.arange(2000) % 10), holdout=20)
+
+
+def measure(executor: Executor, steps: int) -> tuple[df.ImportanceTable, float, float, float]:
+    """The table, the seconds by the clock, those in training, and those until the first score was there."""
+    recipe, first = Recipe(steps=steps, batch=32, lr=0.01, crop="pad", flip=True), 0.0
+
+    def progress(what: str, total: int, done: int) -> object:
+        def step() -> None:
+            nonlocal first
+            first = first or time.perf_counter() - started
+
+        return step
+
+    traced, task = network(), made_up_task()
+    with tempfile.TemporaryDirectory() as run:
+        started = time.perf_counter()
+        table = measure_importance(traced, task, recipe, executor=executor, run=run, progress=progress)
+        clock = time.perf_counter() - started
+        lines = (Path(run) / "importance.jsonl").read_text().splitlines()[1:]
+    return table, clock, sum(json.loads(line)["result"]["seconds"] for line in lines), first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="of each training")
+    steps = parser.parse_args().steps
+    cases = {"in this process": (InProcess(), 1)}
+    cases |= {f"worker processes: {n}": (Processes(workers=n, threads=1), n) for n in (1, 2)}
+    rows, rates, overheads, tables = [], [], [], []
+    for name, (executor, workers) in cases.items():
+        table, clock, inside, first = measure(executor, steps)
+        tables.append(table)
+        rates.append(60 * len(table.entries) / clock)
+        overheads.append(clock * workers / inside)
+        rows.append((name, f"{clock:.1f}", f"{inside:.1f}", f"{overheads[-1]:.3f}", f"{first:.1f}", f"{rates[-1]:.0f}"))
+    throughput = rates[2] / rates[1]
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
+          f"PyTorch {torch.__version__}, {platform.system()}")  # fmt: skip
+    equal = "the same" if all(table == tables[0] for table in tables) else "NOT THE SAME"
+    print(f"{len(tables[0].entries)} trainings of {steps} steps; the tables are {equal}\n")
+    print("\n".join(text_table(HEADER, rows)))
+    print(f"\none worker: {_verdict(overheads[1], 'at most', OVERHEAD, overheads[1] <= OVERHEAD)}")
+    print(f"two workers against one: {_verdict(throughput, 'at least', THROUGHPUT, throughput >= THROUGHPUT)}")
+
+
+def _verdict(found: float, how: str, limit: float, met: bool) -> str:
+    return f"{found:.3f} ({how} {limit}: {'met' if met else 'MISSED'})"
+
+
+if __name__ == "__main__":
+    main()

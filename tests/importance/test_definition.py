@@ -1,0 +1,150 @@
+"""The definition of an importance, against a second computation of it: plain modules, `if` and a loop of SGD."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from depthfold.core import FlaggedSpan, fingerprint
+from depthfold.errors import PlanError
+from depthfold.importance import importance_plan, importance_student, measure_importance
+from depthfold.training.loop import train
+from depthfold.training.task import mix
+from tiny_importance import RECIPE, STANDS, Tiny, TinyTask, batch, holdout_score, tiny_network
+
+NETWORK = tiny_network()
+
+
+class ByHand(nn.Module):
+    """Tiny with activations where `stands` says, and the padding of the block (i, j] before its first layer."""
+
+    def __init__(self, i, j, stands, seed=None):
+        super().__init__()
+        self.net, self.i, self.j, self.stands = Tiny(), i, j, stands
+        if seed is not None:  # layer j begins afresh
+            torch.manual_seed(seed)
+            old = getattr(self.net, f"conv{j}")
+            sizes = old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
+            setattr(self.net, f"conv{j}", nn.Conv2d(*sizes, bias=old.bias is not None))
+            setattr(self.net, f"norm{j}", nn.BatchNorm2d(old.out_channels))
+
+    def layer(self, l, x):
+        conv, norm = getattr(self.net, f"conv{l}"), getattr(self.net, f"norm{l}")
+        padding = conv.padding[0]
+        if self.i < l <= self.j:
+            # Layers 1 to 4 pad by 1, layer 5 not at all, and before layer 4 nothing has a stride.
+            padding = min(self.j, 4) - self.i if l == self.i + 1 and self.i < 4 else 0
+        return norm(F.conv2d(x, conv.weight, conv.bias, conv.stride, padding))
+
+    def forward(self, x):
+        x = self.layer(1, x)
+        if 1 in self.stands:
+            x = F.relu(x)
+        shortcut = x
+        x = self.layer(2, x)
+        if 2 in self.stands:
+            x = F.relu(x)
+        x = self.layer(3, x)
+        # Both lie around the same centre; where a block starts at the shortcut, that one has no padding yet.
+        margin = (x.shape[-1] - shortcut.shape[-1]) // 2
+        x = x + F.pad(shortcut, (margin,) * 4)
+        if 3 in self.stands:
+            x = F.relu(x)
+        x = self.layer(4, x)
+        if 4 in self.stands:
+            x = F.relu(x)
+        x = self.layer(5, x)
+        if 5 in self.stands:
+            x = F.relu(x)
+        return self.net.head(x.mean((2, 3)))
+
+
+def trained_by_hand(model, seed):
+    """SGD with Nesterov momentum, and a learning rate that falls as a cosine to 0."""
+    momentum = {}
+    model.train()
+    for number in range(RECIPE.steps):
+        lr = RECIPE.lr * 0.5 * (1 + math.cos(math.pi * number / RECIPE.steps))
+        x, y = batch(seed, number)
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                gradient = parameter.grad + RECIPE.weight_decay * parameter
+                momentum[parameter] = RECIPE.momentum * momentum.get(parameter, 0) + gradient
+                parameter -= lr * (gradient + RECIPE.momentum * momentum[parameter])
+    return model.eval()
+
+
+def by_hand(key, seed):
+    i, j, a, b = key
+    fresh = mix(seed, "reset", (i, j, bool(a), bool(b))) if j == i + 1 else None
+    return ByHand(i, j, STANDS[key], fresh)
+
+
+def close(found, wanted, tolerance):
+    """The largest difference of any parameter or buffer is at most that."""
+    assert found.keys() == wanted.keys()
+    return all((found[name] - wanted[name]).abs().max() <= tolerance for name in wanted)
+
+
+def test_the_blocks_are_those_worked_out_by_hand():
+    assert {(s.i, s.j, int(s.a), int(s.b)) for s in NETWORK.flagged_spans()} == set(STANDS)
+
+
+@pytest.mark.parametrize("key", STANDS, ids=str)
+def test_activations_padding_and_what_begins_afresh(key):
+    block, (i, j, _, _) = FlaggedSpan(*key), key
+    assert importance_plan(NETWORK, block).activations == STANDS[key]
+    seed = 123
+    student = importance_student(NETWORK, block, seed)
+    reference = ByHand(i, j, STANDS[key], seed if j == i + 1 else None)
+    found = student.state_dict()
+    assert close(found, reference.net.state_dict(), 0.0)
+    changed = {name for name, value in Tiny().state_dict().items() if not torch.equal(found[name], value)}
+    afresh = {f"norm{j}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    afresh |= {f"conv{j}.weight"} | ({"conv2.bias"} if j == 2 else set())
+    assert changed == (afresh if j == i + 1 else set())
+    x, _ = batch(0, 99)
+    for mode in (True, False):  # in training the statistics of the batch norms see the moved padding, too
+        torch.testing.assert_close(student.train(mode)(x), reference.train(mode)(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", STANDS, ids=str)
+def test_the_trained_weights(key):
+    seed = 9
+    student = importance_student(NETWORK, FlaggedSpan(*key), mix(seed, "reset", (*key[:2], *map(bool, key[2:]))))
+    trained = train(student, TinyTask(), RECIPE, seed=seed)
+    reference = trained_by_hand(by_hand(key, seed), seed)
+    assert close(student.state_dict(), reference.net.state_dict(), 1e-6)
+    assert trained.score == pytest.approx(holdout_score(reference), abs=1e-6)
+
+
+def test_the_table_is_score_minus_base_and_the_test_set_is_not_touched(tmp_path):
+    before, draws = copy.deepcopy(NETWORK.graph.state_dict()), torch.get_rng_state()
+    table = measure_importance(NETWORK, TinyTask(folder=str(tmp_path)), RECIPE)
+    assert torch.equal(torch.get_rng_state(), draws)
+    base = holdout_score(Tiny().eval())
+    assert table.base == pytest.approx(base, abs=1e-6)
+    assert len(table.entries) == len(STANDS)
+    for span, importance in table.importances.items():
+        key = (span.i, span.j, int(span.a), int(span.b))
+        score = holdout_score(trained_by_hand(by_hand(key, RECIPE.seed), RECIPE.seed))
+        assert importance == pytest.approx(score - base, abs=1e-6)
+    assert len(set(table.importances.values())) == len(STANDS)  # so that one cannot pass for another
+    assert table.network == "Tiny"
+    assert table.fingerprint == fingerprint(NETWORK)
+    assert "tiny; seeds 5; " in table.provenance
+    assert close(NETWORK.graph.state_dict(), before, 0.0)
+
+
+def test_a_block_that_takes_away_the_last_activation():
+    network = df.trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()), torch.zeros(1, 2, 3, 3))
+    with pytest.raises(PlanError, match=r"no activation after the last layer, 1, .* Leave this block out of the table"):
+        importance_plan(network, FlaggedSpan(0, 1, True, False))

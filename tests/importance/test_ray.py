@@ -1,0 +1,70 @@
+"""Importances on a real Ray cluster of three nodes on this machine, one of which is lost in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from depthfold.importance import measure_importance
+from depthfold.jobs import RayCluster
+from patience import eventually
+from tiny_importance import RECIPE, STANDS, TinyTask, running, tiny_network, trainings_in, waiting_in
+
+STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
+NETWORK = tiny_network()
+HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # where the nodes find this task
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes of one CPU each."""
+    node = dict(num_cpus=1, object_store_memory=STORE)
+    made = Cluster(initialize_head=True, head_node_args=node | dict(include_dashboard=False))
+    made.second, made.third = made.add_node(**node), made.add_node(**node)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def right():
+    return measure_importance(NETWORK, TinyTask(), RECIPE)
+
+
+def test_one_worker_and_three_give_the_same_table(cluster, right, tmp_path):
+    for workers in (1, 3):
+        task = TinyTask(folder=str(tmp_path))
+        assert (
+            measure_importance(NETWORK, task, RECIPE, executor=RayCluster(workers=workers, runtime_env=HERE)) == right
+        )
+    assert trainings_in(tmp_path) == 2 * len(STANDS)
+
+
+def test_a_node_is_lost_in_the_middle(cluster, right, tmp_path):
+    task, found = TinyTask(folder=str(tmp_path), hold=6), []
+
+    def measure():
+        found.append(
+            measure_importance(NETWORK, task, RECIPE, executor=RayCluster(runtime_env=HERE), run=tmp_path / "run")
+        )
+
+    caller = threading.Thread(target=measure, daemon=True)
+    caller.start()
+    assert eventually(lambda: len(waiting_in(tmp_path)) == 3 or not caller.is_alive())
+    cluster.remove_node(cluster.third, allow_graceful=False)
+    assert eventually(lambda: sum(map(running, waiting_in(tmp_path))) == 2 or not caller.is_alive())
+    (tmp_path / "go").touch()
+    caller.join()
+    assert found == [right]
+    lines = (tmp_path / "run" / "importance.jsonl").read_text().splitlines()[1:]
+    attempts = {(record := json.loads(line))["key"]: record["attempts"] for line in lines}
+    assert len(attempts) == len(lines) == len(STANDS) + 1
+    assert sorted(attempts.values())[-2:] == [1, 2]  # one was under way on the node, and has been run again
+    assert trainings_in(tmp_path) == len(STANDS) + 1
