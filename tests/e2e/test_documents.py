@@ -41,5 +41,6 @@ EXPECTED = {
         "half as fast: conforms",
     ),
     "README.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
+    "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds, M"),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }

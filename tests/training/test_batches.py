@@ -46,7 +46,7 @@ def same(one, other):
 
 def test_an_epoch_sees_every_image_once_but_for_the_rest():
     task = in_memory()
-    assert task.steps_per_epoch(Recipe(batch=4)) == 13  # 54 images
+    assert task.steps_per_epoch(Recipe(epochs=1, batch=4)) == 13  # 54 images
     for epoch in (0, 3):
         seen = np.concatenate([indices_of(step(13 * epoch + n), 54) for n in range(13)])
         assert len(set(seen.tolist())) == 52
@@ -58,7 +58,7 @@ def test_an_epoch_sees_every_image_once_but_for_the_rest():
 @pytest.mark.parametrize(("batch", "steps", "size"), [(53, 1, 53), (54, 1, 54), (55, 1, 54), (27, 2, 27), (28, 1, 28)])
 def test_batches_at_the_edge(batch, steps, size):
     task = in_memory()
-    assert task.steps_per_epoch(Recipe(batch=batch)) == steps
+    assert task.steps_per_epoch(Recipe(epochs=1, batch=batch)) == steps
     assert len(task.batch(step(0, batch=batch))[1]) == size
     assert len(task.batch(step(7, batch=batch))[1]) == size
 
@@ -171,7 +171,7 @@ def test_channels_last():
 def test_a_file_that_cannot_be_read_fails_its_step_alone(root):
     """And says so again when it is asked for again."""
     task = from_files(root)
-    task.steps_per_epoch(Recipe())
+    task.steps_per_epoch(Recipe(epochs=1))
     good = [task.batch(step(number)) for number in range(5)]
     files = task._data.feed(cropped=False)._pictures
     bad = files.paths[int(indices_of(step(2), 21)[1])]

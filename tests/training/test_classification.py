@@ -195,7 +195,7 @@ def test_the_test_set_is_read_for_its_own_score_alone(tmp_path, kind):
     model = linear(classes, inputs)
     assert 0.0 <= task.score(model, "holdout") <= 100.0
     assert task.loss(model, step()).isfinite()
-    assert task.steps_per_epoch(Recipe(batch=5)) >= 1
+    assert task.steps_per_epoch(Recipe(epochs=1, batch=5)) >= 1
     with pytest.raises(DataError):
         task.score(model, "test")
 
