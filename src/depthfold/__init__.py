@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from depthfold.core import Plan as Plan
     from depthfold.core import Span as Span
     from depthfold.errors import DepthfoldError as DepthfoldError
+    from depthfold.finetuning import finetune as finetune
+    from depthfold.importance import measure_importance as measure_importance
     from depthfold.latency import choose as choose
     from depthfold.latency import measure_latency as measure_latency
     from depthfold.latency import profile as profile
@@ -24,12 +26,15 @@ if TYPE_CHECKING:
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
     from depthfold.tracing import trace as trace
+    from depthfold.training.classification import ClassificationTask as ClassificationTask
+    from depthfold.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0.dev0"
 
 # Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
 _HOME = {
     "Budget": "depthfold.core",
+    "ClassificationTask": "depthfold.training.classification",
     "DepthfoldError": "depthfold.errors",
     "Environment": "depthfold.core",
     "Frontier": "depthfold.core",
@@ -37,9 +42,12 @@ _HOME = {
     "LatencyTable": "depthfold.core",
     "Network": "depthfold.core",
     "Plan": "depthfold.core",
+    "Recipe": "depthfold.training.recipe",
     "Span": "depthfold.core",
     "Verification": "depthfold.merging",
     "choose": "depthfold.latency",
+    "finetune": "depthfold.finetuning",
+    "measure_importance": "depthfold.importance",
     "measure_latency": "depthfold.latency",
     "merge": "depthfold.merging",
     "profile": "depthfold.latency",
