@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=2, default=(2000, 600), help="of the base training, of fine-tuning")
+    parser.add_argument("--steps", type=int, nargs=2, default=(1200, 300), help="of the base training, of fine-tuning")
     options = parser.parse_args()
     task = df.ClassificationTask.fashion_mnist(options.data)
     base = df.Recipe(steps=options.steps[0], batch=128, lr=0.1, weight_decay=5e-4, warmup=50, flip=True)

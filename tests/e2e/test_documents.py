@@ -42,5 +42,6 @@ EXPECTED = {
     ),
     "README.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds, M"),
+    "training.md": ("Importance table of Sequential: 6 flagged spans", "True"),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }
