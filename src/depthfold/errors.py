@@ -63,6 +63,10 @@ class DataError(DepthfoldError, ValueError):
     """A dataset is missing, damaged, or not what the task or the model expects."""
 
 
+class RunError(DepthfoldError):
+    """A run folder cannot be used, is damaged, lacks what a command needs, or belongs to another network."""
+
+
 class CheckpointError(DepthfoldError):
     """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
 

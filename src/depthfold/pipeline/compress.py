@@ -1,0 +1,108 @@
+"""compress(): from a CNN to a faster one, stage by stage, each of which resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from depthfold.backends import Backend, get, spelled
+from depthfold.core import Budget, ImportanceTable, SolvedPlan
+from depthfold.core.space import Space
+from depthfold.exporting import export, save
+from depthfold.finetuning import finetune
+from depthfold.importance import measure_importance
+from depthfold.jobs import Executor
+from depthfold.latency import measure_latency
+from depthfold.merging import merge, verify
+from depthfold.pipeline.choice import chosen
+from depthfold.pipeline.examination import examined, inputs_of
+from depthfold.progress import Progress
+from depthfold.reporting import Findings, Verified, report
+from depthfold.rewriting import rewrite
+from depthfold.solver import solve
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, LATENCY_JOURNAL, REPORT, RESULT, RunFolder
+from depthfold.tracing import trace
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """The fast network, the plan that made it, and everything that was found on the way."""
+
+    shallow: nn.Module
+    plan: SolvedPlan
+    findings: Findings
+    folder: Path
+
+
+def compress(
+    model: nn.Module,
+    task: Task,
+    target: str | Backend,
+    budget: Budget | str | float,
+    *,
+    run: str | Path,
+    example_inputs: Any = None,
+    ignore: Sequence[str | type[nn.Module]] = (),
+    at: str | None = None,
+    space: Space = "paper",
+    trainings: Recipe | str = "importance",
+    recipe: Recipe | str = "quick",
+    importance: ImportanceTable | None = None,
+    executor: Executor | None = None,
+    alpha: float = 0.0,
+    distil: bool = True,
+    exports: Sequence[str] = ("model.onnx",),
+    progress: Progress | None = None,
+) -> Compressed:
+    """The model, folded so that it meets the budget on the target, and fine-tuned.
+
+    Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
+    result. `trainings` is the recipe of the importances, unless a table is given, and `recipe` that of fine-tuning,
+    for which the model is the teacher if `distil`. `alpha` normalises the importances as the solver says. `exports`
+    are files to write beside the result; their suffixes say in which form. The other arguments are those of the verbs.
+    """
+    folder, budget = RunFolder.open(run), Budget.parse(budget)
+    network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)
+    folder.claim(network)
+
+    latency = measure_latency(
+        network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress
+    )
+    folder.write(LATENCY, latency)
+    importance = importance or measure_importance(
+        network, task, trainings, space=space, executor=executor, run=folder.path, progress=progress
+    )
+    folder.write(IMPORTANCE, importance)
+
+    frontier = solve(latency, importance, network=network, alpha=alpha)
+    plan = chosen(folder, network, frontier, budget, target, progress)
+
+    student = rewrite(network, plan)
+    student = finetune(
+        student, task, recipe, teacher=model if distil else None, run=folder.path, progress=progress
+    )
+    shallow = merge(student)
+    save(shallow, folder.path / RESULT)
+    for name in exports:
+        export(shallow, folder.path / name)
+
+    verification = verify(student, shallow)
+    findings = Findings(
+        title=f"{network.name} at {budget} on {spelled(get(target))}",
+        network=network,
+        latency=latency,
+        importance=importance,
+        frontier=frontier,
+        plan=plan,
+        verification=Verified(ok=verification.ok, text=str(verification)),
+        **examined(network, shallow, task, target),
+    )
+    folder.write(FINDINGS, findings)
+    report(findings, folder.path / REPORT)
+    return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)

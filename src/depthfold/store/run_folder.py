@@ -1,0 +1,89 @@
+"""The folder of a run: what each stage leaves there, under which name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from depthfold.core import Document, Network, fingerprint
+from depthfold.errors import DepthfoldError, RunError
+from depthfold.store.files import put_in_place
+
+D = TypeVar("D", bound=Document)
+
+NETWORK = "network.json"
+LATENCY, LATENCY_JOURNAL = "latency.json", "latency.jsonl"
+IMPORTANCE = "importance.json"  # its journal is importance.jsonl
+CHOICE = "choice.json"
+RESULT = "result"  # a folder: config.json and model.safetensors
+FINDINGS = "findings.json"
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Documents by name. Each is complete or not there at all, so whatever can be read was finished."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder, which is made if it is not there."""
+        folder = Path(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        return cls(folder)
+
+    def claim(self, network: Network) -> None:
+        """Make the folder this network's; one that belongs to another network is refused."""
+        own = Network.from_json(network.to_json())
+        there = self.read(NETWORK, Network)
+        if there is None:
+            self.write(NETWORK, own)
+        elif fingerprint(there) != fingerprint(own):
+            raise RunError(
+                f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
+                f"({fingerprint(there)}); this one is {own.name} with {own.depth} ({fingerprint(own)}). Name another "
+                "folder, or trace with the same options as before."
+            )
+
+    def write(self, name: str, document: Document) -> None:
+        path = self.path / name
+        try:
+            with put_in_place(path) as partial:
+                partial.write_text(document.dumps() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+    def read(self, name: str, kind: type[D]) -> D | None:
+        """The document, or None if it was never written."""
+        path = self.path / name
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            return kind.loads(text)
+        except (InvalidValue, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RunError(
+                f"{path} is damaged: {error} Delete it, and run again: only it will be made anew."
+            ) from error
+
+    def need(self, name: str, kind: type[D], command: str) -> D:
+        """The document, or an error that names the command that makes it."""
+        found = self.read(name, kind)
+        if found is None:
+            raise RunError(f"The run folder {self.path} has no {name} yet. Run: {command}")
+        return found
+
+
+def _unusable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"{path} cannot be used: {error.strerror}. Check the folder, its permissions and its free space, or name "
+        "another run folder."
+    )

@@ -1,0 +1,57 @@
+"""The folder of a run: documents that are complete or not there, of one network."""
+
+import pytest
+
+from depthfold.core import LatencyTable, Network
+from depthfold.errors import RunError
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import LATENCY, NETWORK
+from structures import mobilenet_v2, vgg19
+from tables import latency_table
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.open(tmp_path / "deep" / "run")
+
+
+def test_what_is_written_is_read_again_and_what_was_not_is_none(folder):
+    table = latency_table({(0, 1): 1.0, (1, 2): 2.0, (0, 2): 2.5})
+    assert folder.read(LATENCY, LatencyTable) is None
+    folder.write(LATENCY, table)
+    assert RunFolder.open(folder.path).read(LATENCY, LatencyTable) == table
+    assert sorted(path.name for path in folder.path.iterdir()) == [LATENCY]
+
+
+def test_a_folder_belongs_to_one_network(folder):
+    folder.claim(mobilenet_v2())
+    folder.claim(mobilenet_v2())
+    assert folder.read(NETWORK, Network) == mobilenet_v2()
+    with pytest.raises(RunError, match=r"belongs to another network: .* with 50 layers .*this one is .* with 16 "):
+        folder.claim(vgg19())
+
+
+def test_a_damaged_document_is_named(folder):
+    table = latency_table({(0, 1): 1.0})
+    folder.write(LATENCY, table)
+    path = folder.path / LATENCY
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(RunError, match=r"latency.json is damaged: This is not JSON.*Delete it, and run again"):
+        folder.read(LATENCY, LatencyTable)
+
+
+def test_what_is_missing_names_the_command(folder):
+    with pytest.raises(RunError, match=r"has no latency.json yet. Run: depthfold latency"):
+        folder.need(LATENCY, LatencyTable, "depthfold latency")
+
+
+def test_a_file_in_the_place_of_the_folder_is_a_clear_error(tmp_path):
+    (tmp_path / "run").write_text("no folder")
+    with pytest.raises(RunError, match="cannot be used: File exists"):
+        RunFolder.open(tmp_path / "run")
+
+
+def test_a_folder_that_vanished_is_a_clear_error(folder):
+    folder.path.rmdir()
+    with pytest.raises(RunError, match="cannot be used: No such file or directory"):
+        folder.write(LATENCY, latency_table({(0, 1): 1.0}))
