@@ -16,15 +16,15 @@ from depthfold.exporting import export, save
 from depthfold.finetuning import finetune
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor
-from depthfold.latency import measure_latency
 from depthfold.merging import merge, verify
 from depthfold.pipeline.choice import chosen
 from depthfold.pipeline.examination import examined, inputs_of
+from depthfold.pipeline.tables import latency_of
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, Verified, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, LATENCY_JOURNAL, REPORT, RESULT, RunFolder
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RESULT, RunFolder
 from depthfold.tracing import trace
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task
@@ -55,7 +55,7 @@ def compress(
     recipe: Recipe | str = "quick",
     importance: ImportanceTable | None = None,
     executor: Executor | None = None,
-    alpha: float = 0.0,
+    alpha: float | None = None,
     distil: bool = True,
     exports: Sequence[str] = ("model.onnx",),
     progress: Progress | None = None,
@@ -71,10 +71,7 @@ def compress(
     network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)
     folder.claim(network)
 
-    latency = measure_latency(
-        network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress
-    )
-    folder.write(LATENCY, latency)
+    latency = latency_of(folder, network, target, space, progress)
     importance = importance or measure_importance(
         network, task, trainings, space=space, executor=executor, run=folder.path, progress=progress
     )
@@ -101,7 +98,7 @@ def compress(
         frontier=frontier,
         plan=plan,
         verification=Verified(ok=verification.ok, text=str(verification)),
-        **examined(network, shallow, task, target),
+        **examined(network, model, shallow, task, target),
     )
     folder.write(FINDINGS, findings)
     report(findings, folder.path / REPORT)

@@ -28,6 +28,9 @@ from depthfold.training.recipe import Recipe
 from depthfold.training.task import Split, Step
 
 
+_CPU = torch.device("cpu")
+
+
 class Options(TypedDict, total=False):
     """What every constructor of ClassificationTask takes, too. See there."""
 
@@ -118,6 +121,15 @@ class ClassificationTask:
         from machine to machine."""
         seen = f"size {self.size}, normalised by {self.normalise or self.source.normal}"
         return f"{self.source.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
+
+    def example(self) -> Tensor:
+        """An image of the training set, normalised, as a batch of one: what a model takes."""
+        pixels = next(iter(self._data.train.pictures.read([Request(indices=np.arange(1))], self._pair, _CPU)))
+        return self._normalised(pixels)
+
+    def count(self, split: Split) -> int:
+        """How many images a score on this split is over."""
+        return len(self._data.scored(split))
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Steps of the recipe's batch that see the training set once, without the hold-out; a rest is dropped."""

@@ -1,0 +1,30 @@
+"""The two tables of a run: as they are in its folder, or measured."""
+
+from __future__ import annotations
+
+from depthfold.backends import Backend, get
+from depthfold.core import LatencyTable, fingerprint
+from depthfold.core.space import Space
+from depthfold.latency import measure_latency
+from depthfold.latency.candidates import network_inputs
+from depthfold.progress import Progress
+from depthfold.store.run_folder import LATENCY, LATENCY_JOURNAL, RunFolder
+from depthfold.tracing import TracedNetwork
+
+
+def latency_of(
+    folder: RunFolder, network: TracedNetwork, target: str | Backend, space: Space, progress: Progress | None
+) -> LatencyTable:
+    """The run's latency table. One that was finished stays as it is: measured again, it would have learned from what
+    choose() has timed since, and another plan might be chosen."""
+    environment = get(target).environment(network_inputs(network))
+    there = folder.read(LATENCY, LatencyTable)
+    spans = set(network.spans(space))
+    if there is not None and (there.environment, there.fingerprint) == (environment, fingerprint(network)):
+        if {entry.span for entry in there.entries} == spans:
+            return there
+    table = measure_latency(
+        network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress
+    )
+    folder.write(LATENCY, table)
+    return table
