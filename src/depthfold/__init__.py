@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from depthfold.version import __version__
+
 if TYPE_CHECKING:
     from depthfold.core import Budget as Budget
     from depthfold.core import Environment as Environment
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from depthfold.core import Plan as Plan
     from depthfold.core import Span as Span
     from depthfold.errors import DepthfoldError as DepthfoldError
+    from depthfold.exporting import export as export
+    from depthfold.exporting import load as load
+    from depthfold.exporting import save as save
     from depthfold.latency import choose as choose
     from depthfold.latency import measure_latency as measure_latency
     from depthfold.latency import profile as profile
@@ -24,8 +29,6 @@ if TYPE_CHECKING:
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
     from depthfold.tracing import trace as trace
-
-__version__ = "0.1.0.dev0"
 
 # Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
 _HOME = {
@@ -40,10 +43,13 @@ _HOME = {
     "Span": "depthfold.core",
     "Verification": "depthfold.merging",
     "choose": "depthfold.latency",
+    "export": "depthfold.exporting",
+    "load": "depthfold.exporting",
     "measure_latency": "depthfold.latency",
     "merge": "depthfold.merging",
     "profile": "depthfold.latency",
     "rewrite": "depthfold.rewriting",
+    "save": "depthfold.exporting",
     "solve": "depthfold.solver",
     "trace": "depthfold.tracing",
     "verify": "depthfold.merging",
