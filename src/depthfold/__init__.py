@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from depthfold.version import __version__
+
 if TYPE_CHECKING:
     from depthfold.core import Budget as Budget
     from depthfold.core import Environment as Environment
@@ -17,19 +19,22 @@ if TYPE_CHECKING:
     from depthfold.errors import DepthfoldError as DepthfoldError
     from depthfold.finetuning import finetune as finetune
     from depthfold.importance import measure_importance as measure_importance
+    from depthfold.exporting import export as export
+    from depthfold.exporting import load as load
+    from depthfold.exporting import save as save
     from depthfold.latency import choose as choose
     from depthfold.latency import measure_latency as measure_latency
     from depthfold.latency import profile as profile
     from depthfold.merging import Verification as Verification
     from depthfold.merging import merge as merge
     from depthfold.merging import verify as verify
+    from depthfold.pipeline import compress as compress
+    from depthfold.reporting import report as report
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
     from depthfold.tracing import trace as trace
     from depthfold.training.classification import ClassificationTask as ClassificationTask
     from depthfold.training.recipe import Recipe as Recipe
-
-__version__ = "0.1.0.dev0"
 
 # Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
 _HOME = {
@@ -46,12 +51,17 @@ _HOME = {
     "Span": "depthfold.core",
     "Verification": "depthfold.merging",
     "choose": "depthfold.latency",
+    "compress": "depthfold.pipeline",
     "finetune": "depthfold.finetuning",
     "measure_importance": "depthfold.importance",
+    "export": "depthfold.exporting",
+    "load": "depthfold.exporting",
     "measure_latency": "depthfold.latency",
     "merge": "depthfold.merging",
     "profile": "depthfold.latency",
+    "report": "depthfold.reporting",
     "rewrite": "depthfold.rewriting",
+    "save": "depthfold.exporting",
     "solve": "depthfold.solver",
     "trace": "depthfold.tracing",
     "verify": "depthfold.merging",

@@ -71,6 +71,10 @@ class CheckpointError(DepthfoldError):
     """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
 
 
+class ResultError(DepthfoldError):
+    """A saved result cannot be read or written, is damaged, or belongs to another model."""
+
+
 _MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
 
 

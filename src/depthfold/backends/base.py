@@ -51,6 +51,18 @@ class Backend(Protocol):
         """Write the module to a file that the runtime loads without depthfold. Returns the path."""
 
 
+@runtime_checkable
+class Exporter(Backend, Protocol):
+    """A backend whose files can be read again, so that what was written can be compared with what it was made of."""
+
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
+        """The file takes batches of any size where `dynamic_batch` is asked for, or it raises BackendError. The batch
+        of the inputs must then be 2 or more: PyTorch takes a size of 1 for a constant."""
+
+    def open(self, path: str | Path, inputs: Inputs) -> Compiled:
+        """A file that export() wrote, made ready for these inputs, on which it has run once."""
+
+
 def private_copy(module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     """A copy of module and inputs that a backend may do with as it likes, in evaluation mode and without gradients."""
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
@@ -91,6 +103,24 @@ def reasons(what: str) -> Iterator[None]:
         if lacks_memory(error):
             raise OutOfMemory(text) from error
         raise BackendError(text) from error
+
+
+def batched(inputs: Inputs) -> tuple[bool, ...]:
+    """Which of the inputs have a batch in front: those whose first size is that of the first input."""
+    size = inputs[0].shape[:1]
+    return tuple(tensor.dim() > 0 and tensor.shape[:1] == size for tensor in inputs)
+
+
+def with_batch(inputs: Inputs, size: int) -> Inputs:
+    """The same inputs with a batch of another size: its items over and over again, or the first of them."""
+    pairs = zip(inputs, batched(inputs), strict=True)
+    return tuple(tensor[torch.arange(size) % len(tensor)] if has else tensor for tensor, has in pairs)
+
+
+def dynamic_shapes(inputs: Inputs) -> tuple[dict[int, Any], ...]:
+    """Sizes that torch.export leaves open: the batch."""
+    batch = torch.export.Dim("batch", min=1)
+    return tuple({0: batch} if has else {} for has in batched(inputs))
 
 
 def expect_suffix(path: str | Path, suffix: str) -> Path:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.backends.base import Inputs, flatten
+from depthfold.backends.base import Inputs, batched, flatten
 from depthfold.backends.onnx_words import CALLS, MODULES, UnknownWord
+
+Shape = list[int | str]  # a size that is open has a name
 
 _OPSET, _IR = 18, 10
 _IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -23,8 +25,11 @@ _ELEMENTWISE = ("Relu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Mul")
 _INPLACE = (operator.iadd, "add_", "relu_", "clamp_", "mul_")
 
 
-def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs) -> Any:
-    """An onnx.ModelProto of a module in evaluation mode, for inputs of exactly these sizes; `outputs` are its own."""
+def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs, larger: Inputs | None = None) -> Any:
+    """An onnx.ModelProto of a module in evaluation mode, for inputs of exactly these sizes; `outputs` are its own.
+
+    With `larger`, the outputs for a batch of one more, it takes batches of any size: no word holds the batch.
+    """
     try:
         traced = fx.symbolic_trace(nn.Sequential(module) if type(module) in MODULES else module)
         with torch.inference_mode():
@@ -34,7 +39,24 @@ def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs) -> Any:
     # Tracing turns x += y into x + y, which is another thing where somebody else reads x.
     if len(found) != len(outputs) or not all(map(_same, found, outputs)):
         raise UnknownWord("what was traced computes something else")
-    return _Writer(traced, inputs, outputs).model()
+    if len({tensor.dtype for tensor in (*inputs, *outputs, *traced.parameters())}) > 1:
+        raise UnknownWord("mixed types")
+    if inputs[0].dtype not in (torch.float16, torch.float32, torch.float64):
+        raise UnknownWord("a type that NumPy does not have")
+    open_batch = batched(inputs) if larger is not None else (False,) * len(inputs)
+    sources: list[Shape] = [
+        ["batch" if has else t.shape[0], *t.shape[1:]] for t, has in zip(inputs, open_batch, strict=True)
+    ]
+    targets = [_open(a.shape, b.shape, len(inputs[0])) for a, b in zip(outputs, larger or outputs, strict=True)]
+    return _Writer(traced, inputs, sources, targets).model()
+
+
+def _open(shape: Sequence[int], larger: Sequence[int], batch: int) -> Shape:
+    """A shape in which the sizes that grow with the batch have its name."""
+    grown = [(a, b) for a, b in zip(shape, larger, strict=False) if a != b]
+    if len(shape) != len(larger) or set(grown) - {(batch, batch + 1)}:
+        raise UnknownWord("a size that is computed from the batch")
+    return [a if a == b else "batch" for a, b in zip(shape, larger, strict=True)]
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
@@ -44,38 +66,35 @@ def _same(one: Tensor, two: Tensor) -> bool:
 class _Writer:
     """One pass over the graph. `names` is the ONNX value of each node; a node that does nothing shares its input's."""
 
-    def __init__(self, traced: fx.GraphModule, inputs: Inputs, outputs: Inputs) -> None:
+    def __init__(self, traced: fx.GraphModule, inputs: Inputs, sources: list[Shape], targets: list[Shape]) -> None:
         import onnx
 
-        self.onnx, self.traced, self.inputs, self.outputs = onnx, traced, inputs, outputs
+        self.onnx, self.traced, self.inputs = onnx, traced, inputs
+        self.sources, self.targets = sources, targets
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self.names: dict[fx.Node, str] = {}
         self.flat: set[str] = set()  # values that are known to have two dimensions
         self.views: set[str] = set()  # values that share their memory with another one
-        if len({tensor.dtype for tensor in (*inputs, *outputs, *traced.parameters())}) > 1:
-            raise UnknownWord("mixed types")
-        if inputs[0].dtype not in (torch.float16, torch.float32, torch.float64):
-            raise UnknownWord("a type that NumPy does not have")
 
     def model(self) -> Any:
         helper = self.onnx.helper
         kind = helper.np_dtype_to_tensor_dtype(self.inputs[0].numpy().dtype)
-        rest = list(self.inputs)
+        rest = list(self.sources)
         sources: list[Any] = []
         targets: list[Any] = []
         for node in self.traced.graph.nodes:
             if node.op == "placeholder":
                 if not rest:
                     raise UnknownWord("an argument without an example")
-                sources.append(helper.make_tensor_value_info(node.name, kind, list(rest.pop(0).shape)))
+                sources.append(helper.make_tensor_value_info(node.name, kind, rest.pop(0)))
                 self.names[node] = node.name
             elif node.op == "output":
                 results = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-                for n, (result, example) in enumerate(zip(results, self.outputs, strict=True)):
+                for n, (result, shape) in enumerate(zip(results, self.targets, strict=True)):
                     # A name of its own: an output that is also an input, or twice an output, would be no valid graph.
                     self.emit("Identity", (self.read(result),), f"output_{n}")
-                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, list(example.shape)))
+                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, shape))
             else:
                 self.names[node] = self.word(node)
         if rest:

@@ -12,7 +12,7 @@ from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, private_copy, reasons
 from depthfold.backends.machine import environment_of, gpu_name, thread_count
-from depthfold.backends.onnx_model import onnx_bytes, write_onnx
+from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
 from depthfold.core.document import decode
@@ -67,7 +67,9 @@ class OnnxRuntime:
         module, inputs = private_copy(module, inputs)
         if self.precision == "float16":
             module, inputs = module.half(), tuple(t.half() if t.is_floating_point() else t for t in inputs)
-        model = onnx_bytes(module, inputs)
+        return self._session(library, onnx_bytes(module, inputs), inputs)
+
+    def _session(self, library: Any, model: bytes, inputs: Inputs) -> Compiled:
         with reasons("ONNX Runtime rejects this module"):
             session = library.InferenceSession(model, self._session_options(library), providers=self._with_options())
             if self.providers[0] not in session.get_providers():  # it falls back to the CPU without an error
@@ -97,8 +99,15 @@ class OnnxRuntime:
         tf32 = {"use_tf32": "0" if self.precision == "float32" else "1"}
         return [(provider, tf32) if provider == _CUDA else provider for provider in self.providers]
 
-    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
-        return write_onnx(module, inputs, expect_suffix(path, ".onnx"))
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
+        path = expect_suffix(path, ".onnx")
+        path.write_bytes(onnx_bytes(module, inputs, dynamic_batch=dynamic_batch))
+        return path
+
+    def open(self, path: str | Path, inputs: Inputs) -> Compiled:
+        library = load("onnxruntime", "onnx")
+        self._check_providers(library)
+        return self._session(library, expect_suffix(path, ".onnx").read_bytes(), inputs)
 
 
 class _Session:

@@ -51,7 +51,9 @@ class OpenVino:
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
-        model = self._model(module, inputs)
+        return self._request(self._model(module, inputs), inputs)
+
+    def _request(self, model: Any, inputs: Inputs) -> Compiled:
         properties = {
             "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
             "INFERENCE_NUM_THREADS": thread_count(self.threads),
@@ -62,17 +64,23 @@ class OpenVino:
             compiled = _core().compile_model(model, "CPU", properties)
             return _Request(compiled.create_infer_request(), inputs)
 
-    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """OpenVINO's own format: this file, and its weights beside it with the suffix .bin."""
         path = expect_suffix(path, ".xml")
-        model = self._model(module, inputs)
+        model = self._model(module, inputs, dynamic_batch)
         with reasons("OpenVINO cannot export this module"):
             load("openvino", "openvino").save_model(model, path, compress_to_fp16=False)
         return path
 
-    def _model(self, module: nn.Module, inputs: Inputs) -> Any:
+    def open(self, path: str | Path, inputs: Inputs) -> Compiled:
         core = _core()
-        model = onnx_bytes(module, inputs, extra="openvino")
+        with reasons("OpenVINO cannot read this file"):
+            model = core.read_model(expect_suffix(path, ".xml"))
+        return self._request(model, inputs)
+
+    def _model(self, module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> Any:
+        core = _core()
+        model = onnx_bytes(module, inputs, extra="openvino", dynamic_batch=dynamic_batch)
         with reasons("OpenVINO cannot read this module"):
             return core.read_model(model)
 

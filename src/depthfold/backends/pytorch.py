@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, private_copy, reasons
+from depthfold.backends.base import Compiled, Inputs, dynamic_shapes, expect_suffix, private_copy, reasons
 from depthfold.backends.registry import spelled
 from depthfold.backends.torch_run import Device, Place, Precision, TorchRun
 from depthfold.core import Environment
@@ -53,13 +53,19 @@ class PyTorch:
         with reasons("PyTorch cannot run this module"), place.settings():
             return TorchRun(place, _captured(forward) if self.cuda_graphs else forward, "PyTorch")
 
-    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """A program of torch.export, which `torch.export.load` reads."""
         path = expect_suffix(path, ".pt2")
         with reasons("PyTorch cannot export this module"):
             module, inputs = private_copy(module, inputs)
-            torch.export.save(torch.export.export(module, inputs), path)
+            shapes = dynamic_shapes(inputs) if dynamic_batch else None
+            torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), path)
         return path
+
+    def open(self, path: str | Path, inputs: Inputs) -> Compiled:
+        with reasons("PyTorch cannot load this program"):
+            program = torch.export.load(expect_suffix(path, ".pt2")).module()
+        return TorchRun(self._place(), lambda: program(*(tensor.clone() for tensor in inputs)), "PyTorch")
 
 
 def _captured(forward: Callable[[], Any]) -> Callable[[], Any]:

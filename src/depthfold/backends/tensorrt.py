@@ -49,17 +49,26 @@ class TensorRT:
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         library = load("tensorrt", "tensorrt")
         device_name("cuda")
-        engine = self._engine(library, module, inputs)
+        return self._run(library, self._engine(library, module, inputs), inputs)
+
+    def _run(self, library: Any, engine: Any, inputs: Inputs) -> Compiled:
         place = Place(device="cuda", precision="float32", channels_last=False, threads=None)
         with reasons("TensorRT rejects this module"):
             runtime = library.Runtime(library.Logger(library.Logger.ERROR))
             return TorchRun(place, _Execution(library, runtime.deserialize_cuda_engine(engine), inputs), "TensorRT")
 
-    def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
+    def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """A serialised engine, which runs on this kind of GPU and this version of TensorRT only."""
         path = expect_suffix(path, ".engine")
+        if dynamic_batch:  # it would be tuned for no batch in particular, and slower than what was measured
+            raise BackendError("A TensorRT engine is built for one size of the batch.")
         path.write_bytes(bytes(self._engine(load("tensorrt", "tensorrt"), module, inputs)))
         return path
+
+    def open(self, path: str | Path, inputs: Inputs) -> Compiled:
+        library = load("tensorrt", "tensorrt")
+        device_name("cuda")
+        return self._run(library, expect_suffix(path, ".engine").read_bytes(), inputs)
 
     def _engine(self, library: Any, module: nn.Module, inputs: Inputs) -> Any:
         model = onnx_bytes(module, inputs, extra="tensorrt")

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx, nn
 
 from depthfold.core import Plan, Span
+from depthfold.errors import InvalidValue
 from depthfold.tracing import Blueprint
 
 # Of the largest value, by the precision of the weights. Half precisions are compared in float32: what is left is the
@@ -39,6 +41,14 @@ class Shallow:
     seams: tuple[Seam, ...]
 
     KEY: ClassVar[str] = "depthfold.shallow"
+
+
+def shallow_parts(module: nn.Module) -> tuple[fx.GraphModule, Shallow, str]:
+    """The merged graph inside a module, what it remembers, and its path: "" where the module itself is it."""
+    for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
+        if isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
+            return part, part.meta[Shallow.KEY], path
+    raise InvalidValue(f"{type(module).__name__} is no merged network: expected what merge(student) returned.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.torch_run import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
-from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification
+from depthfold.merging.comparison import last_digit, output_error, tensor_error
+from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.tracer import explain
@@ -28,8 +28,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     `inputs` are those of the whole model, as for trace(); without them, random ones of the traced sizes are used.
     """
     deep, remembered, path = student_parts(student)
-    made = _shallow_part(shallow, path)
-    seams = _seams(made, remembered)
+    made, merged, _ = shallow_parts(shallow)
+    seams = _seams(merged, remembered)
     dtype = next((p.dtype for p in deep.parameters() if p.is_floating_point()), torch.float32)
     given = remembered.network.inputs.random(seed=0)
     # TF32 rounds every product to three digits: that would be the error, whatever the networks compute.
@@ -46,29 +46,13 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         found = _record("merged", made, given, {seam.shallow for seam in seams}, sources)
         found[OUTPUT] = _record("merged", made, given, set())[OUTPUT]
         tolerance = TOLERANCE.get(dtype, 1e-4)
-        output = _output_error(wanted[OUTPUT], found[OUTPUT])
+        output = output_error(wanted[OUTPUT], found[OUTPUT])
         sensitivity = 0.0
         if output > tolerance:
-            other = _record("rewritten", deep, given.map(_last_digit), set())
-            sensitivity = _output_error(wanted[OUTPUT], other[OUTPUT])
+            other = _record("rewritten", deep, given.map(last_digit), set())
+            sensitivity = output_error(wanted[OUTPUT], other[OUTPUT])
     segments = tuple(_segment_errors(seam, remembered.network.merged_shape(seam.span), wanted, found) for seam in seams)
     return Verification(segments, output, tolerance, sensitivity)
-
-
-def _output_error(wanted: Any, found: Any) -> float:
-    one, two = _tensors(wanted), _tensors(found)
-    if len(one) != len(two):
-        return float("inf")
-    return max((_error(a, b) for a, b in zip(one, two, strict=True)), default=0.0)
-
-
-def _last_digit(tensor: Tensor) -> Tensor:
-    """The same tensor, every number changed in its last digit."""
-    if not tensor.is_floating_point():
-        return tensor
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device, tensor.dtype)
-    return tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
 
 
 def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found: dict[str, Any]) -> SegmentErrors:
@@ -82,26 +66,8 @@ def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found:
         inside = (start >= 0) & (start + shape.extent[n] <= size)
         interior &= inside.reshape([-1 if m == n else 1 for m in range(len(sizes))])
     scale = a.abs().max()
-    border, inner = (_error(a[..., part], b[..., part], scale) for part in (~interior, interior))
+    border, inner = (tensor_error(a[..., part], b[..., part], scale) for part in (~interior, interior))
     return SegmentErrors(seam.span, border, inner)
-
-
-def _error(wanted: Tensor, found: Tensor, scale: Tensor | None = None) -> float:
-    """The largest difference, as a share of the largest wanted value."""
-    if wanted.shape != found.shape:
-        return float("inf")
-    if not wanted.numel():
-        return 0.0
-    if not torch.isfinite(wanted).all():
-        raise VerificationError(
-            "The rewritten network yields values that are not finite, so nothing can be verified. Check its weights "
-            "and statistics, or verify() with inputs of your own."
-        )
-    difference = float((wanted - found).abs().max())
-    largest = float(wanted.abs().max() if scale is None else scale)
-    if difference == 0:
-        return 0.0
-    return difference / largest if largest and difference == difference else float("inf")
 
 
 class _Recorder(fx.Interpreter):
@@ -137,20 +103,7 @@ def _record(
     return recorder.kept
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-def _shallow_part(module: nn.Module, path: str) -> fx.GraphModule:
-    """The merged graph: where the student has its rewritten one."""
-    part = dict(module.named_modules()).get(path)
-    if isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
-        return part
-    raise InvalidValue(f"{type(module).__name__} is no merged network: expected what merge(student) returned.")
-
-
-def _seams(made: fx.GraphModule, student: Student) -> tuple[Seam, ...]:
-    merged: Shallow = made.meta[Shallow.KEY]
+def _seams(merged: Shallow, student: Student) -> tuple[Seam, ...]:
     if merged.network != student.network or merged.plan != student.plan:
         what = "plan" if merged.network == student.network else "network"
         raise InvalidValue(

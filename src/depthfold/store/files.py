@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,28 @@ def put_in_place(path: Path) -> Iterator[Path]:
     sync(partial)
     partial.replace(path)
     sync(path.parent)  # a file is on disk under its name only when its folder is
+
+
+@contextlib.contextmanager
+def put_all_in_place(path: Path) -> Iterator[Path]:
+    """The same for a file that has others beside it: a path of the same name, in an empty folder beside `path`.
+
+    When the block ends without an error, every file in that folder takes its place beside `path`, and `path` itself
+    comes last: where it is, the others are. When it ends with one, nothing is left of it. Parent folders are made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_name(f".{path.name}.partial")
+    if folder.exists():
+        shutil.rmtree(folder)  # of a killed writer
+    folder.mkdir()
+    try:
+        yield folder / path.name
+        for file in sorted(folder.iterdir(), key=lambda each: each.name == path.name):
+            sync(file)
+            file.replace(path.with_name(file.name))
+        sync(path.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

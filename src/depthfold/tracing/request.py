@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import difflib
+import glob
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from depthfold.errors import TraceError
 from depthfold.tracing.rules import Ignore, ignored
@@ -45,6 +46,18 @@ def check_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str
             raise TraceError(f"ignore takes names, globs and module types, found {pattern!r}.")
         patterns.append(pattern)
     return tuple(patterns)
+
+
+def by_name(ignore: Ignore, graph: fx.GraphModule, at: str | None) -> tuple[str, ...]:
+    """What was left alone, without types: each as the names of the modules of that type which the graph calls."""
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    names: list[str] = []
+    for pattern in ignore:
+        if isinstance(pattern, str):
+            names.append(pattern)
+        else:
+            names += [glob.escape(path) for path in called if isinstance(graph.get_submodule(path), pattern)]
+    return tuple(f"{at}.{name}" if at else name for name in dict.fromkeys(names))
 
 
 def _hint(wrong: str, paths: Sequence[str]) -> str:

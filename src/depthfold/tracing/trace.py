@@ -15,7 +15,7 @@ from depthfold.tracing.drafts import Values, draft_layers
 from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.numbering import number
-from depthfold.tracing.request import check_ignore, check_model, copy_model, modules_outside, refuse_hooks
+from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
 from depthfold.tracing.roles import assign_roles
 from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import TracedNetwork
@@ -44,6 +44,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     modes = {path: module.training for path, module in snapshot.named_modules()}
     snapshot.eval()
     inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
+    example = inputs.map(lambda tensor: tensor.to("meta"))
     if at:
         inputs = inputs_at(snapshot, at, inputs)
     part = snapshot.get_submodule(at) if at else snapshot
@@ -70,6 +71,8 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         inputs=inputs,
         model=snapshot if at else None,
         at=at or None,
+        ignore=by_name(ignore, graph, at),
+        example=example,
     )
 
 

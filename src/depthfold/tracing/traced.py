@@ -45,11 +45,19 @@ class LayerSite:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Blueprint(Network):
     """A Network that also knows where its parts live in the graph, and what the graph takes. As JSON it is the plain
-    Network. It holds no weights, so whatever is made of a model can keep it."""
+    Network. It holds no weights, so whatever is made of a model can keep it.
+
+    `at`, `ignore` and `example` are what trace() was asked for, so that the same model can be traced in the same way
+    again: modules that were left alone by their type are there by their names, and the example inputs of the whole
+    model without their values, on the device "meta".
+    """
 
     sites: tuple[LayerSite, ...] = field(compare=False)
     skip_sites: tuple[SkipSite, ...] = field(compare=False)
     inputs: Inputs = field(compare=False)
+    at: str | None = field(default=None, compare=False)
+    ignore: tuple[str, ...] = field(default=(), compare=False)
+    example: Inputs = field(default=Inputs(), compare=False)
 
     @property
     def structure(self) -> Network:
@@ -74,7 +82,6 @@ class TracedNetwork(Blueprint):
 
     graph: fx.GraphModule = field(compare=False)
     model: nn.Module | None = field(default=None, compare=False)
-    at: str | None = field(default=None, compare=False)
 
 
 N = TypeVar("N", bound=Network)

@@ -1,0 +1,109 @@
+"""load(): a saved network made again. The model is traced, rewritten and merged as before, but for the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from depthfold.core import Span, fingerprint
+from depthfold.errors import InvalidValue, PlanError, ResultError, TraceError
+from depthfold.exporting.probe import probe_error
+from depthfold.exporting.reading import RESTORE, differences, read_config, read_tensors
+from depthfold.exporting.result import CONFIG, TENSORS, Result, TensorSpec
+from depthfold.exporting.tensors import home_of, named_tensors, put_tensors
+from depthfold.merging.kernels import random_module
+from depthfold.merging.merge import build_shallow
+from depthfold.merging.verification import shallow_parts
+from depthfold.rewriting import rewrite
+from depthfold.tracing import TracedNetwork, trace
+
+
+def load(folder: str | Path, model: nn.Module, example_inputs: Any = None) -> nn.Module:
+    """The merged network that save() wrote to the folder, in evaluation mode, on the device of the model.
+
+    `model` is the architecture that was traced; its weights do not matter, and may be on the device "meta". It is not
+    changed. `example_inputs` are as for trace(), and needed only where the original ones were no plain tensors.
+    Nothing is unpickled. The network computes bit for bit what the saved one computed on the same machine.
+    """
+    folder = Path(folder)
+    result = read_config(folder)
+    tensors = read_tensors(folder / TENSORS, result)
+    network = _traced_again(folder, result, model, example_inputs)
+    shallow = _announced(folder, network, result)
+    _check_names(folder, result, shallow)
+    home = home_of(model)
+    put_tensors(shallow, {name: tensor.to(home) for name, tensor in tensors.items()}, result.tied)
+    graph, _, _ = shallow_parts(shallow)
+    error = probe_error(result.probe, graph, network.inputs)
+    if not error <= result.probe.tolerance:
+        raise ResultError(
+            f"The network made of {folder} and this {type(model).__name__} does not compute what the saved one "
+            f"computed: it is off by {error:.1e} of the largest output, and {result.probe.tolerance:.1e} is allowed. "
+            f"Either {CONFIG} was changed, or the model differs where nothing is merged: an activation, a pool, an "
+            "epsilon. Give the architecture that was traced."
+        )
+    return shallow
+
+
+def _traced_again(folder: Path, result: Result, model: nn.Module, example_inputs: Any) -> TracedNetwork:
+    if not isinstance(model, nn.Module):
+        raise InvalidValue(
+            f"load() takes the model that was traced, as an nn.Module, found {type(model).__name__}. Build it as "
+            "before; its weights do not matter."
+        )
+    if example_inputs is None:
+        if result.example is None:
+            raise InvalidValue(
+                f"{folder} does not hold the example inputs, which were no plain tensors. Give them again: "
+                "load(folder, model, example_inputs), as for trace()."
+            )
+        example_inputs = result.example.zeros().like(model)
+    try:
+        network = trace(model, example_inputs, ignore=result.ignore, at=result.at)
+    except TraceError as error:
+        raise ResultError(
+            f"{folder} was made of {result.name}, and the {type(model).__name__} that was given cannot be traced in "
+            f"the same way: {error}"
+        ) from error
+    if fingerprint(network) != result.fingerprint:
+        sizes = f", with inputs of {result.example}" if result.example else ""
+        raise ResultError(
+            f"{folder} was made of {result.name} (fingerprint {result.fingerprint}), and this {network.name} is "
+            f"another network (fingerprint {fingerprint(network)}): its layers, sizes, activations or skips "
+            f"differ. Give the architecture that was traced{sizes}."
+        )
+    return network
+
+
+def _announced(folder: Path, network: TracedNetwork, result: Result) -> nn.Module:
+    """The merged network with its convolutions on the device "meta": only their shapes are needed."""
+
+    def shaped(span: Span, like: Tensor) -> nn.Module:
+        return random_module(network.merged_shape(span), device="meta", dtype=like.dtype)
+
+    try:
+        return build_shallow(rewrite(network, result.plan), shaped)
+    except PlanError as error:
+        raise ResultError(
+            f"The plan in {folder / CONFIG} does not fit {network.name}: {error} The file was changed. {RESTORE}."
+        ) from error
+
+
+def _check_names(folder: Path, result: Result, shallow: nn.Module) -> None:
+    """The tensors of the network that was made again are those of the saved one, size by size."""
+    wanted = dict(result.tensors) | {name: result.tensors[source] for name, source in result.tied.items()}
+    found = {name: TensorSpec.of(tensor) for name, tensor in named_tensors(shallow)}
+    # The precision is the saved one's: a network may be traced in float32 and saved in float16.
+    if problems := differences(_shapes(found), _shapes(wanted)):
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ResultError(
+            f"The tensors in {folder} do not fit the network that was made again: {'; '.join(problems[:3])}{more}. "
+            f"Either the model is not the architecture that was traced, or the plan in {CONFIG} was changed."
+        )
+
+
+def _shapes(specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+    return {name: "x".join(map(str, spec.shape)) or "a number" for name, spec in specs.items()}
