@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from depthfold.merging import Verification as Verification
     from depthfold.merging import merge as merge
     from depthfold.merging import verify as verify
+    from depthfold.reporting import Findings as Findings
+    from depthfold.reporting import report as report
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
     from depthfold.tracing import trace as trace
@@ -32,6 +34,7 @@ _HOME = {
     "Budget": "depthfold.core",
     "DepthfoldError": "depthfold.errors",
     "Environment": "depthfold.core",
+    "Findings": "depthfold.reporting",
     "Frontier": "depthfold.core",
     "ImportanceTable": "depthfold.core",
     "LatencyTable": "depthfold.core",
@@ -43,6 +46,7 @@ _HOME = {
     "measure_latency": "depthfold.latency",
     "merge": "depthfold.merging",
     "profile": "depthfold.latency",
+    "report": "depthfold.reporting",
     "rewrite": "depthfold.rewriting",
     "solve": "depthfold.solver",
     "trace": "depthfold.tracing",
