@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from depthfold.core import Plan as Plan
     from depthfold.core import Span as Span
     from depthfold.errors import DepthfoldError as DepthfoldError
-    from depthfold.finetuning import finetune as finetune
-    from depthfold.importance import measure_importance as measure_importance
     from depthfold.exporting import export as export
     from depthfold.exporting import load as load
     from depthfold.exporting import save as save
+    from depthfold.finetuning import finetune as finetune
+    from depthfold.importance import measure_importance as measure_importance
     from depthfold.latency import choose as choose
     from depthfold.latency import measure_latency as measure_latency
     from depthfold.latency import profile as profile
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from depthfold.merging import merge as merge
     from depthfold.merging import verify as verify
     from depthfold.pipeline import compress as compress
+    from depthfold.reporting import Findings as Findings
     from depthfold.reporting import report as report
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
@@ -42,6 +43,7 @@ _HOME = {
     "ClassificationTask": "depthfold.training.classification",
     "DepthfoldError": "depthfold.errors",
     "Environment": "depthfold.core",
+    "Findings": "depthfold.reporting",
     "Frontier": "depthfold.core",
     "ImportanceTable": "depthfold.core",
     "LatencyTable": "depthfold.core",

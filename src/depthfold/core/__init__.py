@@ -11,6 +11,7 @@ from depthfold.core.latency_table import LatencyTable, Timing
 from depthfold.core.layer import Layer, Skip
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan
+from depthfold.core.profile import Profile
 from depthfold.core.refusal import Refusal
 from depthfold.core.shape import ConvShape
 from depthfold.core.solved_plan import Segment, SolvedPlan
@@ -31,6 +32,7 @@ __all__ = [
     "Plan",
     "Point",
     "Position",
+    "Profile",
     "Refusal",
     "Score",
     "Segment",

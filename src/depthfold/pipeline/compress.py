@@ -81,9 +81,7 @@ def compress(
     plan = chosen(folder, network, frontier, budget, target, progress)
 
     student = rewrite(network, plan)
-    student = finetune(
-        student, task, recipe, teacher=model if distil else None, run=folder.path, progress=progress
-    )
+    student = finetune(student, task, recipe, teacher=model if distil else None, run=folder.path, progress=progress)
     shallow = merge(student)
     save(shallow, folder.path / RESULT)
     for name in exports:

@@ -23,8 +23,6 @@ def latency_of(
     if there is not None and (there.environment, there.fingerprint) == (environment, fingerprint(network)):
         if {entry.span for entry in there.entries} == spans:
             return there
-    table = measure_latency(
-        network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress
-    )
+    table = measure_latency(network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress)
     folder.write(LATENCY, table)
     return table

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from depthfold.core import Document, Network, fingerprint
-from depthfold.errors import DepthfoldError, RunError
+from depthfold.errors import RunError
 from depthfold.store.files import put_in_place
 
 D = TypeVar("D", bound=Document)

@@ -27,7 +27,6 @@ from depthfold.training.objective import class_scores, classification_loss
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Split, Step
 
-
 _CPU = torch.device("cpu")
 
 

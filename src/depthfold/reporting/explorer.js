@@ -1,0 +1,162 @@
+"use strict";
+// The explorer: a slider over the plans, and the network of the plan that it stands at. The data come from plans.py:
+// every segment once, [i, j, ms, ms of its layers one by one or null, shape], and plans as lists of indices into them.
+// Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text is only ever set as text, never as HTML.
+
+(function () {
+  const { layers, segments, plans, original, inserted, skips, barriers, chosen } = report.explorer;
+  const own = layers.flatMap((layer, n) => (layer.activation === null ? [] : [n + 1]));
+  const longest = Math.max(...segments.map(([, , ms, replaced]) => Math.max(ms, replaced ?? 0)));
+  const slider = document.getElementById("budget");
+  const byId = (id) => document.getElementById(id);
+
+  const minus = (text) => text.replace("-", "\u2212");
+  // Zeros at the end stay, so that 2.90 stands beside 0.729; an exponent is for nobody.
+  const digits = (value, count = 4) => {
+    const text = value.toPrecision(count);
+    return minus(text.includes("e") ? Number(text).toString() : text);
+  };
+  const ms = (value, count = 4) => digits(value, count) + "\u202fms";
+  const perCent = (share) => (100 * share).toFixed(1) + "\u202f%";
+  const plural = (count, noun) => count + " " + noun + (count === 1 ? "" : "s");
+
+  function element(tag, className, ...content) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    made.append(...content.filter((part) => part !== null));
+    return made;
+  }
+
+  // What a plan does: its segments in full, and which activations stand, fall and are inserted.
+  function decoded(plan) {
+    const kept = new Set(plan.activations);
+    const native = new Set(own);
+    const parts = plan.segments.map((index) => {
+      const [i, j, time, replaced, shape] = segments[index];
+      return { i, j, time, replaced, shape, merged: j > i + 1 };
+    });
+    return {
+      plan,
+      parts,
+      kept,
+      fallen: own.filter((position) => !kept.has(position)),
+      added: plan.activations.filter((position) => !native.has(position)),
+      merged: parts.filter((part) => part.merged).length,
+    };
+  }
+
+  function budgetText({ plan }) {
+    return ms(plan.ms) + (original ? ", " + perCent(plan.ms / original) + " of the original" : "");
+  }
+
+  function summary(index, { plan, parts, fallen, added, merged }) {
+    const which = index === chosen ? "The chosen plan" : "Plan " + (index + 1) + " of " + plans.length;
+    const faster = original ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
+    return (
+      `${which}: ${ms(plan.ms)} predicted${faster}, importance ${digits(plan.importance)}. ` +
+      `${plural(layers.length, "layer")} become ${plural(parts.length, "convolution")}, ${merged} of them merged; ` +
+      `${fallen.length} of ${plural(own.length, "activation")} fall, ${added.length} ` +
+      `${added.length === 1 ? "is" : "are"} inserted.`
+    );
+  }
+
+  // The activation after layer l; a screen reader does not see how a mark is drawn, so what happens is said, too.
+  function mark(l, { kept }) {
+    const name = layers[l - 1].activation;
+    if (name === null && !kept.has(l)) return null;
+    const state = name === null ? "inserted" : kept.has(l) ? "stands" : "falls";
+    const words = { inserted: " is inserted", stands: " stands", falls: " falls" }[state];
+    return element("span", "mark " + state, name ?? inserted ?? "activation", element("span", "unseen", words));
+  }
+
+  function layerLine(l, part, state) {
+    const { name, shape } = layers[l - 1];
+    const residuals = skips
+      .filter(([, target]) => target === l)
+      .map(([source]) => {
+        const folded = source >= part.i && part.merged ? ", folded in" : "";
+        return element("span", "aside residual", `+ residual from ${source}${folded}`);
+      });
+    const marks = element("span", "marks", mark(l, state), ...residuals);
+    return element("p", "layer", element("span", "name", name), element("span", "", shape), marks);
+  }
+
+  function times({ time, replaced, merged }) {
+    const after = ms(time, 3);
+    const text = merged && replaced !== null ? `${digits(replaced, 3)} \u2192 ${after}` : after;
+    const bars = element("div", "bars", element("i", "before"), element("i", "after"));
+    bars.setAttribute("aria-hidden", "true");
+    bars.children[0].style.width = (100 * (replaced ?? 0)) / longest + "%";
+    bars.children[1].style.width = (100 * time) / longest + "%";
+    return element("div", "times", element("p", "", element("span", "unseen", "Time "), text), bars);
+  }
+
+  function blockItem(part, state) {
+    const { i, j, merged, shape } = part;
+    const which = merged ? `Layers ${i + 1}\u2013${j}` : `Layer ${j}`;
+    const before = element("div", "before");
+    for (let l = i + 1; l <= j; l++) before.append(layerLine(l, part, state));
+    const becomes = element("div", "becomes");
+    if (merged) becomes.append(element("p", "", "\u2192 one ", element("strong", "", shape)));
+    else becomes.append(element("p", "aside", "as it is"));
+    if (barriers.includes(j)) becomes.append(element("p", "aside", "A barrier follows: nothing merges across it."));
+    const changed = merged || state.fallen.includes(j) || state.added.includes(j);
+    const names = ["block", merged && "merged", !changed && "same", barriers.includes(j) && "barrier"];
+    const item = element(
+      "li", names.filter(Boolean).join(" "), element("p", "which", which), before, becomes, times(part)
+    );
+    item.dataset.i = i;
+    item.dataset.j = j;
+    return item;
+  }
+
+  // Blocks as wide as they take long. Both strips have one scale, so the shorter one is the faster network.
+  function strip(id, pieces, scale) {
+    byId(id).replaceChildren(
+      ...pieces.map(({ time, merged, title }) => {
+        const piece = element("i", merged ? "merged" : "");
+        piece.style.width = (100 * time) / scale + "%";
+        piece.title = title;
+        return piece;
+      })
+    );
+  }
+
+  function strips({ plan, parts }) {
+    const alone = layers.map(({ ms: time, name }) => ({ time: time ?? 0, merged: false, title: name }));
+    const total = alone.reduce((sum, { time }) => sum + time, 0);
+    const scale = Math.max(total, plan.ms) || 1;
+    const known = layers.every((layer) => layer.ms !== null);
+    byId("time-before").textContent = known ? ms(total) + " by the table" : "some layers have no time of their own";
+    byId("time-after").textContent = ms(plan.ms) + " by the table";
+    strip("strip-before", alone, scale);
+    strip("strip-after", parts.map((part) => ({ ...part, title: `(${part.i}, ${part.j}] ${part.shape}` })), scale);
+  }
+
+  function show(index) {
+    const state = decoded(plans[index]);
+    slider.value = String(index);
+    slider.setAttribute("aria-valuetext", budgetText(state));
+    byId("budget-text").textContent = budgetText(state);
+    byId("summary").textContent = summary(index, state);
+    byId("blocks").replaceChildren(...state.parts.map((part) => blockItem(part, state)));
+    strips(state);
+    // The figure itself is changed, so that a change of theme draws the selection where it is.
+    const trace = report.figures.frontier[0].data[report.selected];
+    trace.x = [state.plan.ms];
+    trace.y = [state.plan.importance];
+    Plotly.restyle("plot-frontier", { x: [trace.x], y: [trace.y] }, [report.selected]);
+  }
+
+  slider.addEventListener("input", () => show(Number(slider.value)));
+  byId("fastest").addEventListener("click", () => show(0));
+  byId("chosen").addEventListener("click", () => show(chosen));
+  byId("best").addEventListener("click", () => show(plans.length - 1));
+  byId("only-changes").addEventListener("change", (event) => {
+    byId("blocks").classList.toggle("only-changes", event.target.checked);
+  });
+  byId("plot-frontier").on("plotly_click", ({ points }) => {
+    if (points[0].curveNumber === 0) show(points[0].pointIndex);
+  });
+  show(chosen);
+})();
