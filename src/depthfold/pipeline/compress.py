@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from depthfold.backends import Backend, get, spelled
+from depthfold.backends import Backend, get
+from depthfold.backends.registry import spelled
 from depthfold.core import Budget, ImportanceTable, SolvedPlan
 from depthfold.core.space import Space
 from depthfold.exporting import export, save

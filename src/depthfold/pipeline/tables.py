@@ -19,10 +19,9 @@ def latency_of(
     choose() has timed since, and another plan might be chosen."""
     environment = get(target).environment(network_inputs(network))
     there = folder.read(LATENCY, LatencyTable)
-    spans = set(network.spans(space))
-    if there is not None and (there.environment, there.fingerprint) == (environment, fingerprint(network)):
-        if {entry.span for entry in there.entries} == spans:
-            return there
+    same = there is not None and (there.environment, there.fingerprint) == (environment, fingerprint(network))
+    if there is not None and same and {entry.span for entry in there.entries} == set(network.spans(space)):
+        return there
     table = measure_latency(network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress)
     folder.write(LATENCY, table)
     return table

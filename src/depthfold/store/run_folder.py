@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from depthfold.core import Document, Network, fingerprint
-from depthfold.errors import RunError
+from depthfold.errors import DepthfoldError, RunError
 from depthfold.store.files import put_in_place
 
 D = TypeVar("D", bound=Document)
@@ -69,10 +69,8 @@ class RunFolder:
             raise _unusable(path, error) from error
         try:
             return kind.loads(text)
-        except (InvalidValue, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RunError(
-                f"{path} is damaged: {error} Delete it, and run again: only it will be made anew."
-            ) from error
+        except DepthfoldError as error:
+            raise RunError(f"{path} is damaged: {error} Delete it, and run again: it will be made anew.") from error
 
     def need(self, name: str, kind: type[D], command: str) -> D:
         """The document, or an error that names the command that makes it."""
