@@ -40,7 +40,7 @@ def inputs_of(task: Task, example_inputs: Any) -> Any:
     if isinstance(task, ClassificationTask):
         return task.example()
     raise InvalidValue(
-        "compress() needs example_inputs for this task: what the model takes, in the batch and size that it will run in."
+        "compress() needs example_inputs for this task: what the model takes, in the size that it will run in."
     )
 
 
