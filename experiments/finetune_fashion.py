@@ -42,8 +42,8 @@ def down(before: int, after: int) -> nn.Sequential:
 def small_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        down(1, 16), Residual(16), Residual(16), down(16, 32), Residual(32), Residual(32),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        down(1, 12), Residual(12), Residual(12), down(12, 24), Residual(24), Residual(24),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
     )  # fmt: skip
 
 
@@ -51,11 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, nargs=2, default=(1200, 300), help="of the base training, of fine-tuning")
+    parser.add_argument("--steps", type=int, nargs=2, default=(1200, 240), help="of the base training, of fine-tuning")
     options = parser.parse_args()
     task = df.ClassificationTask.fashion_mnist(options.data)
-    base = df.Recipe(steps=options.steps[0], batch=128, lr=0.1, weight_decay=5e-4, warmup=50, flip=True)
-    tuning = df.Recipe(steps=options.steps[1], batch=128, lr=0.02, weight_decay=5e-4, warmup=20, clip=5.0, flip=True)
+    base = df.Recipe(steps=options.steps[0], batch=64, lr=0.1, weight_decay=5e-4, warmup=50, flip=True)
+    tuning = df.Recipe(steps=options.steps[1], batch=64, lr=0.02, weight_decay=5e-4, warmup=20, clip=5.0, flip=True)
     started = time.perf_counter()
     model = small_network()
     train(model, task, base, split=None)
@@ -77,7 +77,7 @@ def main() -> None:
             found.append({"seed": seed, "student": task.score(tuned, "test"), "merged": task.score(shallow, "test")})
             print(name, found[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
         scores[name] = {"runs": found, "mean": fmean(run["merged"] for run in found)}
-    environment = PyTorch().environment((torch.empty(128, 1, 28, 28),))
+    environment = PyTorch().environment((torch.empty(64, 1, 28, 28),))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": environment.to_json(), "base": base.to_json(), "fine-tuning": tuning.to_json()}
     options.out.write_text(json.dumps(record | {"layers": network.depth, "scores": scores}, indent=1) + "\n")
