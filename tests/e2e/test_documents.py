@@ -40,6 +40,14 @@ EXPECTED = {
         "InvalidValue: There is no backend 'onnx-runtime'",
         "half as fast: conforms",
     ),
+    "export.md": (
+        "the same bits: True",
+        "ONNX, for batches of any size; onnxruntime",
+        "PyTorch program, for batches of any size; pytorch",
+        "OpenVINO IR, for batches of any size; openvino",
+        "ResultError: out was made of Sequential (fingerprint",
+        "by ONNX Runtime alone: (5, 4)",
+    ),
     "README.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }
