@@ -9,6 +9,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import DepthfoldError, InvalidValue, ResultError
 from merged import Around, classifier, merged, picture
+from nets import Net, conv
 
 PLAN = df.Plan({1, 3}, {1})
 
@@ -131,6 +132,17 @@ def test_a_batch_norm_that_was_left_alone_with_another_epsilon(tmp_path):
     other = classifier(1)
     other.norm1.eps = 0.1
     refused(tmp_path, "does not compute what the saved one computed", other)
+
+
+def test_a_model_that_differs_in_what_it_does_with_its_input(tmp_path):
+    """Told apart only by an input in which every place has its own number."""
+
+    def model(run):
+        torch.manual_seed(0)
+        return Net(lambda net, x: net.b(net.a(run(x))), a=conv(3, 4), b=conv()).eval()
+
+    df.save(merged(model(lambda x: x.relu()), plan=df.Plan((), ())), tmp_path)
+    refused(tmp_path, "does not compute what the saved one computed", model(lambda x: x.relu().flip(3)))
 
 
 def test_a_part_that_the_model_does_not_have(tmp_path):
