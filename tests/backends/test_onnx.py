@@ -1,6 +1,7 @@
 """The ONNX writer: what it writes computes the same as PyTorch, and what it does not know it leaves to the exporter."""
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,3 +145,43 @@ def test_weights_beyond_the_format_are_refused():
 
     with pytest.raises(BackendError, match=r"The weights take 4\.0 GiB; an ONNX model in memory holds less than 2 GiB"):
         onnx_bytes(Huge(4, 4, 3), (torch.randn(1, 4, 8, 8),))
+
+
+def in_batches(data, sample, batches=(1, 5)):
+    """What ONNX Runtime computes of one model with batches of several sizes, and the inputs."""
+    session = onnxruntime.InferenceSession(data)
+    for batch in batches:
+        given = torch.randn(batch, *sample.shape[1:])
+        yield given, session.run(None, {session.get_inputs()[0].name: given.numpy()})
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_word_does_not_hold_the_batch(name):
+    module, sample = randomise_statistics(KNOWN[name]).eval(), torch.randn(2, 4, 9, 8)
+    data = onnx_bytes(module, (sample,), dynamic_batch=True)
+    model = onnx.load_from_string(data)
+    onnx.checker.check_model(model, full_check=True)
+    infos = [*model.graph.input, *model.graph.output]
+    assert {info.type.tensor_type.shape.dim[0].dim_param for info in infos} == {"batch"}
+    for given, found in in_batches(data, sample):
+        with torch.no_grad():
+            wanted = flatten(module(given.clone()))
+        for one, two in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), two, rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_that_is_computed_from_the_batch_is_left_to_the_exporter():
+    module, sample = Function(lambda x, c: torch.cat([c(x), x], dim=0)).eval(), torch.randn(2, 4, 9, 8)
+    with torch.no_grad():
+        outputs, larger = module(sample), module(torch.randn(3, 4, 9, 8))
+    write_model(module, (sample,), (outputs,))
+    with pytest.raises(UnknownWord, match="a size that is computed from the batch"):
+        write_model(module, (sample,), (outputs,), (larger,))
+    for given, (found,) in in_batches(onnx_bytes(module, (sample,), dynamic_batch=True), sample):
+        torch.testing.assert_close(torch.from_numpy(found), module(given).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_that_the_module_does_not_take():
+    module = Function(lambda x, c: c(x).reshape(2, 4, 72)).eval()
+    with pytest.raises(BackendError, match="PyTorch cannot run this module with a batch of 3: shape"):
+        onnx_bytes(module, (torch.randn(2, 4, 9, 8),), dynamic_batch=True)

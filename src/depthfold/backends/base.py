@@ -114,7 +114,9 @@ def batched(inputs: Inputs) -> tuple[bool, ...]:
 def with_batch(inputs: Inputs, size: int) -> Inputs:
     """The same inputs with a batch of another size: its items over and over again, or the first of them."""
     pairs = zip(inputs, batched(inputs), strict=True)
-    return tuple(tensor[torch.arange(size) % len(tensor)] if has else tensor for tensor, has in pairs)
+    return tuple(
+        tensor[torch.arange(size, device=tensor.device) % len(tensor)] if has else tensor for tensor, has in pairs
+    )
 
 
 def dynamic_shapes(inputs: Inputs) -> tuple[dict[int, Any], ...]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends import get
-from depthfold.backends.base import Exporter, Inputs, batched, with_batch
+from depthfold.backends.base import Exporter, Inputs, batched, private_copy, with_batch
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
-from depthfold.exporting.comparing import compare
+from depthfold.exporting.comparing import compare, run_in_pytorch
 from depthfold.exporting.exported import Exported
 from depthfold.exporting.onnx_file import finish_onnx
 from depthfold.exporting.save import writing
@@ -76,8 +76,9 @@ class _Attempt:
     check: bool
 
     def write(self, inputs: Inputs, dynamic_batch: bool) -> float | None:
-        if dynamic_batch and len(inputs[0]) == 1:  # which PyTorch takes for a constant
-            inputs = with_batch(inputs, 2)
+        if dynamic_batch:
+            inputs = with_batch(inputs, max(2, len(inputs[0])))  # PyTorch takes a size of 1 for a constant
+            run_in_pytorch(*private_copy(self.module, with_batch(inputs, len(inputs[0]) + 1)))  # or this says why not
         self.backend.export(self.module, inputs, self.path, dynamic_batch=dynamic_batch)
         if self.path.suffix == ".onnx":
             finish_onnx(self.path, self.remembered)

@@ -8,6 +8,7 @@ inputs that can be made again, number by number, on any machine and with any ver
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +67,7 @@ def probe_error(probe: Probe, graph: fx.GraphModule, inputs: Inputs) -> float:
     if tuple(tuple(tensor.shape) for tensor in outputs) != probe.sizes:
         return float("inf")
     kept = zip(probe.numbers, outputs, probe.largest, strict=True)
-    return max(
-        tensor_error(torch.tensor(numbers, dtype=torch.float64), _some(tensor), torch.tensor(largest))
-        for numbers, tensor, largest in kept
-    )
+    return max(tensor_error(_numbers(numbers), _some(tensor), _numbers(largest)) for numbers, tensor, largest in kept)
 
 
 def _probe_inputs(inputs: Inputs, batch: int = 0) -> Inputs | None:
@@ -87,9 +85,9 @@ def _probe_inputs(inputs: Inputs, batch: int = 0) -> Inputs | None:
         if batch and shape[:1] == (first,):
             shape = (batch, *shape[1:])
         if not tensor.is_floating_point():
-            return torch.zeros(shape, dtype=tensor.dtype)
+            return torch.zeros(shape, dtype=tensor.dtype, device="cpu")
         count = torch.Size(shape).numel()
-        fractions = (torch.arange(count) * 2654435769 % 2**32).double() / 2**32
+        fractions = (torch.arange(count, device="cpu") * 2654435769 % 2**32).double() / 2**32
         return (4 * fractions - 2).reshape(shape).to(tensor.dtype)
 
     return inputs.map(numbers)
@@ -119,5 +117,9 @@ def _outputs(graph: fx.GraphModule, given: Inputs) -> tuple[Tensor, ...]:
 
 def _some(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
-    places = torch.linspace(0, len(flat) - 1, min(_KEPT, len(flat)), dtype=torch.float64).round().long()
-    return flat[places.to(flat.device)].double().cpu()
+    places = torch.linspace(0, len(flat) - 1, min(_KEPT, len(flat)), dtype=torch.float64, device=flat.device)
+    return flat[places.round().long()].double().cpu()
+
+
+def _numbers(kept: Sequence[float] | float) -> Tensor:
+    return torch.tensor(kept, dtype=torch.float64, device="cpu")

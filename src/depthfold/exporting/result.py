@@ -33,7 +33,7 @@ class TensorSpec:
         return cls(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
     def zeros(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=getattr(torch, self.dtype))
+        return torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device="cpu")
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape)) or 'a number'} in {self.dtype}"

@@ -1,0 +1,287 @@
+"""export(): files that compute what the network computes, in batches of any size, or no file at all."""
+
+import sys
+
+import numpy
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import depthfold as df
+from depthfold.backends import get
+from depthfold.backends.onnxruntime import OnnxRuntime
+from depthfold.errors import BackendError, InvalidValue, MissingDependency, ResultError, VerificationError
+from depthfold.exporting import Exported
+from depthfold.testing import randomise_statistics
+from merged import Around, classifier, merged, picture
+from nets import Net, conv, image
+
+PLAN = df.Plan({1}, {1})
+
+
+def small(run, **parts):
+    """Two convolutions that become one, and what a test is about behind them."""
+    torch.manual_seed(0)
+    model = Net(lambda net, x: run(net, net.b(net.a(x))), a=conv(3, 4), b=conv(4, 4), **parts).eval()
+    return merged(model, plan=df.Plan((), ()))
+
+
+def in_onnxruntime(path, *inputs):
+    session = onnxruntime.InferenceSession(path)
+    names = [info.name for info in session.get_inputs()]
+    return session.run(None, dict(zip(names, (tensor.numpy() for tensor in inputs), strict=True)))
+
+
+def close(found, wanted):
+    numpy.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.xml"])
+def test_what_is_said_of_the_file(tmp_path, name):
+    shallow = merged(classifier(), plan=PLAN)
+    shallow.train()  # left so by accident; files are for evaluation
+    done = df.export(shallow, tmp_path / "new" / name)
+    assert shallow.training
+    assert (done.path, done.batch, done.why_fixed) == (tmp_path / "new" / name, "dynamic", None)
+    assert 0 <= done.error <= 1e-5
+    assert done.environment.precision == "float32"
+    assert done.environment.input_size == (3, 9, 8)
+    beside = {"m.xml": ["m.bin", "m.xml"]}.get(name, [name])
+    assert sorted(path.name for path in done.path.parent.iterdir()) == beside
+    runtime = {"m.onnx": "ONNX", "m.pt2": "PyTorch program", "m.xml": "OpenVINO IR"}[name]
+    assert f"{name}: {runtime}, for batches of any size; {done.environment.runtime} " in str(done)
+    assert " of PyTorch" in str(done)
+
+
+def test_a_model_of_torchvision(tmp_path):
+    model = randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5)).eval()
+    sample = torch.randn(1, 3, 32, 32)  # one image: a size that PyTorch would take for a constant
+    shallow = merged(model, sample, seed=2)
+    assert df.export(shallow, tmp_path / "m.onnx").batch == "dynamic"
+    for batch in (1, 4):
+        sample = torch.randn(batch, 3, 32, 32)
+        close(in_onnxruntime(tmp_path / "m.onnx", sample)[0], shallow(sample))
+
+
+def test_the_file_says_which_network_it_is(tmp_path):
+    model = onnx.load(df.export(merged(classifier(), plan=PLAN), tmp_path / "m.onnx").path)
+    notes = {prop.key: prop.value for prop in model.metadata_props}
+    assert notes == {"name": "Net", "plan": '{"activations": [1], "cuts": [1]}', "depthfold": df.__version__}
+
+
+def test_a_network_beyond_our_vocabulary(tmp_path):
+    """By PyTorch's own exporter, which writes the folders of its author's source into the file."""
+    shallow = small(lambda net, x: net.act(x), act=nn.GELU())
+    done = df.export(shallow, tmp_path / "m.onnx")
+    assert done.batch == "dynamic"
+    close(in_onnxruntime(done.path, picture(5))[0], shallow(picture(5)))
+    assert b"Gelu" in done.path.read_bytes()
+    assert b".py" not in done.path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.xml"])
+def test_a_fixed_batch_where_the_network_asks_for_it(tmp_path, name, capsys):
+    shallow = small(lambda net, x: x.reshape(2, 4, 72))
+    done = df.export(shallow, tmp_path / name)
+    assert done.batch == 2
+    assert done.why_fixed.startswith("PyTorch cannot run this module with a batch of 3: shape '[2, 4, 72]' is invalid")
+    assert done.error <= 1e-5
+    assert f"for a batch of 2 ({done.why_fixed}); " in str(done)
+    assert capsys.readouterr().err == ""  # torch.fx prints a graph that fails
+    if name == "m.onnx":
+        close(in_onnxruntime(done.path, picture())[0], shallow(picture()))
+
+
+def test_a_fixed_batch_where_the_runtime_asks_for_it(tmp_path):
+    """squeeze() drops the batch of a single picture, and a file whose outputs have a rank cannot."""
+    shallow = small(lambda net, x: x.mean((2, 3)).squeeze())
+    done = df.export(shallow, tmp_path / "m.onnx")
+    assert done.batch == 2
+    assert done.why_fixed.startswith("ONNX Runtime cannot run this module: ")
+    close(in_onnxruntime(done.path, picture())[0], shallow(picture()))
+
+
+def test_a_fixed_batch_where_the_file_is_wrong_with_another(tmp_path, monkeypatch):
+    write = OnnxRuntime.export
+
+    def wrong(self, module, inputs, path, *, dynamic_batch):
+        module = nn.Sequential(module, nn.Sigmoid()) if dynamic_batch else module
+        return write(self, module, inputs, path, dynamic_batch=dynamic_batch)
+
+    monkeypatch.setattr(OnnxRuntime, "export", wrong)
+    done = df.export(merged(classifier()), tmp_path / "m.onnx")
+    assert done.batch == 2
+    assert "m.onnx does not compute what the network computes: with a batch of 1 it is off by" in done.why_fixed
+
+
+def test_a_fixed_batch_where_it_is_asked_for(tmp_path):
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", dynamic_batch=False)
+    assert (done.batch, done.why_fixed) == (2, None)
+    with pytest.raises(Exception, match="invalid dimensions"):
+        in_onnxruntime(done.path, picture(3))
+
+
+def test_nothing_is_run_without_the_check(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", check=False)
+    assert (done.error, done.environment) == (None, None)
+    assert str(done).endswith("m.onnx: ONNX, for batches of any size; not compared with PyTorch")
+    with pytest.raises(MissingDependency, match=r"onnxruntime is not installed.*depthfold\[onnx\]"):
+        df.export(merged(classifier()), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_file_that_computes_something_else_is_not_left(tmp_path, monkeypatch, dynamic):
+    write = OnnxRuntime.export
+
+    def wrong(self, module, inputs, path, **options):
+        module.head.bias.data += 1e-2
+        written = write(self, module, inputs, path, **options)
+        module.head.bias.data -= 1e-2
+        return written
+
+    monkeypatch.setattr(OnnxRuntime, "export", wrong)
+    (tmp_path / "m.onnx").write_bytes(b"what was there")
+    with pytest.raises(
+        VerificationError, match=r"m\.onnx does not compute what the network computes: with a batch of 2 i"
+    ):
+        df.export(merged(classifier()), tmp_path / "m.onnx", dynamic_batch=dynamic)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"what was there"
+
+
+def test_outputs_of_any_structure(tmp_path):
+    shallow = small(lambda net, x: {"maps": (x, [x.mean((2, 3))]), "sum": x.sum(1)})
+    sample = picture(3)
+    wanted = shallow(sample)
+    found = in_onnxruntime(df.export(shallow, tmp_path / "m.onnx").path, sample)
+    for one, two in zip(found, (wanted["maps"][0], wanted["maps"][1][0], wanted["sum"]), strict=True):
+        close(one, two)
+    df.export(shallow, tmp_path / "m.pt2")
+    again = torch.export.load(tmp_path / "m.pt2").module()(sample)
+    assert torch.equal(again["maps"][1][0], wanted["maps"][1][0])
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = conv(), conv()
+
+    def forward(self, x, mask=None, scale=None):
+        x = self.b(self.a(x))
+        return x if scale is None else x * scale
+
+
+def test_several_inputs_and_one_that_is_left_out(tmp_path):
+    sample, scale = image(), torch.rand(1)
+    shallow = merged(TwoInputs().eval(), {"x": sample, "scale": scale}, df.Plan((), ()))
+    done = df.export(shallow, tmp_path / "m.onnx")
+    assert done.batch == "dynamic"
+    close(in_onnxruntime(done.path, image(batch=4), scale)[0], shallow(image(batch=4), scale))
+
+
+def test_a_part_of_a_model(tmp_path):
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = classifier(), nn.Linear(4, 2)
+
+        def forward(self, image):
+            return self.head(self.backbone(image))
+
+    shallow = merged(Whole(), at="backbone")
+    assert df.export(shallow, tmp_path / "whole.onnx").batch == "dynamic"
+    close(in_onnxruntime(tmp_path / "whole.onnx", picture(3))[0], shallow(picture(3)))
+    df.export(shallow.backbone, tmp_path / "part.onnx")  # the part alone is a network, too
+    close(in_onnxruntime(tmp_path / "part.onnx", picture(3))[0], shallow.backbone(picture(3)))
+
+
+def test_a_module_around(tmp_path):
+    whole = nn.Sequential(merged(classifier()), nn.Sigmoid())
+    with pytest.raises(
+        InvalidValue, match=r"Sequential is a module around the merged network, so what it takes is not k"
+    ):
+        df.export(whole, tmp_path / "m.onnx")
+    df.export(whole, tmp_path / "m.onnx", picture())
+    close(in_onnxruntime(tmp_path / "m.onnx", picture(3))[0], whole(picture(3)))
+
+
+def test_a_network_that_was_loaded(tmp_path):
+    with torch.device("meta"):
+        model = classifier()
+    shallow = df.load(df.save(merged(classifier()), tmp_path), model)
+    df.export(shallow, tmp_path / "m.onnx")
+    close(in_onnxruntime(tmp_path / "m.onnx", picture(3))[0], shallow(picture(3)))
+
+
+def test_half_precision(tmp_path):
+    done = df.export(merged(classifier()).half(), tmp_path / "m.onnx")
+    assert done.environment.precision == "float16"
+    assert in_onnxruntime(done.path, picture(3).half())[0].dtype == numpy.float16
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [("m.onxn", "Did you mean 'm.onnx'?"), ("m.pt", "Did you mean 'm.pt2'?"), ("m", "by its suffix. Known are")],
+)
+def test_a_suffix_that_is_not_known(tmp_path, name, hint):
+    with pytest.raises(InvalidValue) as caught:
+        df.export(merged(classifier()), tmp_path / name)
+    assert f"cannot tell the format of {name!r} by its suffix. " in str(caught.value)
+    assert hint in str(caught.value)
+    assert ".onnx (ONNX), .pt2 (PyTorch program), .xml (OpenVINO IR), .engine (TensorRT engine)." in str(caught.value)
+
+
+def test_only_merged_networks_are_exported(tmp_path):
+    network = df.trace(classifier(), picture())
+    for other in (df.rewrite(network, network.vanilla), nn.Conv2d(3, 3, 3)):
+        with pytest.raises(InvalidValue, match=rf"{type(other).__name__} is no merged network"):
+            df.export(other, tmp_path / "m.onnx")
+
+
+def test_inputs_that_do_not_fit(tmp_path):
+    shallow = merged(classifier())
+    with pytest.raises(
+        InvalidValue, match=r"The example inputs do not fit forward\(x\).*: too many positional arguments"
+    ):
+        df.export(shallow, tmp_path / "m.onnx", (picture(), picture()))
+    with pytest.raises(
+        InvalidValue, match=r"takes tensors by their position, with a batch in front, found list for forw"
+    ):
+        df.export(shallow, tmp_path / "m.onnx", [picture()])
+    with pytest.raises(BackendError, match=r"PyTorch cannot run this module with a batch of 1: "):
+        df.export(shallow, tmp_path / "m.onnx", torch.zeros(1, 5, 9, 8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forward_that_cannot_be_exported(tmp_path):
+    with pytest.raises(BackendError, match=r"PyTorch cannot export this module: "):
+        df.export(merged(Around(), at="backbone"), tmp_path / "m.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorrt(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*pip install depthfold\[tensorrt\]"):
+        df.export(merged(classifier()), tmp_path / "m.engine")
+    with pytest.raises(BackendError, match="is built for one size of the batch"):
+        get("tensorrt").export(classifier(), (picture(),), tmp_path / "m.engine", dynamic_batch=True)
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    def full(path, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(ResultError, match=r"m\.onnx cannot be written: No space left on device\. Check the folder"):
+        df.export(merged(classifier()), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_exported_is_frozen(tmp_path):
+    done = Exported(path=tmp_path, format="ONNX", batch=3)
+    with pytest.raises(AttributeError):
+        done.batch = 4

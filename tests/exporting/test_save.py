@@ -1,0 +1,213 @@
+"""save() and load(): the network that comes back is the one that was saved, bit for bit."""
+
+import json
+import pickle
+from random import Random
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import depthfold as df
+from depthfold.errors import InvalidValue, ResultError
+from depthfold.testing import random_plan, randomise_statistics
+from merged import Around, classifier, merged, picture
+from nets import Net, conv
+from tables import plausible_tables
+
+
+def same(found, wanted, *inputs):
+    with torch.no_grad():
+        one, two = found(*inputs), wanted(*inputs)
+    one, two = (one, two) if isinstance(one, dict) else ({0: one}, {0: two})
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_bits_come_back_whatever_the_weights_of_the_model(tmp_path, seed):
+    shallow = merged(classifier(), seed=seed)
+    folder = df.save(shallow, tmp_path / "runs" / "one")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    model = classifier(seed=9)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    again = df.load(folder, model)
+    assert same(again, shallow, picture(5))
+    assert not again.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    df.save(again, tmp_path / "two")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_config_says_what_it_is(tmp_path):
+    plan = df.Plan({1, 3}, {1})
+    shallow = merged(classifier(), plan=plan)
+    config = json.loads((df.save(shallow, tmp_path) / "config.json").read_text())
+    assert (config["format"], config["version"], config["name"]) == ("depthfold.result", 1, "Net")
+    assert config["plan"] == {"activations": [1, 3], "cuts": [1]}
+    assert config["example"] == {"args": [{"shape": [2, 3, 9, 8], "dtype": "float32"}], "named": None}
+    assert config["tensors"]["conv1.weight"] == {"shape": [6, 3, 3, 3], "dtype": "float32"}
+    assert config["tensors"]["conv2.weight"] == {"shape": [6, 6, 5, 5], "dtype": "float32"}
+    assert (config["depthfold"], config["torch"]) == (df.__version__, torch.__version__)
+
+
+def test_a_model_of_torchvision_by_a_solved_plan(tmp_path):
+    def model(seed):
+        torch.manual_seed(seed)
+        return randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5), seed).eval()
+
+    sample = torch.randn(1, 3, 32, 32)
+    network = df.trace(model(0), sample)
+    frontier = df.solve(*plausible_tables(network.spans(), network.flagged_spans(), seed=0))
+    shallow = df.merge(df.rewrite(network, frontier.at("70%")))
+    assert same(df.load(df.save(shallow, tmp_path), model(1)), shallow, sample)
+
+
+def test_an_uninitialised_model_will_do(tmp_path):
+    shallow = merged(classifier())
+    df.save(shallow, tmp_path)
+    with torch.device("meta"):  # which may still be on when load() is called
+        again = df.load(tmp_path, classifier())
+    assert same(again, shallow, picture())
+    assert {tensor.device.type for tensor in (*again.parameters(), *again.buffers())} == {"cpu"}
+
+
+def test_a_part_of_a_model_comes_back_with_the_rest(tmp_path):
+    """And with a buffer that is no part of a state dict."""
+    shallow = merged(Around(), at="backbone")
+    assert same(df.load(df.save(shallow, tmp_path), Around(seed=3)), shallow, picture())
+
+
+@pytest.mark.parametrize("ignore", ["conv2", ("norm*",), (nn.BatchNorm2d, "conv1"), nn.ReLU])
+def test_what_was_left_alone_is_left_alone_again(tmp_path, ignore):
+    shallow = merged(classifier(), plan=None, ignore=ignore)
+    assert same(df.load(df.save(shallow, tmp_path), classifier(1)), shallow, picture())
+
+
+def test_what_was_left_alone_in_a_part(tmp_path):
+    shallow = merged(Around(), at="backbone", ignore=(nn.BatchNorm2d, "backbone.conv1"))
+    config = json.loads((df.save(shallow, tmp_path) / "config.json").read_text())
+    assert config["ignore"] == ["backbone.norm1", "backbone.norm2", "backbone.norm3", "backbone.conv1"]
+    assert same(df.load(tmp_path, Around(1)), shallow, picture())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_precision_is_that_of_the_saved_network(tmp_path, dtype):
+    shallow = merged(classifier()).to(dtype)
+    again = df.load(df.save(shallow, tmp_path), classifier(1))
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+    assert same(again, shallow, picture().to(dtype))
+
+
+def tied(seed):
+    model = classifier(seed, classes=6)
+    model.last = nn.Linear(6, 6)
+    model.last.weight = model.head.weight
+    return model
+
+
+def test_tied_tensors_stay_tied(tmp_path):
+    shallow = merged(tied(0))
+    again = df.load(df.save(shallow, tmp_path), tied(1))
+    assert same(again, shallow, picture())
+    assert again.last.weight is again.head.weight
+    assert json.loads((tmp_path / "config.json").read_text())["tied"] in (
+        {"head.weight": "last.weight"},
+        {"last.weight": "head.weight"},
+    )
+
+
+def test_nothing_is_unpickled(tmp_path, monkeypatch):
+    shallow, model = merged(classifier()), classifier(1)
+    df.save(shallow, tmp_path)
+    for owner, name in ((torch, "load"), (pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")):
+        monkeypatch.setattr(owner, name, None)
+    assert same(df.load(tmp_path, model), shallow, picture())
+
+
+def test_named_inputs_are_remembered(tmp_path):
+    shallow = merged(classifier(), inputs={"x": picture()})
+    assert same(df.load(df.save(shallow, tmp_path), classifier(1)), shallow, picture())
+
+
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = conv(3, 4), conv()
+
+    def forward(self, pictures):
+        return self.b(self.a(pictures[0]))
+
+
+def test_inputs_that_are_no_plain_tensors_have_to_be_given_again(tmp_path):
+    shallow = merged(Pictures().eval(), inputs=[picture()], plan=df.Plan((), ()))
+    df.save(shallow, tmp_path)
+    with pytest.raises(
+        InvalidValue, match=r"does not hold the example inputs, .*load\(folder, model, example_inputs\)"
+    ):
+        df.load(tmp_path, Pictures())
+    assert same(df.load(tmp_path, Pictures(), [picture()]), shallow, [picture()])
+
+
+def test_another_batch_may_be_given(tmp_path):
+    shallow = merged(classifier())
+    assert same(df.load(df.save(shallow, tmp_path), classifier(1), picture(7)), shallow, picture())
+
+
+def test_only_merged_networks_are_saved(tmp_path):
+    network = df.trace(classifier(), picture())
+    student = df.rewrite(network, random_plan(network, Random(0)))
+    for other in (student, nn.Conv2d(3, 3, 3), "a name"):
+        with pytest.raises(
+            InvalidValue,
+            match=rf"^{type(other).__name__} is no merged network: expected what merge\(student\) returned",
+        ):
+            df.save(other, tmp_path)
+    shallow, part = merged(classifier()), merged(Around(), at="backbone")
+    with pytest.raises(InvalidValue, match=r"which is the merged network itself; found it at '0' in Sequential"):
+        df.save(nn.Sequential(shallow, nn.Softmax(1)), tmp_path)
+    with pytest.raises(
+        InvalidValue, match=r"a model with the merged network at 'backbone'; found the merged network al"
+    ):
+        df.save(part.backbone, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatch):
+    old, new = merged(classifier(), seed=1), merged(classifier(2), seed=2)
+    df.save(old, tmp_path)
+    (tmp_path / ".config.json.partial").mkdir()  # of a writer that was killed
+    (tmp_path / ".config.json.partial" / "junk").write_text("")
+
+    def full(path, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full)  # the tensors are written already
+        with pytest.raises(
+            ResultError, match=r"cannot be written: No space left on device\. Check the folder and its fr"
+        ):
+            df.save(new, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert same(df.load(tmp_path, classifier()), old, picture())
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultError, match=r"file/out cannot be written: (Not a directory|File exists)"):
+        df.save(merged(classifier()), tmp_path / "file" / "out")
+
+
+def test_a_network_that_yields_no_finite_numbers_is_still_saved(tmp_path):
+    shallow = merged(classifier())
+    with torch.no_grad():
+        shallow.head.bias.fill_(float("nan"))
+    again = df.load(df.save(shallow, tmp_path), classifier(1))
+    assert torch.equal(again.conv1.weight, shallow.conv1.weight)
+
+
+def test_a_network_without_a_floating_output(tmp_path):
+    model = Net(lambda net, x: net.b(net.a(x)).argmax(1), a=conv(3, 4), b=conv()).eval()
+    shallow = merged(model, plan=df.Plan((), ()))
+    assert same(df.load(df.save(shallow, tmp_path), model), shallow, picture())
