@@ -89,9 +89,15 @@ def _with_blanks(latency: LatencyTable) -> LatencyTable:
 
 
 def _with_a_blank(importance: ImportanceTable) -> ImportanceTable:
+    """The longest block has no score; the others are raw scores around that of the original, 0.75."""
     longest = max(importance.entries, key=lambda entry: len(entry.span.span)).span
-    entries = (Score(span=longest, reason="the loss is NaN") if e.span == longest else e for e in importance.entries)
-    return ImportanceTable(entries=tuple(entries))
+    entries = (
+        Score(span=longest, reason="the loss is NaN")
+        if entry.span == longest
+        else Score(span=entry.span, samples=(0.75 + entry.mean,))
+        for entry in importance.entries
+    )
+    return ImportanceTable(entries=tuple(entries), base=0.75)
 
 
 def every_subset(network: Network) -> Frontier:

@@ -16,6 +16,7 @@ from depthfold.core import Calibration, Environment, Refusal
 from depthfold.errors import InvalidValue, MissingDependency
 from depthfold.reporting import Evaluation, Verified, report
 from depthfold.reporting.exhibits import frontier_section
+from depthfold.reporting.markup import embedded
 from depthfold.reporting.plans import shown
 from depthfold.reporting.report import page
 from runs import made_up_run, measured_run, profile
@@ -202,6 +203,13 @@ def test_names_from_outside_stay_text(part):
     assert any(EVIL in element["text"] for element in document.all("h1", "td", "th", "li"))
     if part == "layers":
         assert json.loads(document.id("report-data")["text"])["explorer"]["layers"][0]["name"] == EVIL
+
+
+def test_embedded_json_cannot_end_its_element():
+    names = [EVIL, "</script ", "<!--<script>", "]]>"]
+    text = embedded(names)
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == names
 
 
 def test_the_policy_allows_these_scripts_and_no_connection(full):

@@ -77,6 +77,7 @@ def test_a_short_frontier_is_shown_whole():
     assert plans.points == findings.frontier.points
     assert not plans.thinned
     assert plans.on_frontier
+    assert shown(findings.frontier, findings.plan, most=len(findings.frontier) - 1).thinned
 
 
 @pytest.mark.parametrize("chosen", [0, 1, 777, 2046, 2047])
