@@ -5,13 +5,13 @@ import dataclasses
 import plotly.graph_objects as go
 import pytest
 
-from depthfold.core import Span
+from depthfold.core import Network, Span
 from depthfold.reporting.heat_maps import FLAGS, importance_maps, latency_maps
 from depthfold.reporting.plans import shown
 from depthfold.reporting.plots import SELECTED, ablation_figure, frontier_figure
 from runs import made_up_run
-from structures import chain
-from tables import latency_table
+from structures import chain, plain_chain
+from tables import latency_table, plausible_tables
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +121,14 @@ def test_names_are_escaped_where_plotly_would_read_tags():
     renamed = dataclasses.replace(findings, network=dataclasses.replace(findings.network, layers=layers))
     texts = [text for _, text in cells(latency_maps(renamed)["Time as one convolution, ms"]["data"][0]).values()]
     assert all("&lt;b&gt;x&lt;/b&gt;" in text and "<b>" not in text for text in texts)
+
+
+def test_thousands_of_spans_are_drawn_without_their_shapes(monkeypatch):
+    network = plain_chain(50)
+    latency, importance = plausible_tables(network.spans("full"), network.flagged_spans("full"), 0)
+    findings = dataclasses.replace(made_up_run(network), latency=latency, importance=importance)
+    with_shapes = cells(latency_maps(made_up_run(chain(3, 3)))["Time as one convolution, ms"]["data"][0])
+    assert "ms as 5×5, 4 → 4" in with_shapes[Span(0, 2)][1]  # noqa: RUF001
+    assert len(findings.latency.entries) > 1000
+    monkeypatch.setattr(Network, "merged_shape", None)  # nobody asks for it
+    assert "ms<br>" in cells(latency_maps(findings)["Time as one convolution, ms"]["data"][0])[Span(0, 2)][1]
