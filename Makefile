@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench bench-solve bench-latency bench-importance fuzz zoo clean
+.PHONY: help setup browser test lint bench bench-solve bench-latency bench-importance fuzz zoo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -24,7 +24,15 @@ lint: setup  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## lint, then the test suite
+# The report is tested in a real browser: Debian's own, from the same place as the rest of the system.
+browser:  ## Debian's chromium, which the test of the report needs
+	@command -v chromium >/dev/null && exit 0; \
+	command -v apt-get >/dev/null || { echo "The test of the report needs chromium on the PATH: install it." >&2; exit 1; }; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; elif command -v sudo >/dev/null; then sudo=sudo; \
+	else echo "The test of the report needs chromium. As root: apt-get install -y chromium" >&2; exit 1; fi; \
+	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
+
+test: lint browser  ## lint, then the test suite
 	$(BIN)/python -m pytest -q -n 2
 
 fuzz: setup  ## the property suite in its long form (1,000 cases and more each)

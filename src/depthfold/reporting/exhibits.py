@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from depthfold.core.wording import count
 from depthfold.reporting import words
 from depthfold.reporting.findings import Findings
-from depthfold.reporting.heat_maps import FLAGS, importance_maps, latency_maps
+from depthfold.reporting.heat_maps import FLAGS
 from depthfold.reporting.markup import Markup, details, element, escape, figure, joined, paragraph, selector, table
 from depthfold.reporting.plans import Shown
 
@@ -60,13 +62,13 @@ def outside_note(findings: Findings) -> Markup:
     return escape(f"The first block includes what everything outside the traced part costs, {outside}.")
 
 
-def tables_section(findings: Findings) -> Markup:
-    latency, importance = latency_maps(findings), importance_maps(findings)
+def tables_section(findings: Findings, latency: Iterable[str], importance: Iterable[str]) -> Markup:
+    """Both tables; `latency` and `importance` are the titles of their maps."""
     untimed = len(findings.latency.entries) - len(findings.latency.times)
     unscored = len(findings.importance.entries) - len(findings.importance.importances)
     return joined([
         element("h3", "Latency, T[i, j]"),
-        selector("latency", "Show", tuple(latency)),
+        selector("latency", "Show", latency),
         figure(
             "latency",
             f"Heat map of the latency table: {count(len(findings.latency.times), 'span')} with a time, {untimed} "
@@ -76,7 +78,7 @@ def tables_section(findings: Findings) -> Markup:
         ),
         details("The latency table", _latency_table(findings)),
         element("h3", "Importance, I[i, j, a, b]"),
-        selector("importance", "Show blocks with", tuple(importance)),
+        selector("importance", "Show blocks with", importance),
         figure(
             "importance",
             f"Heat map of the importance table: {count(len(findings.importance.importances), 'block')} with a score, "

@@ -18,7 +18,6 @@
   };
   const ms = (value, count = 4) => digits(value, count) + "\u202fms";
   const perCent = (share) => (100 * share).toFixed(1) + "\u202f%";
-  const plural = (count, noun) => count + " " + noun + (count === 1 ? "" : "s");
 
   function element(tag, className, ...content) {
     const made = document.createElement(tag);
@@ -54,9 +53,8 @@
     const faster = original ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
     return (
       `${which}: ${ms(plan.ms)} predicted${faster}, importance ${digits(plan.importance)}. ` +
-      `${plural(layers.length, "layer")} become ${plural(parts.length, "convolution")}, ${merged} of them merged; ` +
-      `${fallen.length} of ${plural(own.length, "activation")} fall, ${added.length} ` +
-      `${added.length === 1 ? "is" : "are"} inserted.`
+      `Convolutions: ${layers.length} before, ${parts.length} after, of which ${merged} merged. ` +
+      `Activations: ${own.length} before, of which ${fallen.length} fall; ${added.length} inserted.`
     );
   }
 
@@ -145,7 +143,18 @@
     const trace = report.figures.frontier[0].data[report.selected];
     trace.x = [state.plan.ms];
     trace.y = [state.plan.importance];
-    Plotly.restyle("plot-frontier", { x: [trace.x], y: [trace.y] }, [report.selected]);
+    pointAt(trace);
+  }
+
+  // plotly takes its time to draw, so the network is shown at once and the plot follows, once for each frame.
+  let waiting = false;
+  function pointAt(trace) {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      Plotly.restyle("plot-frontier", { x: [trace.x], y: [trace.y] }, [report.selected]);
+    });
   }
 
   slider.addEventListener("input", () => show(Number(slider.value)));

@@ -18,6 +18,7 @@ from depthfold.reporting.plots import Figure, axis, layout
 
 SEQUENTIAL = [[n / 4, f"var(--rising-{n})"] for n in range(5)]
 DIVERGING = [[n / 4, f"var(--around-{n})"] for n in range(5)]
+MOST_SHAPES = 1000  # composing a long span takes time for each of its layers; thousands of them would take a minute
 FLAGS = {
     (True, True): "An activation at both ends",
     (True, False): "An activation at the start only",
@@ -40,7 +41,8 @@ def latency_maps(findings: Findings) -> dict[str, Figure]:
     network, entries = findings.network, findings.latency.entries
     times = findings.latency.times
     replaced = {span: _replaced(span, times) for span in times}
-    absolute = [Cell(e.span, e.time, _latency_text(network, e, replaced.get(e.span))) for e in entries]
+    shapes = len(entries) <= MOST_SHAPES
+    absolute = [Cell(e.span, e.time, _latency_text(network, e, replaced.get(e.span), shapes)) for e in entries]
     relative = [Cell(c.span, _ratio(c.value, replaced.get(c.span)), c.text) for c in absolute if len(c.span) > 1]
     return {
         "Time as one convolution, ms": _map(absolute, _logarithmic(absolute, "ms"), network.depth),
@@ -139,11 +141,11 @@ def _ratio(time: float | None, replaced: float | None) -> float | None:
     return time / replaced if time is not None and replaced else None
 
 
-def _latency_text(network: Network, entry: Timing, replaced: float | None) -> str:
+def _latency_text(network: Network, entry: Timing, replaced: float | None, with_shape: bool) -> str:
     lines = [_named(network, entry.span)]
     if entry.time is None:
         return _lines(*lines, f"no time: {entry.reason}")
-    lines.append(f"{words.ms(entry.time)} as {words.shape(network.merged_shape(entry.span))}")
+    lines.append(words.ms(entry.time) + (f" as {words.shape(network.merged_shape(entry.span))}" if with_shape else ""))
     if replaced is not None and len(entry.span) > 1:
         lines.append(f"{words.ms(replaced)} one by one")
     return _lines(*lines)

@@ -57,7 +57,7 @@ def figure(name: str, alternative: str, caption: str, *, size: str = "wide") -> 
     return element("figure", plot, element("figcaption", caption))
 
 
-def selector(name: str, label: str, options: Sequence[str]) -> Markup:
+def selector(name: str, label: str, options: Iterable[str]) -> Markup:
     """A list to choose which of several figures a place shows."""
     choices = (element("option", text, value=str(n)) for n, text in enumerate(options))
     which = Markup(f'<select id="select-{name}">{joined(choices)}</select>')

@@ -15,9 +15,9 @@ from depthfold.errors import InvalidValue
 from depthfold.reporting.exhibits import ablation_section, frontier_section, outside_note, tables_section
 from depthfold.reporting.findings import Findings
 from depthfold.reporting.heat_maps import importance_maps, latency_maps
-from depthfold.reporting.markup import Markup, embedded, escape
+from depthfold.reporting.markup import embedded, escape
 from depthfold.reporting.outcome import outcome_section
-from depthfold.reporting.plans import Shown, explorer_data, shown
+from depthfold.reporting.plans import explorer_data, shown
 from depthfold.reporting.plots import SELECTED, ablation_figure, frontier_figure
 from depthfold.reporting.provenance import provenance_section
 from depthfold.reporting.refusals import refusals_section
@@ -51,6 +51,14 @@ def report(findings: Findings, path: str | Path) -> Path:
 def page(findings: Findings) -> str:
     """The whole page as text."""
     plans = shown(findings.frontier, findings.plan)
+    latency, importance = latency_maps(findings), importance_maps(findings)
+    figures = {
+        "frontier": [frontier_figure(findings, plans)],
+        "latency": list(latency.values()),
+        "importance": list(importance.values()),
+        "ablation": [ablation_figure(findings, plans)],
+    }
+    data = {"explorer": explorer_data(findings, plans), "figures": figures, "selected": SELECTED}
     scripts = {
         "plotly": str(load("plotly.offline", "report").get_plotlyjs()),
         "page_script": _resource("page.js"),
@@ -68,22 +76,12 @@ def page(findings: Findings) -> str:
         last=len(plans.points) - 1,
         chosen=plans.chosen,
         plan=escape(str(findings.plan)),
-        tables=tables_section(findings),
+        tables=tables_section(findings, latency, importance),
         ablation=ablation_section(plans),
         refusals=refusals_section(findings),
         provenance=provenance_section(findings),
-        data=_data(findings, plans),
+        data=embedded(data),
     )
-
-
-def _data(findings: Findings, plans: Shown) -> Markup:
-    figures = {
-        "frontier": [frontier_figure(findings, plans)],
-        "latency": list(latency_maps(findings).values()),
-        "importance": list(importance_maps(findings).values()),
-        "ablation": [ablation_figure(findings, plans)],
-    }
-    return embedded({"explorer": explorer_data(findings, plans), "figures": figures, "selected": SELECTED})
 
 
 def _policy(scripts: Iterable[str]) -> str:

@@ -1,0 +1,281 @@
+"""The page in a real browser: the explorer works, by mouse and by keyboard, and nothing leaves the page."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from depthfold.reporting import report, words
+from runs import brute_force_states, measured_run
+
+LAPTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.fail(
+            "The report is tested in chromium, which is not installed here. Install it: make browser, or as root "
+            "apt-get install -y chromium"
+        )
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=list(OPTIONS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def findings():
+    run = measured_run()
+    first = dataclasses.replace(run.network.layers[0], where=EVIL)
+    network = dataclasses.replace(run.network, layers=(first, *run.network.layers[1:]))
+    return dataclasses.replace(run, network=network, title=f"{EVIL} and more")
+
+
+@pytest.fixture(scope="module")
+def path(findings, tmp_path_factory):
+    return report(findings, tmp_path_factory.mktemp("report") / "report.html")
+
+
+class Watched:
+    """A page, and everything that it asked for or complained about since it was opened."""
+
+    def __init__(self, browser, url, **options):
+        self.page, self.requests, self.errors = browser.new_context(**options).new_page(), [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.errors.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.errors.append(dialog.message), dialog.dismiss()))
+        self.page.goto(url)
+        self.page.wait_for_selector("#plot-ablation .main-svg")
+
+
+@pytest.fixture(scope="module")
+def on_laptop(browser, path):
+    return Watched(browser, path.as_uri(), viewport=LAPTOP)
+
+
+@pytest.fixture(scope="module")
+def on_phone(browser, path):
+    return Watched(browser, path.as_uri(), viewport=PHONE, is_mobile=True, has_touch=True)
+
+
+def watched_page(watched, path):
+    """The page as it was opened; after the test, nothing may have gone wrong, and nothing been asked for elsewhere."""
+    watched.page.emulate_media(color_scheme="light")
+    watched.page.evaluate("() => document.documentElement.removeAttribute('data-theme')")
+    watched.page.uncheck("#only-changes")
+    watched.page.evaluate("() => document.getElementById('chosen').click()")
+    yield watched.page
+    assert [url for url in watched.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert watched.errors == []
+
+
+@pytest.fixture
+def laptop(on_laptop, path):
+    yield from watched_page(on_laptop, path)
+
+
+@pytest.fixture
+def phone(on_phone, path):
+    yield from watched_page(on_phone, path)
+
+
+def network_on(page):
+    """What the page shows: spans of the blocks, the state of the activation of each layer, and the merged shapes."""
+    spans, states, shapes = [], {}, {}
+    for block in page.evaluate(
+        """() => [...document.querySelectorAll("#blocks > li")].map(item => ({
+            span: [Number(item.dataset.i), Number(item.dataset.j)],
+            marks: [...item.querySelectorAll(".layer")]
+                .map(layer => layer.querySelector(".mark")?.classList[1] ?? null),
+            shape: item.querySelector(".becomes strong")?.textContent ?? null,
+        }))"""
+    ):
+        i, j = block["span"]
+        spans.append((i, j))
+        assert len(block["marks"]) == j - i
+        states |= {l: mark for l, mark in enumerate(block["marks"], start=i + 1) if mark}
+        shapes[i, j] = block["shape"]
+    return spans, states, shapes
+
+
+def check_shown(page, findings, plan):
+    spans, states, shapes = network_on(page)
+    assert spans == [(segment.span.i, segment.span.j) for segment in plan.segments]
+    assert states == brute_force_states(findings.network, plan)
+    for segment in plan.segments:
+        merged = words.shape(findings.network.merged_shape(segment.span)) if len(segment.span) > 1 else None
+        assert shapes[segment.span.i, segment.span.j] == merged
+    text = page.text_content("#summary")
+    counts = [list(states.values()).count(state) for state in ("falls", "inserted")]
+    assert f"{words.ms(plan.latency)} predicted" in text
+    merged = sum(len(segment.span) > 1 for segment in plan.segments)
+    assert f"{findings.network.depth} before, {len(plan.segments)} after, of which {merged} merged." in text
+    assert f"{len(findings.network.activations)} before, of which {counts[0]} fall; {counts[1]} inserted." in text
+    spoken = page.get_attribute("#budget", "aria-valuetext")
+    assert spoken.startswith(f"{words.ms(plan.latency)}, ")
+    assert spoken.endswith("of the original")
+    page.wait_for_function("x => document.getElementById('plot-frontier').data[2].x[0] === x", arg=plan.latency)
+
+
+def test_it_opens_at_the_chosen_plan(laptop, findings):
+    check_shown(laptop, findings, findings.plan)
+    assert "The chosen plan" in laptop.text_content("#summary")
+
+
+def test_every_plan_of_the_slider_is_the_plan_of_the_frontier(laptop, findings):
+    assert laptop.get_attribute("#budget", "max") == str(len(findings.frontier) - 1)
+    for n in (0, 1, len(findings.frontier) // 3, len(findings.frontier) - 1):
+        laptop.locator("#budget").fill(str(n))  # sets the value and sends the event of a slider
+        check_shown(laptop, findings, findings.frontier[n])
+
+
+def test_the_keyboard_moves_the_slider(laptop, findings):
+    at = findings.frontier.points.index(next(p for p in findings.frontier.points if p.cuts == findings.plan.cuts))
+    laptop.focus("#budget")
+    laptop.keyboard.press("ArrowRight")
+    check_shown(laptop, findings, findings.frontier[at + 1])
+    laptop.keyboard.press("ArrowLeft")
+    laptop.keyboard.press("ArrowLeft")
+    check_shown(laptop, findings, findings.frontier[at - 1])
+    laptop.keyboard.press("Home")
+    check_shown(laptop, findings, findings.frontier[0])
+    laptop.keyboard.press("End")
+    check_shown(laptop, findings, findings.frontier[-1])
+
+
+def test_the_mouse_moves_the_slider(laptop, findings):
+    laptop.locator("#budget").scroll_into_view_if_needed()
+    box = laptop.locator("#budget").bounding_box()
+    laptop.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    laptop.mouse.down()
+    laptop.mouse.move(box["x"] + 1, box["y"] + box["height"] / 2)
+    laptop.mouse.up()
+    check_shown(laptop, findings, findings.frontier[0])
+
+
+def test_the_buttons_go_to_the_ends_and_back(laptop, findings):
+    for name, plan in (("fastest", findings.frontier[0]), ("best", findings.frontier[-1]), ("chosen", findings.plan)):
+        laptop.click(f"#{name}")
+        check_shown(laptop, findings, plan)
+
+
+def test_only_what_changes_hides_the_rest(laptop, findings):
+    laptop.check("#only-changes")
+    visible = laptop.locator("#blocks > li:visible").count()
+    states = brute_force_states(findings.network, findings.plan)
+    changed = [s for s in findings.plan.segments if len(s.span) > 1 or states.get(s.span.j) in ("falls", "inserted")]
+    assert visible == len(changed) < len(findings.plan.segments)
+
+
+def test_names_with_tags_are_shown_as_they_are(laptop):
+    assert laptop.text_content("h1") == f"{EVIL} and more"
+    assert laptop.locator("#blocks .name").first.text_content() == EVIL
+    assert laptop.locator("img").count() == 0
+
+
+def test_a_selector_changes_its_map(laptop):
+    def levels():
+        return laptop.evaluate("() => document.getElementById('plot-latency').data[0].z")
+
+    first = levels()
+    laptop.select_option("#select-latency", "1")
+    assert levels() != first
+    laptop.select_option("#select-latency", "0")
+    assert levels() == first
+
+
+@pytest.mark.parametrize("name", ["laptop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_page(request, name, scheme):
+    page, width = request.getfixturevalue(name), {"laptop": LAPTOP, "phone": PHONE}[name]["width"]
+    page.emulate_media(color_scheme=scheme)
+    page.click("#fastest")
+    for opened in (True, False):
+        page.evaluate("is => document.querySelectorAll('details').forEach(part => part.open = is)", opened)
+        assert page.evaluate("() => document.documentElement.scrollWidth") == width
+        outside = """width => [...document.querySelectorAll("body *")].filter(part =>
+            !part.closest(".scroll, pre, .unseen, .plot") && part.getBoundingClientRect().right > width + 0.5
+        ).map(part => part.outerHTML.slice(0, 80))"""
+        assert page.evaluate(outside, width) == []
+
+
+def test_a_finger_moves_the_slider(phone, findings):
+    phone.locator("#budget").scroll_into_view_if_needed()
+    box = phone.locator("#budget").bounding_box()
+    phone.touchscreen.tap(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
+    check_shown(phone, findings, findings.frontier[-1])
+
+
+def test_the_block_list_is_readable_on_a_phone(phone):
+    """Every line of it has a readable size, and lies within the screen without being cut."""
+    sizes = phone.evaluate(
+        """() => [...document.querySelectorAll("#blocks p, #blocks .layer > span")]
+        .filter(part => part.offsetParent && part.textContent)
+        .map(part => [parseFloat(getComputedStyle(part).fontSize), part.scrollWidth - part.clientWidth])"""
+    )
+    assert len(sizes) > 100
+    assert min(size for size, _ in sizes) >= 13
+    assert all(hidden <= 0 for _, hidden in sizes)
+
+
+def brightness(page, colour):
+    return page.evaluate(
+        """text => { const p = document.createElement("canvas").getContext("2d");
+        p.fillStyle = text; p.fillRect(0, 0, 1, 1);
+        const [r, g, b] = p.getImageData(0, 0, 1, 1).data; return (r + g + b) / 765; }""",
+        colour,
+    )
+
+
+def colours(page):
+    """Of the page, of its text, and of the text in a plot."""
+    return [
+        brightness(page, page.evaluate(f"() => {expression}"))
+        for expression in (
+            "getComputedStyle(document.body).backgroundColor",
+            "getComputedStyle(document.body).color",
+            "document.getElementById('plot-frontier').layout.font.color",
+        )
+    ]
+
+
+def test_dark_follows_the_system_and_the_switch_and_plots_follow_too(laptop, findings):
+    laptop.click("#fastest")
+    laptop.emulate_media(color_scheme="dark")
+    background, text, plot = colours(laptop)
+    assert background < 0.2 < 0.5 < plot < text
+    assert laptop.get_attribute("#theme", "aria-pressed") == "true"
+    laptop.click("#theme")
+    background, text, plot = colours(laptop)
+    assert text < plot < 0.5 < 0.9 < background
+    assert laptop.get_attribute("#theme", "aria-pressed") == "false"
+    check_shown(laptop, findings, findings.frontier[0])  # a change of theme keeps the plan
+    laptop.click("#theme")
+    assert colours(laptop)[0] < 0.2
+
+
+def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(laptop):
+    laptop.evaluate("() => { document.activeElement.blur(); window.getSelection().removeAllRanges(); scrollTo(0, 0); }")
+    laptop.focus(".skip")
+    laptop.keyboard.press("Shift+Tab")
+    seen = []
+    for _ in range(60):
+        laptop.keyboard.press("Tab")
+        name, outline = laptop.evaluate(
+            """() => { const part = document.activeElement; return [part.id || part.textContent.slice(0, 20),
+            getComputedStyle(part).outlineStyle]; }"""
+        )
+        seen.append(name)
+        assert outline != "none", name
+        if name == "select-importance":
+            break
+    wanted = ["To the results", "theme", "budget", "fastest", "chosen", "best", "only-changes", "select-latency"]
+    assert [name for name in seen if name in wanted] == wanted
+    assert seen[-1] == "select-importance"
