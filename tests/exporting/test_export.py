@@ -58,12 +58,21 @@ def test_what_is_said_of_the_file(tmp_path, name):
 
 def test_a_model_of_torchvision(tmp_path):
     model = randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5)).eval()
-    sample = torch.randn(1, 3, 32, 32)  # one image: a size that PyTorch would take for a constant
+    sample = torch.randn(1, 3, 32, 32)
     shallow = merged(model, sample, seed=2)
     assert df.export(shallow, tmp_path / "m.onnx").batch == "dynamic"
     for batch in (1, 4):
         sample = torch.randn(batch, 3, 32, 32)
         close(in_onnxruntime(tmp_path / "m.onnx", sample)[0], shallow(sample))
+
+
+def test_an_example_of_one_picture(tmp_path):
+    """Which PyTorch takes for a constant."""
+    shallow = merged(classifier(), picture(1))
+    assert df.export(shallow, tmp_path / "m.pt2").batch == "dynamic"
+    again = torch.export.load(tmp_path / "m.pt2").module()
+    for batch in (1, 4):
+        assert torch.equal(again(picture(batch)), shallow(picture(batch)))
 
 
 def test_the_file_says_which_network_it_is(tmp_path):
