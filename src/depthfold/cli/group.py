@@ -28,30 +28,35 @@ class Group(TyperGroup):
             hush_libraries()
             try:
                 return super().invoke(ctx)
-            except KeyboardInterrupt:
-                complain("Interrupted", "run the same command again, and it goes on where it stopped.", "bold yellow")
-                code = INTERRUPTED
-            except DepthfoldError as error:
-                complain("Error", str(error), "bold red")
-                code = KNOWN
-            except OSError as error:
-                place = f"{error.filename}: " if error.filename else ""
-                advice = "Check the path, its permissions and the free space, and run the same command again."
-                complain("Error", f"{place}{error.strerror or one_line(error)}. {advice}", "bold red")
-                code = KNOWN
             except (typer.Exit, typer.Abort):
                 raise
-            except Exception as error:
+            except (KeyboardInterrupt, Exception) as error:
                 if _usage(error):
                     raise
-                told = f"{type(error).__name__}: {one_line(error)} (run it with --debug to see where)"
-                complain("Unexpected error", told, "bold red")
-                code = UNEXPECTED
-            if ctx.meta.get(DEBUG):
-                complain("Traceback", traceback.format_exc(), "dim")
+                code = _explain(error)
+                if ctx.meta.get(DEBUG):
+                    complain("Traceback", "".join(traceback.format_exception(error)), "dim")
         raise typer.Exit(code)
 
 
-def _usage(error: Exception) -> bool:
+def _explain(error: BaseException) -> int:
+    """One paragraph for the error, and the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        complain("Interrupted", "run the same command again, and it goes on where it stopped.", "bold yellow")
+        return INTERRUPTED
+    if isinstance(error, DepthfoldError):
+        complain("Error", str(error), "bold red")
+        return KNOWN
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        advice = "Check the path, its permissions and the free space, and run the same command again."
+        complain("Error", f"{place}{error.strerror or one_line(error)}. {advice}", "bold red")
+        return KNOWN
+    told = f"{type(error).__name__}: {one_line(error)} (run it with --debug to see where)"
+    complain("Unexpected error", told, "bold red")
+    return UNEXPECTED
+
+
+def _usage(error: BaseException) -> bool:
     """Whether it is typer's own: a wrong option, which it explains itself."""
     return hasattr(error, "exit_code") and hasattr(error, "format_message")

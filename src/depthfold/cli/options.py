@@ -64,7 +64,7 @@ Input = Annotated[
     ),
 ]
 Batch = Annotated[
-    int | None, typer.Option(help="Images at a time when latency is measured. [default: 1]", rich_help_panel=_NETWORK)
+    int | None, typer.Option(help="Images at a time when latency is measured. Default: 1.", rich_help_panel=_NETWORK)
 ]
 Ignore = Annotated[
     list[str] | None,
@@ -76,7 +76,7 @@ At = Annotated[
 
 Space = Annotated[
     str | None,
-    typer.Option(help="Which blocks may merge: paper, or full for all that can. [default: paper]", metavar="SPACE"),
+    typer.Option(help="Which blocks may merge: paper, or full for all that can. Default: paper.", metavar="SPACE"),
 ]
 Target = Annotated[
     str | None,
@@ -93,7 +93,7 @@ Budget = Annotated[
 Trainings = Annotated[
     str | None,
     typer.Option(
-        help="The recipe of the importances: a preset or a TOML or JSON file. [default: importance]", metavar="RECIPE"
+        help="The recipe of the importances: a preset or a TOML or JSON file. Default: importance.", metavar="RECIPE"
     ),
 ]
 Importance = Annotated[
@@ -104,30 +104,30 @@ Executor = Annotated[
     str | None,
     typer.Option(
         help="Who trains: inline, processes:2, processes:2,threads=1, ray, ray:address=auto,gpus=0.25. "
-        "[default: inline]",
+        "Default: inline.",
         metavar="EXECUTOR",
     ),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Train again what has failed before.")]
 Alpha = Annotated[
-    float | None, typer.Option(help="Even out the importances; the paper uses 1.2 to 1.8. [default: as they are]")
+    float | None, typer.Option(help="Even out the importances; the paper uses 1.2 to 1.8. Default: as they are.")
 ]
 Recipe = Annotated[
     str | None,
-    typer.Option(help="The recipe of fine-tuning: a preset or a TOML or JSON file. [default: quick]", metavar="RECIPE"),
+    typer.Option(help="The recipe of fine-tuning: a preset or a TOML or JSON file. Default: quick.", metavar="RECIPE"),
 ]
 Distil = Annotated[
     bool | None,
     typer.Option(
         "--distil/--no-distil",
-        help="Whether the original teaches the folded network. [default: distil]",
+        help="Whether the original teaches the folded network. Default: distil.",
         show_default=False,
     ),
 ]
 Export = Annotated[
     list[str] | None,
     typer.Option(
-        help="A file to write: .onnx, .pt2, .xml or .engine. May be given again. [default: model.onnx]", metavar="NAME"
+        help="A file to write: .onnx, .pt2, .xml or .engine. May be given again. Default: model.onnx.", metavar="NAME"
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]

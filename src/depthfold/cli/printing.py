@@ -54,15 +54,14 @@ def summary(done: Compressed, files: Iterable[str]) -> None:
     if before is not None and after is not None:
         table.add_row(
             "latency", f"{before.latency:.4g} ms", f"{after.latency:.4g} ms",
-            f"{before.latency / after.latency:.2f} times as fast",
+            f"{before.latency / after.latency:.2f}x as fast",
         )  # fmt: skip
         halves = (f"{profile.spread[0]:.4g} to {profile.spread[1]:.4g}" for profile in (before, after))
         table.add_row("middle half, ms", *halves, "")
     one, two = findings.score_before, findings.score_after
     if one is not None and two is not None:
         table.add_row(f"{one.metric}, {one.split}", _score(one), _score(two), _change(one, two))
-    convolutions = str(findings.network.depth), str(len(done.plan.segments))
-    table.add_row("convolutions", *convolutions, "in what was traced")
+    table.add_row("traced convolutions", str(findings.network.depth), str(len(done.plan.segments)), "")
     Console(highlight=False).print(table)
     for name in files:
         say(f"  {name}")
