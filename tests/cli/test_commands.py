@@ -12,7 +12,7 @@ from depthfold.core import Network
 from depthfold.pipeline.choice import Choice
 from depthfold.reporting import Findings
 
-COMMANDS = "inspect latency importance solve finetune merge export report compress profile".split()
+COMMANDS = ["inspect", "latency", "importance", "solve", "finetune", "merge", "export", "report", "compress", "profile"]
 WEIGHTS = "result/model.safetensors"
 
 
