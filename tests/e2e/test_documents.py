@@ -34,6 +34,7 @@ def test_the_python_of_a_page_runs(page, capsys, tables_on_disk):
 
 
 EXPECTED = {
+    "own-model.md": (),  # its file prints nothing; tests/cli/test_documented.py runs its command
     "backends.md": (
         "openvino",
         "threads 2",

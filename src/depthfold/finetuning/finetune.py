@@ -12,9 +12,10 @@ from torch import nn
 
 from depthfold.core import fingerprint
 from depthfold.core.document import encode
-from depthfold.errors import InvalidValue
+from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import student_parts
+from depthfold.training.keeper import LAST, load_weights
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
@@ -60,6 +61,27 @@ def finetune(
             progress=progress or stack.enter_context(progress_bars()),
         )
     return trained.to(home)
+
+
+def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
+    """A copy of the student with the weights that finetune() left in the run; nothing is trained."""
+    folder, trained = Path(run) / FOLDER, copy.deepcopy(student)
+    if not (folder / LAST).exists():
+        raise CheckpointError(f"The folder {folder} holds no fine-tuning yet. Run: depthfold finetune")
+    state = load_weights(trained, folder)
+    if state.identity.about != _about(student):
+        raise CheckpointError(
+            f"The folder {folder} holds the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
+            f"{_about(student)} here. Delete it and run depthfold finetune, or choose the budget of before."
+        )
+    if state.step < state.identity.steps:
+        raise CheckpointError(
+            f"The fine-tuning in {folder} has come to step {state.step} of {state.identity.steps}. Run: depthfold "
+            "finetune, which goes on from there"
+        )
+    if state.identity.recipe.keep == "best":
+        load_weights(trained, folder, "best")
+    return trained
 
 
 def _about(student: nn.Module) -> str:

@@ -9,20 +9,18 @@ from typing import Any
 
 from torch import nn
 
-from depthfold.backends import Backend, get
-from depthfold.backends.registry import spelled
+from depthfold.backends import Backend
 from depthfold.core import Budget, ImportanceTable, SolvedPlan
 from depthfold.core.space import Space
 from depthfold.exporting import export, save
 from depthfold.finetuning import finetune
-from depthfold.importance import measure_importance
 from depthfold.jobs import Executor
-from depthfold.merging import merge, verify
+from depthfold.merging import merge
 from depthfold.pipeline.choice import chosen
-from depthfold.pipeline.examination import examined, inputs_of
-from depthfold.pipeline.tables import latency_of
+from depthfold.pipeline.examination import findings_of, inputs_of
+from depthfold.pipeline.tables import importance_of, latency_of
 from depthfold.progress import Progress
-from depthfold.reporting import Findings, Verified, report
+from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RESULT, RunFolder
@@ -56,6 +54,7 @@ def compress(
     recipe: Recipe | str = "quick",
     importance: ImportanceTable | None = None,
     executor: Executor | None = None,
+    retry: bool = False,
     alpha: float | None = None,
     distil: bool = True,
     exports: Sequence[str] = ("model.onnx",),
@@ -64,19 +63,20 @@ def compress(
     """The model, folded so that it meets the budget on the target, and fine-tuned.
 
     Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
-    result. `trainings` is the recipe of the importances, unless a table is given, and `recipe` that of fine-tuning,
-    for which the model is the teacher if `distil`. `alpha` normalises the importances as the solver says. `exports`
-    are files to write beside the result; their suffixes say in which form. The other arguments are those of the verbs.
+    result. `trainings` is the recipe of the importances, unless a table is given; `retry` repeats those that failed.
+    `recipe` is that of fine-tuning, for which the model is the teacher if `distil`. `alpha` normalises the importances
+    as the solver says. `exports` are files to write beside the result; their suffixes say in which form. The other
+    arguments are those of the verbs.
     """
     folder, budget = RunFolder.open(run), Budget.parse(budget)
     network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)
     folder.claim(network)
 
     latency = latency_of(folder, network, target, space, progress)
-    importance = importance or measure_importance(
-        network, task, trainings, space=space, executor=executor, run=folder.path, progress=progress
-    )
-    folder.write(IMPORTANCE, importance)
+    if importance is None:
+        importance = importance_of(folder, network, task, trainings, space, executor, retry, progress)
+    else:
+        folder.write(IMPORTANCE, importance)
 
     frontier = solve(latency, importance, network=network, alpha=alpha)
     plan = chosen(folder, network, frontier, budget, target, progress)
@@ -88,17 +88,10 @@ def compress(
     for name in exports:
         export(shallow, folder.path / name)
 
-    verification = verify(student, shallow)
-    findings = Findings(
-        title=f"{network.name} at {budget} on {spelled(get(target))}",
-        network=network,
-        latency=latency,
-        importance=importance,
-        frontier=frontier,
-        plan=plan,
-        verification=Verified(ok=verification.ok, text=str(verification)),
-        **examined(network, model, shallow, task, target),
-    )
+    findings = findings_of(
+        network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
+        frontier=frontier, plan=plan,
+    )  # fmt: skip
     folder.write(FINDINGS, findings)
     report(findings, folder.path / REPORT)
     return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)

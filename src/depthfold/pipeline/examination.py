@@ -9,12 +9,14 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from depthfold.backends import Backend
-from depthfold.core import Environment, Profile
+from depthfold.backends import Backend, get
+from depthfold.backends.registry import spelled
+from depthfold.core import Budget, Environment, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
 from depthfold.latency import profile_all
 from depthfold.latency.candidates import network_inputs, shallow_of
-from depthfold.reporting import Evaluation
+from depthfold.merging import verify
+from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.tracing import TracedNetwork
 from depthfold.training.classification import ClassificationTask
 from depthfold.training.task import Task
@@ -40,7 +42,37 @@ def inputs_of(task: Task, example_inputs: Any) -> Any:
     if isinstance(task, ClassificationTask):
         return task.example()
     raise InvalidValue(
-        "compress() needs example_inputs for this task: what the model takes, in the size that it will run in."
+        "This task does not say what the model takes. Give it, in the size that it will run in: example_inputs=... in "
+        "Python, --input 3x224x224 on the command line."
+    )
+
+
+def findings_of(
+    network: TracedNetwork,
+    model: nn.Module,
+    student: nn.Module,
+    shallow: nn.Module,
+    task: Task,
+    target: str | Backend,
+    budget: Budget,
+    *,
+    latency: LatencyTable,
+    importance: ImportanceTable,
+    frontier: Frontier,
+    plan: SolvedPlan,
+) -> Findings:
+    """Everything that a report tells of a run: what it was made of, and what is found when both networks are
+    examined."""
+    verification = verify(student, shallow)
+    return Findings(
+        title=f"{network.name} at {budget} on {spelled(get(target))}",
+        network=network,
+        latency=latency,
+        importance=importance,
+        frontier=frontier,
+        plan=plan,
+        verification=Verified(ok=verification.ok, text=str(verification)),
+        **examined(network, model, shallow, task, target),
     )
 
 
@@ -49,9 +81,7 @@ def examined(
 ) -> Examined:
     """Both networks timed in turns on the target, the original with its batch norms folded, and scored on the test
     set."""
-    after = shallow.get_submodule(network.at) if network.at else shallow
-    both = {"before": shallow_of(network, network.vanilla), "after": after}
-    profiles = profile_all(both, network_inputs(network), target)
+    profiles = before_and_after(network, shallow, target)
     return Examined(
         before=profiles["before"],
         after=profiles["after"],
@@ -60,6 +90,13 @@ def examined(
         environment=profiles["before"].environment,
         versions=(("python", platform.python_version()), *_versions()),
     )
+
+
+def before_and_after(network: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
+    """What both networks cost, measured in turns."""
+    after = shallow.get_submodule(network.at) if network.at else shallow
+    both = {"before": shallow_of(network, network.vanilla), "after": after}
+    return profile_all(both, network_inputs(network), target)
 
 
 def evaluation(model: nn.Module, task: Task) -> Evaluation:

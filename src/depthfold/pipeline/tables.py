@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from depthfold.backends import Backend, get
-from depthfold.core import LatencyTable, fingerprint
+from depthfold.core import ImportanceTable, LatencyTable, fingerprint
 from depthfold.core.space import Space
+from depthfold.importance import measure_importance
+from depthfold.jobs import Executor
 from depthfold.latency import measure_latency
 from depthfold.latency.candidates import network_inputs
 from depthfold.progress import Progress
-from depthfold.store.run_folder import LATENCY, LATENCY_JOURNAL, RunFolder
+from depthfold.store.run_folder import IMPORTANCE, LATENCY, LATENCY_JOURNAL, RunFolder
 from depthfold.tracing import TracedNetwork
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import Task
 
 
 def latency_of(
@@ -24,4 +28,22 @@ def latency_of(
         return there
     table = measure_latency(network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress)
     folder.write(LATENCY, table)
+    return table
+
+
+def importance_of(
+    folder: RunFolder,
+    network: TracedNetwork,
+    task: Task,
+    trainings: Recipe | str,
+    space: Space,
+    executor: Executor | None,
+    retry: bool,
+    progress: Progress | None,
+) -> ImportanceTable:
+    """The run's importance table: what its journal lacks is trained."""
+    table = measure_importance(
+        network, task, trainings, space=space, executor=executor, run=folder.path, retry=retry, progress=progress
+    )
+    folder.write(IMPORTANCE, table)
     return table

@@ -51,10 +51,13 @@ class RunFolder:
             )
 
     def write(self, name: str, document: Document) -> None:
+        self.write_text(name, document.dumps() + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
         path = self.path / name
         try:
             with put_in_place(path) as partial:
-                partial.write_text(document.dumps() + "\n", encoding="utf-8")
+                partial.write_text(text, encoding="utf-8")
         except OSError as error:
             raise _unusable(path, error) from error
 

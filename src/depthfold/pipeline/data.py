@@ -1,0 +1,48 @@
+"""Data by name: cifar10:PATH, imagefolder:PATH and their like, or file.py:function."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from depthfold.errors import DataError
+from depthfold.pipeline.user_file import call, find_in_file, names_file
+from depthfold.training.classification import ClassificationTask
+from depthfold.training.task import Task
+
+KINDS = {
+    "cifar10": ClassificationTask.cifar10,
+    "cifar100": ClassificationTask.cifar100,
+    "fashion-mnist": ClassificationTask.fashion_mnist,
+    "imagefolder": ClassificationTask.image_folder,
+}
+FORMS = f"Data is {', '.join(f'{kind}:PATH' for kind in KINDS)} or file.py:function"
+
+
+def task_of(text: str, size: tuple[int, int] | None = None) -> Task:
+    """The task; its images are brought to `size`, unless it comes from a file of the user's."""
+    if names_file(text):
+        found = find_in_file(text, "The data")
+        task = found if isinstance(found, Task) and not isinstance(found, type) else call(found, text, "The data")
+        if not isinstance(task, Task):
+            raise DataError(
+                f"The data {text!r} must be a function that returns a task, one with the methods loss, score and "
+                f"steps_per_epoch; it returned {task!r:.80}. df.ClassificationTask.tensors(train=(images, labels), "
+                "test=(images, labels)) makes one."
+            )
+        return task
+    kind, path = split_data(text)
+    return KINDS[kind](path, size=size)
+
+
+def split_data(text: str) -> tuple[str, Path]:
+    """The kind and the path of "kind:PATH", which must be there."""
+    kind, colon, place = text.partition(":")
+    if kind not in KINDS or not colon or not place:
+        close = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f"Did you mean {close[0]}:{place or 'PATH'}? " if close else ""
+        raise DataError(f"The data {text!r} cannot be read. {hint}{FORMS}.")
+    path = Path(place).expanduser().absolute()
+    if not path.is_dir():
+        raise DataError(f"The data {text!r} is missing: there is no folder {path}. Download it there, or name another.")
+    return kind, path

@@ -1,0 +1,53 @@
+"""Executors by name: inline, processes:2,threads=1, ray:address=auto,gpus=0.25."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+from typing import Any
+
+from depthfold.errors import InvalidValue
+from depthfold.jobs import Executor, InProcess, Processes, RayCluster
+
+KINDS: dict[str, type] = {"inline": InProcess, "processes": Processes, "ray": RayCluster}
+HIDDEN = frozenset({"runtime_env"})  # has no form on one line
+NUMBERS = {"address": str, "cpus": float, "gpus": float}  # all others are whole
+
+
+def executor_of(text: str) -> Executor:
+    """The executor. A bare number after the name is how many workers there are."""
+    name, _, rest = text.partition(":")
+    if name not in KINDS:
+        close = difflib.get_close_matches(name, KINDS, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise InvalidValue(f"There is no executor {name!r}. {hint}Known are {', '.join(KINDS)}.")
+    known = [field.name for field in dataclasses.fields(KINDS[name]) if field.name not in HIDDEN]
+    options: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals and item.isdecimal() and "workers" in known:
+            key, value = "workers", item
+        if key not in known or not value:
+            raise InvalidValue(
+                f"The executor {name!r} cannot read {item!r}. Its options are {', '.join(known)}: "
+                "processes:2,threads=1 or ray:address=auto,gpus=0.25, for example."
+            )
+        options[key] = _read(name, key, value)
+    if name == "ray":
+        # Before a file of the user's is loaded: see user_file.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ray.cloudpickle")
+    return KINDS[name](**options)  # type: ignore[no-any-return]
+
+
+def _read(name: str, key: str, value: str) -> Any:
+    if key == "devices":
+        return tuple(value.split("+"))
+    kind = NUMBERS.get(key, int)
+    try:
+        return kind(value)
+    except ValueError:
+        wanted = "a number" if kind is float else "a whole number"
+        raise InvalidValue(f"The option {key!r} of the executor {name!r} must be {wanted}, found {value!r}.") from None

@@ -1,0 +1,111 @@
+"""Models by name: torchvision:NAME, timm:NAME, file.py:function."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from depthfold.core.wording import one_line
+from depthfold.errors import InvalidValue
+from depthfold.pipeline.user_file import call, find_in_file, names_file
+from depthfold.pipeline.weights import is_weights_file, load_weights_file
+
+FORMS = "A model is torchvision:NAME, timm:NAME or file.py:function"
+
+
+def model_of(text: str, weights: str | None = None) -> nn.Module:
+    """The model, with the weights of a file, or with those that torchvision or timm know by a name.
+
+    Options follow the name: torchvision:resnet18,num_classes=10. Without weights a model is initialised in the same way
+    each time, so that a run can go on tomorrow.
+    """
+    where, _, rest = text.partition(":")
+    file = weights if weights is not None and is_weights_file(weights) else None
+    named = weights if file is None else None
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        if names_file(text):
+            model = _from_file(text, named)
+        elif where in ("torchvision", "timm") and rest:
+            model = _from_library(where, rest, named)
+        else:
+            raise InvalidValue(f"The model {text!r} cannot be read. {_guess(text)}{FORMS}.")
+    if file is not None:
+        load_weights_file(model, Path(file), text)
+    return model.eval()
+
+
+def _from_file(text: str, named: str | None) -> nn.Module:
+    if named is not None:
+        raise InvalidValue(
+            f"There is no file of weights {named!r}. A model of your own takes a .safetensors, .pt or .pth file, or no "
+            "weights where its function loads them."
+        )
+    found = find_in_file(text, "The model")
+    model = found if isinstance(found, nn.Module) else call(found, text, "The model")
+    if not isinstance(model, nn.Module):
+        raise InvalidValue(
+            f"The model {text!r} must be a function that returns an nn.Module; it returned {model!r:.80}."
+        )
+    return model
+
+
+def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
+    name, options = _options(rest)
+    from depthfold.vision import import_timm, import_torchvision  # torchvision takes a second to import
+
+    if where == "timm":
+        library = import_timm()
+        known, make = library.list_models(), library.create_model
+        options |= {} if weights is None else {"pretrained": _pretrained(weights)}
+    else:
+        library = import_torchvision().models
+        known, make = library.list_models(), library.get_model
+        options |= {} if weights is None else {"weights": weights}
+    base = name.partition(".")[0] if where == "timm" else name  # timm: resnet18.a1_in1k
+    if base not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(f'{where}:{one}' for one in close)}?" if close else ""
+        raise InvalidValue(f"{where} has no model {name!r}.{hint} It has {len(known)} of them.")
+    try:
+        return make(name, **options)  # type: ignore[no-any-return]
+    except Exception as error:  # an option that it does not take, or weights that cannot be downloaded
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise InvalidValue(f"{where} cannot make {name!r} with {given}: {one_line(error)}") from error
+
+
+def _pretrained(weights: str) -> bool:
+    if weights != "pretrained":
+        raise InvalidValue(f"timm knows its weights as 'pretrained'; {weights!r} is neither that nor a file.")
+    return True
+
+
+def _options(text: str) -> tuple[str, dict[str, Any]]:
+    """The name, and the options after it as Python numbers, flags or text."""
+    name, *items = (part.strip() for part in text.split(","))
+    options: dict[str, Any] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key.isidentifier():
+            raise InvalidValue(f"The model's option {item!r} cannot be read. Write NAME,num_classes=10.")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return name, options
+
+
+def _guess(text: str) -> str:
+    """A bare name is most often one of torchvision's."""
+    if ":" in text or not text:
+        close = difflib.get_close_matches(text.partition(":")[0], ("torchvision", "timm"), n=1)
+        return f"Did you mean {close[0]}:{text.partition(':')[2]}? " if close else ""
+    from depthfold.vision import import_torchvision
+
+    close = difflib.get_close_matches(text, import_torchvision().models.list_models(), n=1)
+    return f"Did you mean torchvision:{close[0]}? " if close else ""

@@ -1,0 +1,80 @@
+"""A user's own code in one file: "file.py:function"."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from depthfold.core.wording import one_line
+from depthfold.errors import InvalidValue
+
+
+def names_file(text: str) -> bool:
+    """Whether the text means a function in a file, and not a name that we know."""
+    return text.endswith(".py") or ".py:" in text
+
+
+def split_name(text: str, what: str) -> tuple[Path, str]:
+    """The file and the function of "file.py:function"."""
+    before, _, name = text.rpartition(".py:")
+    if not before or not name.isidentifier():
+        raise InvalidValue(f"{what} {text!r} lacks the name of a function. Write file.py:function.")
+    return Path(before + ".py").expanduser().absolute(), name
+
+
+def find_in_file(text: str, what: str) -> Any:
+    """What "file.py:name" means: a function, as a rule."""
+    path, name = split_name(text, what)
+    module = _load(path, what)
+    if not hasattr(module, name):
+        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise InvalidValue(f"{path} has no {name!r}. {hint}It has {', '.join(known) or 'nothing to call'}.")
+    return getattr(module, name)
+
+
+def call(function: Any, text: str, what: str) -> Any:
+    """What the function returns; whatever it raises is told as its own error."""
+    try:
+        return function()
+    except Exception as error:
+        raise InvalidValue(f"{what} {text!r} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+def _load(path: Path, what: str) -> ModuleType:
+    """The file as a module, read once: the model and the data may be functions of the same file."""
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise InvalidValue(f"{what}: there is no file {path}. Check the path, and write file.py:function.")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidValue(f"{what}: {path} cannot be read as Python.")
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:  # as for a script: it may import the files beside it
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise InvalidValue(f"{what}: {path} raised {type(error).__name__}: {one_line(error)}") from error
+    _send_along(module)
+    return module
+
+
+def _send_along(module: ModuleType) -> None:
+    """Worker processes cannot import the file by our name for it, so its functions travel with the jobs."""
+    for library in ("cloudpickle", "ray.cloudpickle"):
+        # Ray is slow to import, and has a register of its own: where it is used it was imported before (executors.py).
+        if library == "cloudpickle" or library in sys.modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(library).register_pickle_by_value(module)

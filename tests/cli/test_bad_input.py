@@ -1,0 +1,224 @@
+"""Bad input of every kind: one clear paragraph, and the exit code 2."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cli_workshop import depthfold, refused
+
+
+@pytest.fixture
+def asked(workshop, tmp_path):
+    """A command on the workshop's settings with other options; what is given last counts."""
+
+    def command(name, *options):
+        return (name, "--config", workshop / "tiny.toml", "--run", tmp_path / "run", *options)
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            "torchvision:mobilenet_v22",
+            "torchvision has no model 'mobilenet_v22'. Did you mean torchvision:mobilenet_v2",
+        ),
+        ("timm:resnet19", "timm has no model 'resnet19'. Did you mean timm:resnet"),
+        ("resnet18", "The model 'resnet18' cannot be read. Did you mean torchvision:resnet18?"),
+        ("torchvison:resnet18", "Did you mean torchvision:resnet18? A model is torchvision:NAME, timm:NAME or file.py"),
+        ("torchvision:resnet18,classes=3", "torchvision cannot make 'resnet18' with classes=3: "),
+        ("{net}:modle", "net.py has no 'modle'. Did you mean 'model'? It has broken, data, layer, model, number"),
+        ("{net}:broken", "net.py:broken' raised RuntimeError: the disk with the images is not mounted"),
+        ("{net}:number", "must be a function that returns an nn.Module; it returned 7."),
+        ("{net}", "lacks the name of a function. Write file.py:function."),
+        ("nowhere.py:model", "is missing: there is no file"),
+    ],
+)
+def test_an_unknown_model(model, said, workshop):
+    assert said in refused("inspect", model.format(net=workshop / "net.py"), "--input", "3x64x64")
+
+
+def test_a_file_that_does_not_run(tmp_path):
+    (tmp_path / "bad.py").write_text("import nothing_of_that_name")
+    said = refused("inspect", f"{tmp_path / 'bad.py'}:model", "--input", "3x8x8")
+    assert "bad.py raised ModuleNotFoundError: No module named 'nothing_of_that_name'" in said
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights_that_do_not_fit(suffix, asked, tmp_path):
+    weights, path = {"0.weight": torch.zeros(8, 1, 3, 3), "head.bias": torch.zeros(3)}, tmp_path / f"weights{suffix}"
+    save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
+    said = refused(*asked("latency", "--weights", path))
+    assert "do not fit the model" in said and "0.weight is 8x1x3x3 in the file and 4x1x3x3 in the model" in said
+    assert "1.bias is missing" in said and "; and " in said and " more. Give the weights of this very" in said
+
+
+def test_weights_that_fit_are_used(workshop, tmp_path):
+    from depthfold.pipeline.models import model_of
+
+    model = model_of(f"{workshop / 'net.py'}:model")
+    assert all(map(torch.equal, model.parameters(), model_of(f"{workshop / 'net.py'}:model").parameters()))
+    changed = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    save_file(changed, tmp_path / "w.safetensors")
+    torch.save(
+        {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in changed.items()}}, tmp_path / "w.pth"
+    )
+    for name in ("w.safetensors", "w.pth"):
+        loaded = model_of(f"{workshop / 'net.py'}:model", str(tmp_path / name)).state_dict()
+        assert all(torch.equal(loaded[key], value) for key, value in changed.items())
+
+
+class Harm:
+    """What a pickle would do when it is loaded."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("harm-was-done",))
+
+
+def test_weights_are_never_unpickled(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"0.weight": Harm()}, tmp_path / "w.pt")
+    assert "cannot be read" in refused(*asked("latency", "--weights", tmp_path / "w.pt"))
+    assert not (tmp_path / "harm-was-done").exists()
+
+
+def test_weights_that_are_not_there_or_damaged(asked, tmp_path):
+    assert "There is no file of weights" in refused(*asked("latency", "--weights", tmp_path / "none.pt"))
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    assert "cannot be read" in refused(*asked("latency", "--weights", tmp_path / "cut.safetensors"))
+    assert "There is no file of weights 'DEFAULT'" in refused(*asked("latency", "--weights", "DEFAULT"))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("cifar10:/nowhere/at/all", "is missing: there is no folder /nowhere/at/all"),
+        ("cifar-10:/tmp", "The data 'cifar-10:/tmp' cannot be read. Did you mean cifar10:/tmp?"),
+        ("{net}:number", "must be a function that returns a task"),
+        ("{net}:broken", "raised RuntimeError: the disk with the images is not mounted"),
+        ("{net}:dat", "has no 'dat'. Did you mean 'data'?"),
+    ],
+)
+def test_missing_data(data, said, asked, workshop):
+    assert said in refused(*asked("compress", "--data", data.format(net=workshop / "net.py")))
+
+
+def test_a_folder_without_the_dataset(asked, tmp_path):
+    (tmp_path / "empty").mkdir()
+    said = refused(*asked("importance", "--data", f"cifar10:{tmp_path / 'empty'}"))
+    assert "Expected data_batch_1.bin" in said and str(tmp_path / "empty") in said
+
+
+def test_an_unknown_backend(asked):
+    assert "There is no backend 'onnxrutime'. Did you mean 'onnxruntime'?" in refused(
+        *asked("latency", "--target", "onnxrutime")
+    )
+
+
+def test_a_backend_that_is_not_installed(asked, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "openvino", None)
+    monkeypatch.setattr("depthfold.backends.tensorrt.device_name", lambda _: "a GPU")
+    for target in ("tensorrt", "openvino"):
+        said = refused(*asked("latency", "--target", target))
+        assert f"pip install depthfold[{target}]" in said
+
+
+def test_a_budget_out_of_reach_says_what_the_fastest_is(run):
+    said = refused("compress", "--run", run, "--budget", "20x")
+    assert "No plan meets the budget of 20x: the fastest one takes" in said and "times as fast)" in said
+
+
+def test_a_run_folder_of_another_network(run, workshop):
+    said = refused("latency", f"{workshop / 'net.py'}:other", "--run", run)
+    assert "belongs to another network: Sequential with 3 layers" in said and "this one is Sequential with 2" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["latency.jsonl", "config.toml", "importance.jsonl", "last.safetensors", "model.safeten"]
+)
+def test_a_full_disk(name, asked, monkeypatch):
+    """At the moment when the file should reach the disk."""
+    sync = os.fsync
+
+    def fsync(handle):
+        if name in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    said = refused(*asked("compress"))
+    assert "No space left on device" in said and "Check" in said and "free space" in said
+    monkeypatch.setattr(os, "fsync", sync)
+    assert depthfold(*asked("compress")).exit_code == 0  # with room again it goes on
+
+
+def test_a_run_folder_that_may_not_be_written(asked, tmp_path, monkeypatch):
+    """Whoever runs the tests may be root, whom no permission stops: so the system call is made to refuse."""
+    (tmp_path / "run").mkdir()
+    opened = os.open
+
+    def refuse(path, flags, *more, **named):
+        if "/run/" in str(path) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr("pathlib.Path.write_text", lambda path, *_, **__: refuse(path, os.O_WRONLY))
+    said = refused(*asked("latency"))
+    assert "cannot be used: Permission denied. Check the folder, its permissions" in said
+
+
+def test_a_file_in_the_place_of_the_run_folder(asked, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    assert "cannot be used" in refused(*asked("latency"))
+
+
+@pytest.mark.parametrize("name", ["latency.json", "importance.json", "choice.json", "network.json", "findings.json"])
+def test_a_document_cut_short(name, run):
+    path = run / name
+    path.write_text(path.read_text()[:-20])
+    command = {
+        "latency.json": "solve",
+        "importance.json": "solve",
+        "choice.json": "finetune",
+        "network.json": "latency",
+    }
+    said = refused(command.get(name, "report"), "--run", run)
+    assert f"{name} is damaged: This is not JSON" in said and "Delete it, and run again" in said
+
+
+def test_a_journal_damaged_in_the_middle(run):
+    path = run / "importance.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], "what?\n", *lines[1:]]))
+    assert "importance.jsonl, line 2: expected a JSON object" in refused("importance", "--run", run)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "said"),
+    [
+        ("result/model.safetensors", "export", "its SHA-256 is not the one in config.json"),
+        ("finetuning/last.safetensors", "merge", "last.safetensors is damaged"),
+    ],
+)
+def test_tampered_weights(name, command, said, run):
+    path = run / name
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    assert said in refused(command, "--run", run)
+
+
+def test_settings_that_are_no_toml(run):
+    (run / "config.toml").write_text("model = ")
+    assert "config.toml are no TOML" in refused("solve", "--run", run)
+
+
+def test_a_task_that_does_not_say_what_the_model_takes(workshop):
+    said = refused("inspect", f"{workshop / 'net.py'}:model")
+    assert "What the model takes is not known. Give --input 3x224x224" in said

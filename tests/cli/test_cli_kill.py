@@ -1,0 +1,91 @@
+"""`depthfold compress` killed with -9 in every stage and run again: it goes on, to the same result bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from depthfold.pipeline.choice import Choice
+
+# The command line in a process that kills itself when it is about to put a certain file on disk for the n-th time.
+# Every stage ends in such a moment, and it is the worst one: the bytes are written, and nothing vouches for them yet.
+SCRIPT = """
+import os, signal, sys
+name, number = sys.argv[1], int(sys.argv[2])
+sync = os.fsync
+
+def fsync(handle):
+    global number
+    if name and name in os.readlink(f"/proc/self/fd/{handle}"):
+        number -= 1
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sync(handle)
+
+os.fsync = fsync
+import importlib
+importlib.import_module("depthfold.latency.profile").peak_memory = lambda *_: (None, "not measured in these tests")
+from depthfold.cli import main
+sys.argv = ["depthfold", *sys.argv[3:]]
+main()
+"""
+# In the order of the stages: each kill happens in a run that the one before left behind.
+STAGES = (
+    ("latency.jsonl", 9),
+    ("latency.json.partial", 1),
+    ("importance.jsonl", 3),
+    ("last.safetensors.partial", 2),
+    ("result", 1),
+    ("findings.json.partial", 1),
+)
+
+
+def start(name, number, *arguments):
+    command = [sys.executable, "-c", SCRIPT, name, str(number), *map(str, arguments)]
+    # One thread, as in the tests' own process: sums in another order are other sums in their last bits.
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kill is aimed by /proc, which is Linux's")
+def test_killed_in_every_stage_it_goes_on_to_the_same_result(workshop, compressed, tmp_path):
+    run, whole = tmp_path / "killed", workshop / "whole"
+    first = ("compress", "--config", workshop / "tiny.toml", "--run", run)
+    for name, number in STAGES:
+        done = start(name, number, *first)
+        assert done.returncode == -signal.SIGKILL, f"not killed at {name}: {done.stderr}"
+    done = start("", 0, "compress", "--run", run)
+    assert done.returncode == 0, done.stderr
+    assert "x as fast" in done.stdout
+    plans = [Choice.loads((folder / "choice.json").read_text()).plan for folder in (run, whole)]
+    assert plans[0] == plans[1]
+    for name in ("result/model.safetensors", "latency.json", "importance.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_an_interrupted_run_says_that_it_goes_on(workshop, tmp_path):
+    """A real SIGINT, in the middle of the trainings: the user's own loss raises it, as the terminal would."""
+    (tmp_path / "net.py").write_text(
+        (workshop / "net.py").read_text()
+        + """
+
+import os, signal
+from depthfold.training.task import FunctionTask
+
+
+def interrupted():
+    task = data()
+
+    def loss(model, step):
+        os.kill(os.getpid(), signal.SIGINT)
+        return task.loss(model, step)
+
+    return FunctionTask(loss=loss, score=task.score, epoch=4)
+"""
+    )
+    arguments = ("--config", workshop / "tiny.toml", "--data", f"{tmp_path / 'net.py'}:interrupted", "--input", "1x8x8")
+    done = start("", 0, "compress", *arguments, "--run", tmp_path / "run")
+    assert done.returncode == 130
+    assert done.stderr == "Interrupted: run the same command again, and it goes on where it stopped.\n"

@@ -1,0 +1,175 @@
+"""The commands as a user runs them: what they print, what they leave in the run, and that they go on there."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from cli_workshop import depthfold, refused
+from depthfold.core import Network
+from depthfold.pipeline.choice import Choice
+from depthfold.reporting import Findings
+
+COMMANDS = ["inspect", "latency", "importance", "solve", "finetune", "merge", "export", "report", "compress", "profile"]
+WEIGHTS = "result/model.safetensors"
+
+
+def test_help_is_there_for_every_command_with_an_example():
+    listed = depthfold("--help").stdout
+    for command in COMMANDS:
+        assert f" {command} " in listed
+        text = depthfold(command, "--help").stdout
+        assert f"Example: depthfold {command}" in " ".join(text.split())
+
+
+def test_help_does_not_import_torch():
+    script = """
+import sys
+from depthfold.cli import main
+sys.argv = ["depthfold", "compress", "--help"]
+try:
+    main()
+finally:
+    print("LOADED", [name for name in ("torch", "numpy", "torchvision") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "depthfold compress" in done.stdout and "LOADED []" in done.stdout
+
+
+def test_compress_ends_with_both_networks_and_where_everything_is(workshop, compressed):
+    findings = Findings.loads((workshop / "whole/findings.json").read_text())
+    shown = " ".join(compressed.stdout.split())
+    assert f"{findings.before.latency:.4g} ms {findings.after.latency:.4g} ms" in shown
+    assert f"{findings.before.latency / findings.after.latency:.2f}x as fast" in shown
+    assert f"{findings.score_after.score:.2%} ±" in shown
+    for name in ("report.html", "result", "model.pt2"):
+        assert (workshop / "whole" / name).exists() and str(workshop / "whole" / name) in compressed.stdout
+    assert "\x1b" not in compressed.output  # plain where nobody watches
+
+
+def test_stage_by_stage_the_result_is_that_of_compress(workshop, compressed, tmp_path):
+    run, whole = tmp_path / "staged", workshop / "whole"
+    first = depthfold("latency", "--config", workshop / "tiny.toml", "--run", run)
+    assert first.exit_code == 0 and "Latency table of Sequential: 6 spans, 3 layers" in first.stdout
+    for command, words in (
+        ("importance", "Importance table of Sequential"),
+        ("solve", "Chosen for the budget of 80%, timed end to end"),
+        ("finetune", "Fine-tuned; its metrics are in"),
+        ("merge", "tolerance"),
+        ("export", "model.pt2: PyTorch program, for batches of any size"),
+        ("report", "report.html"),
+    ):
+        result = depthfold(command, "--run", run)  # all else is in its config.toml
+        assert result.exit_code == 0, result.output
+        assert words in result.stdout
+    plans = [Choice.loads((folder / "choice.json").read_text()).plan for folder in (run, whole)]
+    assert plans[0] == plans[1]
+    assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_a_finished_run_can_be_gone_over_again(command, run):
+    before = (run / WEIGHTS).read_bytes()
+    result = depthfold(command, "--run", run)
+    assert result.exit_code == 0, result.output
+    assert (run / WEIGHTS).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "wants"),
+    [
+        ("solve", "no latency.json yet. Run: depthfold latency --run"),
+        ("finetune", "no choice.json yet. Run: depthfold solve --run"),
+        ("merge", "no choice.json yet. Run: depthfold solve --run"),
+        ("export", "no result yet. Run: depthfold merge --run"),
+        ("report", "no choice.json yet. Run: depthfold solve --run"),
+    ],
+)
+def test_a_command_that_comes_too_early_names_the_one_to_run(command, wants, workshop, tmp_path):
+    assert wants in refused(command, "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
+
+
+def test_merge_wants_a_finished_fine_tuning_of_the_same_plan(run):
+    last = run / "finetuning/last.safetensors"
+    kept = last.read_bytes()
+    last.unlink()
+    assert "holds no fine-tuning yet. Run: depthfold finetune" in refused("merge", "--run", run)
+    last.write_bytes(kept)
+    choice = json.loads((run / "choice.json").read_text())
+    frontier = depthfold("solve", "--run", run, "--budget", "100%")
+    assert frontier.exit_code == 0
+    assert json.loads((run / "choice.json").read_text())["plan"]["cuts"] != choice["plan"]["cuts"]
+    assert "holds the fine-tuning of another plan" in refused("merge", "--run", run)
+
+
+def test_inspect_prints_the_network_or_its_json(workshop):
+    asked = ("inspect", f"{workshop / 'net.py'}:model", "--input", "1x8x8")
+    assert "Sequential: 3 layers, 3 activations" in depthfold(*asked).stdout
+    network = Network.loads(depthfold(*asked, "--json").stdout)
+    assert [layer.where for layer in network.layers] == ["0", "3", "6"]
+
+
+def test_inspect_knows_the_models_of_the_libraries():
+    for model in ("torchvision:resnet18,num_classes=7", "timm:resnet18"):
+        shown = depthfold("inspect", model, "--input", "3x64x64")
+        assert shown.exit_code == 0, shown.output
+        assert "layer1.0.conv1" in shown.stdout
+
+
+def test_profile_of_a_model_and_of_a_run(workshop, run):
+    alone = depthfold("profile", f"{workshop / 'net.py'}:model", "--input", "1x8x8", "--target", "cost_model")
+    assert alone.exit_code == 0 and "parameters, M" in alone.stdout and "after" not in alone.stdout
+    both = depthfold("profile", "--run", run)
+    assert both.exit_code == 0 and "before" in both.stdout and "after" in both.stdout
+
+
+def test_a_given_importance_table_takes_the_place_of_trainings(workshop, compressed, tmp_path):
+    table = workshop / "whole/importance.json"
+    done = depthfold("importance", "--config", workshop / "tiny.toml", "--run", tmp_path, "--importance", table)
+    assert done.exit_code == 0 and not (tmp_path / "importance.jsonl").exists()
+    assert (tmp_path / "importance.json").read_text() == table.read_text()
+
+
+def test_options_win_over_the_file_and_the_file_over_what_the_run_was_told(workshop, compressed, run, tmp_path):
+    def kept():
+        return tomllib.loads((run / "config.toml").read_text())
+
+    assert (kept()["budget"], kept()["space"], kept()["batch"]) == ("80%", "paper", 1)  # the file, and defaults
+    config = tmp_path / "own.toml"
+    config.write_text('budget = "99%"\nalpha = 1.5\n')
+    assert depthfold("solve", "--run", run, "--config", config).exit_code == 0
+    assert (kept()["budget"], kept()["alpha"]) == ("99%", 1.5)
+    assert depthfold("solve", "--run", run, "--config", config, "--budget", "95%", "--alpha", "1.6").exit_code == 0
+    assert (kept()["budget"], kept()["alpha"]) == ("95%", 1.6)
+
+
+def test_a_run_forgets_what_failed(run):
+    refused("solve", "--run", run, "--budget", "1%")
+    assert tomllib.loads((run / "config.toml").read_text())["budget"] == "80%"
+
+
+def test_an_interruption_is_one_line_and_130(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthfold.pipeline.stages.frontier_stage", interrupted)
+    said = refused("solve", "--run", run, code=130)
+    assert said == "Interrupted: run the same command again, and it goes on where it stopped."
+
+
+def test_what_nobody_expected_is_1_and_debug_shows_where(run, monkeypatch):
+    def fails(*_, **__):
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr("depthfold.pipeline.stages.frontier_stage", fails)
+    assert "ZeroDivisionError: by nought (run it with --debug" in refused("solve", "--run", run, code=1)
+    for debugged in (("--debug", "solve", "--run", run), ("solve", "--run", run, "--debug")):
+        result = depthfold(*debugged)
+        assert result.exit_code == 1 and "in fails" in result.stderr
+
+
+def test_a_wrong_option_is_typers_to_explain():
+    result = depthfold("solve", "--bugdet", "60%")
+    assert result.exit_code == 2 and "No such option" in result.stderr

@@ -1,0 +1,121 @@
+"""Settings: read from text, all problems together; and TOML that reads back as it was."""
+
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_workshop import refused
+from depthfold.errors import InvalidValue
+from depthfold.jobs import InProcess, Processes, RayCluster
+from depthfold.pipeline.config_file import as_toml, gather
+from depthfold.pipeline.executors import executor_of
+from depthfold.pipeline.recipes import recipe_of
+from depthfold.pipeline.settings import Settings
+from depthfold.training.presets import preset
+from depthfold.training.recipe import Recipe
+
+ALL = ("model", "data", "target", "budget", "run", "input", "batch", "space", "executor", "recipe", "export", "alpha")
+
+
+def test_all_problems_are_told_together(tmp_path):
+    config = tmp_path / "bad.toml"
+    config.write_text('bugdet = "60%"\ntarget = "onnxrutime"\nalpha = "much"\nexport = ["model.onx"]\ninput = "3x32"\n')
+    said = refused("compress", "x.py:model", "--config", config, "--batch", "0", "--recipe", "quik", "--space", "wide")
+    assert said.startswith("Error: 12 settings cannot be used:")
+    for part in (
+        "no setting 'bugdet'. Did you mean 'budget'?",
+        "no backend 'onnxrutime'. Did you mean 'onnxruntime'?",
+        "'alpha' must be a number",
+        "'model.onx' cannot be exported",
+        "'3x32' cannot be read. Write channels x height x width",
+        "'batch' must be a whole number from 1 on",
+        "no recipe 'quik'. Did you mean 'quick'?",
+        "no search space 'wide'",
+        "There is no run folder: name one with --run DIR",
+        "There is no data: name it with --data",
+        "There is no budget: say how long",
+        "there is no file",
+    ):
+        assert part in said
+
+
+def test_what_a_command_does_not_use_does_not_stop_it():
+    table = {"model": "torchvision:resnet18", "data": "cifar10:/nowhere", "budget": "what?"}
+    assert Settings.checked(table, needs=(), uses=("model",)).data == "cifar10:/nowhere"
+    with pytest.raises(InvalidValue, match=r"2 settings cannot be used"):
+        Settings.checked(table, needs=(), uses=("data", "budget"))
+
+
+def test_paths_are_meant_from_where_they_are_written(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/net.py").write_text("")
+    (tmp_path / "deep/own.toml").write_text('model = "net.py:model"\nrun = "out"\nrecipe = "r.toml"\n')
+    monkeypatch.chdir(tmp_path)
+    settings = gather({"data": "imagefolder:deep"}, "deep/own.toml", needs=("model",), uses=("data",))
+    assert settings.model == f"{tmp_path}/deep/net.py:model" and settings.run == f"{tmp_path}/deep/out"
+    assert settings.recipe == f"{tmp_path}/deep/r.toml" and settings.data == f"imagefolder:{tmp_path}/deep"
+
+
+PLAIN = st.one_of(
+    st.text(st.characters(exclude_categories=("Cs",))),
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+KEYS = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(KEYS, PLAIN | st.lists(PLAIN) | st.dictionaries(KEYS, PLAIN, min_size=1)))
+def test_what_is_written_as_toml_is_read_again(table):
+    assert tomllib.loads(as_toml(table)) == table
+
+
+@pytest.mark.parametrize(
+    ("text", "executor"),
+    [
+        ("inline", InProcess()),
+        ("inline:threads=2", InProcess(threads=2)),
+        ("processes:2", Processes(workers=2)),
+        ("processes:2,threads=1", Processes(workers=2, threads=1)),
+        ("processes:devices=cuda:0+cuda:1", Processes(devices=("cuda:0", "cuda:1"))),
+        ("ray:address=auto,gpus=0.25", RayCluster(address="auto", gpus=0.25)),
+    ],
+)
+def test_executors_by_name(text, executor):
+    assert executor_of(text) == executor
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("proceses:2", "There is no executor 'proceses'. Did you mean 'processes'?"),
+        ("processes:two", "cannot read 'two'. Its options are workers, threads"),
+        ("processes:workers=two", "must be a whole number, found 'two'"),
+        ("processes:0", "The number of workers must be 1 or more"),
+        ("inline:2", "cannot read '2'"),
+    ],
+)
+def test_executors_that_are_not_there(text, said):
+    with pytest.raises(InvalidValue, match=said):
+        executor_of(text)
+
+
+def test_recipes_by_name_by_file_and_by_table(tmp_path):
+    assert recipe_of("quick") == preset("quick")
+    assert recipe_of({"preset": "quick", "steps": 100}) == preset("quick").but(steps=100)
+    assert recipe_of({"epochs": 2, "randaugment": [2, 9]}) == Recipe(epochs=2, randaugment=(2, 9))
+    (tmp_path / "a.toml").write_text("steps = 7\nlr = 0.2\n")
+    (tmp_path / "b.json").write_text(Recipe(steps=7, lr=0.2).dumps())
+    assert recipe_of(str(tmp_path / "a.toml")) == recipe_of(str(tmp_path / "b.json")) == Recipe(steps=7, lr=0.2)
+    (tmp_path / "c.toml").write_text("steps = ")
+    for given_, said in (
+        (str(tmp_path / "c.toml"), "cannot be read"),
+        ({"stesp": 7}, "unknown field 'stesp'"),
+        ({"preset": "quick", "stesp": 7}, "Did you mean 'steps'"),
+        (str(tmp_path / "none.json"), "No such file"),
+    ):
+        with pytest.raises(InvalidValue, match=said):
+            recipe_of(given_)
