@@ -12,15 +12,24 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from depthfold.core import Environment
 from depthfold.errors import DepthfoldError
 
 RUNS = 3
 
 
-def peak_memory(module: nn.Module, inputs: tuple[Tensor, ...], device: str) -> tuple[int | None, str | None]:
-    """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason."""
+def peak_memory(
+    module: nn.Module, inputs: tuple[Tensor, ...], environment: Environment
+) -> tuple[int | None, str | None]:
+    """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason. On a GPU in
+    the precision of the environment, by CUDA's allocator; elsewhere in that of the module, by a process of its own."""
     module = copy.deepcopy(module).eval().requires_grad_(False)
-    return _on_cuda(module, inputs) if device.startswith("cuda") else _in_subprocess(module, inputs)
+    if not (torch.cuda.is_available() and environment.device == torch.cuda.get_device_name()):
+        return _in_subprocess(module, inputs)
+    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(environment.precision or "")
+    if half is not None:
+        module, inputs = module.to(half), tuple(x.to(half) if x.is_floating_point() else x for x in inputs)
+    return _on_cuda(module, inputs)
 
 
 def _on_cuda(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[int, None]:

@@ -40,7 +40,7 @@ def profile_all(
         timer.measure(compiled, turns)
     profiles = {}
     for name, module in modules.items():
-        memory, reason = peak_memory(module, inputs, environment.device or "cpu")
+        memory, reason = peak_memory(module, inputs, environment)
         profiles[name] = Profile(
             environment=environment,
             samples=tuple(sample for turn in turns[name] for sample in turn),
