@@ -75,7 +75,16 @@ class ResultError(DepthfoldError):
     """A saved result cannot be read or written, is damaged, or belongs to another model."""
 
 
-_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
+_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "failed to allocate",
+    "not enough memory",
+    "alloc_failed",
+    "allocation_failed",
+    "unable to allocate",
+)
 
 
 def lacks_memory(error: BaseException) -> bool:
