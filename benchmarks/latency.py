@@ -1,9 +1,10 @@
 """Does the latency table tell the truth? Run: make bench-latency (or with names of runtimes behind it)
 
 MobileNetV2-1.0 at 224, batch 1, without stem and head, as the paper has it. On each runtime, in one run:
-the table is measured and calibrated; 20 random plans of all depths, none of them seen by the calibration, are built
-and timed end to end; predicted against measured, for blocks alone and in context. Then choose() is asked for five
-budgets, and what it returns is measured afresh beside the original.
+the table is measured and calibrated; 20 random plans of all depths are built and timed end to end (the first has the
+segments of the original, which the calibration has seen; the others are new); predicted against measured, for blocks
+alone and in context. The same for plans of the solver. Then choose() is asked for five budgets, and what it returns is
+measured afresh beside the original.
 
 The importances are made up, a random loss per activation that goes: what is tested here is latency.
 Run it on a machine that does nothing else.

@@ -67,7 +67,16 @@ class CheckpointError(DepthfoldError):
     """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
 
 
-_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "failed to allocate", "not enough memory")
+_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "failed to allocate",
+    "not enough memory",
+    "alloc_failed",
+    "allocation_failed",
+    "unable to allocate",
+)
 
 
 def lacks_memory(error: BaseException) -> bool:

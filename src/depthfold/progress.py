@@ -27,7 +27,8 @@ def progress_bars() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    # Rich looks back 30 seconds; a training may take longer, and then it would never say how much time is left.
+    with Bars(*columns, console=Console(stderr=True), speed_estimate_period=1e9) as bars:
 
         def progress(what: str, total: int, done: int) -> Tick:
             task = bars.add_task(what, total=total, completed=done)

@@ -130,7 +130,7 @@ def too_large():
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        (unreadable, r"error: OSError: the disk is gone \(test_measure.py, line \d+, in unreadable"),
+        (unreadable, r"error: OSError: the disk is gone \(test_measure_importance.py, line \d+, in unreadable"),
         (lambda: float("inf"), "not finite: The score of the original network is inf"),
         (too_large, "out of memory: the images do not fit"),
     ],

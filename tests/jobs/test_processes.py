@@ -216,8 +216,18 @@ def script(tmp_path):
     (tmp_path / "pids").mkdir()
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pids")]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
     ), tmp_path / "pids"
+
+
+def _heed_ctrl_c():
+    """A background job of a shell ignores SIGINT, and so would everything that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_a_script_without_a_guard_works(tmp_path):

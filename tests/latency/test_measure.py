@@ -11,10 +11,11 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Score, Span
-from depthfold.errors import BackendError, BudgetError, InvalidValue, TableError
+from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import Timer, choose, measure_latency, profile, profile_all, side_by_side
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
 from depthfold.latency.candidates import shallow_of
+from depthfold.store import Journal
 from depthfold.testing import random_plan
 
 QUICK = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=0)
@@ -231,3 +232,120 @@ def test_profiles_side_by_side(network):
     both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
     text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
     assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text
+
+
+def test_a_rejected_layer_leaves_the_other_ways(network):
+    """The last layer alone is rejected, so every plan must take it with others."""
+    last = block_shape(network, Span(network.depth - 1, network.depth), batch=1)
+    single = COST.compile(block_module(network, last), last.inputs()).seconds()
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Picky(CostModel):
+        def compile(self, module, inputs):
+            compiled = CostModel.compile(self, module, inputs)
+            if compiled.seconds() == single:
+                raise BackendError("not this one")
+            return compiled
+
+    table = measure_latency(network, Picky(), timer=QUICK, networks=8)
+    assert Span(network.depth - 1, network.depth) not in table.times
+    assert len(table.times) > len(table.entries) / 2
+
+
+def test_a_runtime_that_rejects_everything_says_why(network):
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Broken(CostModel):
+        def compile(self, module, inputs):
+            raise BackendError("no such instruction")
+
+    with pytest.raises(TableError, match="no whole network is left: no such instruction"):
+        measure_latency(network, Broken(), timer=QUICK, networks=4)
+
+
+def test_what_was_rejected_is_tried_again_when_asked(network, tmp_path):
+    lacking = [True]
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Full(CostModel):
+        def compile(self, module, inputs):
+            if lacking and any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
+                raise OutOfMemory("the neighbours took it all")
+            return CostModel.compile(self, module, inputs)
+
+    journal = tmp_path / "latency.jsonl"
+    some = measure_latency(network, Full(), mode="alone", timer=QUICK, journal=journal)
+    lacking.clear()
+    assert measure_latency(network, Full(), mode="alone", timer=QUICK, journal=journal) == some
+    whole = measure_latency(network, Full(), mode="alone", timer=QUICK, journal=journal, retry=True)
+    assert len(some.times) < len(whole.times) == len(whole.entries)
+
+
+def drifting(factor):
+    """A machine whose pace changes by a factor whenever something is compiled."""
+    pace = [1.0]
+
+    class Slow:
+        def __init__(self, compiled):
+            self.compiled, self.close = compiled, compiled.close
+
+        def seconds(self):
+            return self.compiled.seconds() * pace[0]
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Backend(CostModel):
+        def compile(self, module, inputs):
+            pace[0] *= factor
+            return Slow(CostModel.compile(self, module, inputs))
+
+    return Backend()
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.8])
+def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(network, frontier, factor):
+    """Only what was timed together compares: against the original of a later step, an early failure would fit."""
+    points = tuple(dataclasses.replace(point, latency=0.8 * point.latency) for point in frontier.points)
+    segments = tuple(dataclasses.replace(segment, time=0.8 * segment.time) for segment in frontier.segments)
+    wrong = dataclasses.replace(frontier, points=points, segments=segments)
+    plan = choose(network, wrong, "80%", drifting(factor), timer=QUICK)
+    assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+
+
+def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
+    wanted = choose(network, frontier, "80%", COST, timer=QUICK)
+    refused = COST.compile(shallow_of(network, wanted.plan), tuple(network.inputs.args)).seconds()
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Picky(CostModel):
+        def compile(self, module, inputs):
+            compiled = CostModel.compile(self, module, inputs)
+            if compiled.seconds() == pytest.approx(refused):
+                raise BackendError("not this one")
+            return compiled
+
+    plan = choose(network, frontier, "80%", Picky(), timer=QUICK)
+    assert plan.importance < wanted.importance
+    assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+
+
+def test_choose_refuses_no_steps_and_foreign_frontiers(network, frontier):
+    with pytest.raises(InvalidValue, match="steps=0"):
+        choose(network, frontier, "80%", COST, timer=QUICK, steps=0)
+    with pytest.raises(TableError, match="The frontier is of another network"):
+        choose(network, dataclasses.replace(frontier, fingerprint="0123456789abcdef"), "80%", COST, timer=QUICK)
+
+
+def test_a_journal_of_another_network_or_of_something_else_is_refused(network, tmp_path):
+    other = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(1, 3, 32, 32))
+    journal = tmp_path / "latency.jsonl"
+    measure_latency(network, COST, mode="alone", timer=QUICK, journal=journal)
+    with pytest.raises(TableError, match=r"belongs to something else"):
+        measure_latency(other, COST, mode="alone", timer=QUICK, journal=journal)
+    Journal.open(tmp_path / "other.jsonl", {"task": "something"}).close()
+    with pytest.raises(TableError, match="is not one of latencies"):
+        measure_latency(network, COST, mode="alone", timer=QUICK, journal=tmp_path / "other.jsonl")
+
+
+def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
+    lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
+    with pytest.raises(TableError, match="nothing in this network can be merged"):
+        measure_latency(lone, COST, timer=QUICK, networks=4)

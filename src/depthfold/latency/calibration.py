@@ -35,11 +35,11 @@ def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mappi
     """The calibration that explains the whole networks best, in relative error."""
     rows = np.array([_features(whole, blocks, times) for whole in wholes])
     latencies = np.array([whole.latency for whole in wholes])
-    theta = _solve(rows, latencies)
+    theta = _solve_within(rows, latencies)
     errors = []
     for n in range(len(wholes)):
         others = np.arange(len(wholes)) != n
-        predicted = float(rows[n] @ _solve(rows[others], latencies[others]))
+        predicted = float(rows[n] @ _solve_within(rows[others], latencies[others]))
         errors.append(abs(predicted / latencies[n] - 1.0))
     slope, per_segment, per_read, per_write, outside = theta.tolist()
     return Calibration(
@@ -47,7 +47,7 @@ def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mappi
         per_segment=per_segment,
         per_read=per_read,
         per_write=per_write,
-        outside=max(outside, 0.0),
+        outside=outside,
         networks=len(wholes),
         median_error=median(errors),
         worst_error=max(errors),
@@ -63,6 +63,12 @@ def _features(whole: Whole, blocks: Mapping[Span, BlockShape], times: Mapping[Sp
         sum(written for _, written in elements) / 1e6,
         1.0,
     ]
+
+
+def _solve_within(rows: Floats, latencies: Floats) -> Floats:
+    """The fit in which nothing outside the segments costs less than nothing: the table could not hold that."""
+    theta = _solve(rows, latencies)
+    return theta if theta[-1] >= 0 else np.append(_solve(rows[:, :-1], latencies), 0.0)
 
 
 def _solve(rows: Floats, latencies: Floats) -> Floats:

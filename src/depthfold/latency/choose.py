@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from depthfold.backends import Backend, Compiled, get
-from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
-from depthfold.errors import BudgetError
+from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan, fingerprint
+from depthfold.errors import BackendError, BudgetError, InvalidValue, TableError
 from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.timer import Timer, Turns
@@ -38,44 +38,79 @@ def choose(
     Each candidate is built with random weights and timed in turns with the original (its batch norms folded, nothing
     else). Shares and speed-ups refer to what the original takes then. What each candidate takes beyond its prediction
     corrects the predictions of its neighbours; at most `steps` candidates are built. With the `journal` of
-    measure_latency() the table learns from these measurements when it is made again.
+    measure_latency() the table learns from these measurements when it is made again. A candidate that the runtime
+    rejects is passed over.
     """
     backend, timer, budget = get(target), timer or Timer(turns=8), Budget.parse(budget)
+    _expect(network, frontier, steps)
     inputs = network_inputs(network)
-    search = _Search(frontier.points, {}, float(budget.limit(frontier.original)))
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, backend.environment(inputs)))
-        step = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
-        original = stack.enter_context(
-            contextlib.closing(backend.compile(shallow_of(network, network.vanilla), inputs))
-        )
-        while len(search.measured) < steps and (n := search.candidate()) is not None:
+        tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
+        compiled = backend.compile(shallow_of(network, network.vanilla), inputs)
+        original = stack.enter_context(contextlib.closing(compiled))
+        search = _Search(frontier.points, budget, _in_turns({network.vanilla: original}, timer)[network.vanilla])
+        for left in range(steps, 0, -1):
+            if (n := search.candidate(last=left == 1)) is None:
+                break
             plan = frontier[n].plan
-            with contextlib.closing(backend.compile(shallow_of(network, plan), inputs)) as candidate:
-                found = _in_turns({network.vanilla: original, plan: candidate}, timer, notebook)
-            search.limit = float(budget.limit(found[network.vanilla])) * (1 - MARGIN)
-            search.measured[n] = found[plan]
-            step()
+            try:
+                with contextlib.closing(backend.compile(shallow_of(network, plan), inputs)) as candidate:
+                    found = _in_turns({network.vanilla: original, plan: candidate}, timer)
+            except BackendError as error:
+                search.rejected[n] = str(error)
+            else:
+                search.measured[n] = Measured(found[plan], found[network.vanilla])
+                notebook.keep_share(plan, search.measured[n].share)
+            tick()
     if (best := search.best()) is None:
-        raise _out_of_reach(budget, search, found[network.vanilla])
+        raise _out_of_reach(budget, search)
     return frontier[best]
 
 
-def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer, notebook: Notebook) -> dict[Plan, float]:
-    """The latencies of whole networks, all measured now and in turns, and noted for the next table."""
+def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
+    if steps < 1:
+        raise InvalidValue(f"choose() needs one step at least to measure a candidate, found steps={steps}.")
+    own = fingerprint(network)
+    if frontier.fingerprint not in ("", own):
+        raise TableError(
+            f"The frontier is of another network (fingerprint {frontier.fingerprint}; this one is {own}). Solve with "
+            "the tables of this network."
+        )
+
+
+def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer) -> dict[Plan, float]:
+    """The latencies of whole networks, all measured now and in turns."""
     known: dict[Plan, Turns] = {}
-    timer.measure(candidates, known, lambda plan, samples: notebook.keep_turn(notebook.name_plan(plan), samples))
+    timer.measure(candidates, known)
     return {plan: median(sample for turn in turns for sample in turn) for plan, turns in known.items()}
 
 
-def _out_of_reach(budget: Budget, search: _Search, original: float) -> BudgetError:
-    fastest = min(search.measured.values())
+def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
+    if not search.measured:
+        return BudgetError(
+            f"No plan could be measured for the budget of {budget}; the runtime says: "
+            f"{'; '.join(dict.fromkeys(search.rejected.values()))}."
+        )
+    fastest = min(search.measured.values(), key=lambda found: found.share)
     return BudgetError(
-        f"No plan meets the budget of {budget}: the fastest one takes {fastest:.4g} ms, measured end to end, which is "
-        f"{fastest / original:.1%} of the original's {original:.4g} ms ({original / fastest:.2f} times as fast), and "
-        f"{MARGIN:.0%} are kept to spare, because no stopwatch says the same thing twice. "
+        f"No plan meets the budget of {budget}: the fastest one takes {fastest.latency:.4g} ms, measured end to end, "
+        f"which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms ({1 / fastest.share:.2f} times as "
+        f"fast), and {MARGIN:.0%} are kept to spare, because no stopwatch says the same thing twice. "
         "Ask for less, or measure with the full search space."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A candidate and the original, timed in turns. A machine drifts, so only what was timed together compares."""
+
+    latency: float
+    original: float
+
+    @property
+    def share(self) -> float:
+        return self.latency / max(self.original, 1e-12)
 
 
 @dataclass(slots=True)
@@ -83,28 +118,37 @@ class _Search:
     """Which plan to build next: plans by rising predicted latency and importance, and what was measured of some."""
 
     points: Sequence[Point]
-    measured: dict[int, float]
-    limit: float
+    budget: Budget
+    original: float  # as it was timed at the beginning
+    measured: dict[int, Measured] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
 
     def best(self) -> int | None:
-        return max((n for n, latency in self.measured.items() if latency <= self.limit), default=None)
+        return max((n for n, found in self.measured.items() if self._fits(found)), default=None)
 
-    def candidate(self) -> int | None:
+    def candidate(self, *, last: bool) -> int | None:
         """The best plan that should meet the budget, by the predictions as corrected so far; None when it is known.
 
-        Plans at or above one that failed are out; and if nothing is left, the fastest one must tell.
+        Plans at or above one that failed are out. If nothing is left, or only one step, the fastest one must tell.
         """
         best = self.best()
-        failed = min((n for n, latency in self.measured.items() if latency > self.limit), default=len(self.points))
+        failed = min((n for n, found in self.measured.items() if not self._fits(found)), default=len(self.points))
         low = -1 if best is None else best
-        fitting = [n for n in range(low + 1, failed) if self._corrected(n) <= self.limit]
-        if fitting:
-            return fitting[-1]
-        return 0 if best is None and 0 not in self.measured else None
+        open_ones = [n for n in range(low + 1, failed) if n not in self.rejected]
+        fitting = [n for n in open_ones if self._should_fit(n)]
+        fastest = next(iter(open_ones), None) if best is None else None
+        if last and fastest is not None and self.measured:
+            return fastest
+        return fitting[-1] if fitting else fastest
 
-    def _corrected(self, n: int) -> float:
-        """The prediction times what the nearest measured plan took over its own prediction."""
+    def _fits(self, found: Measured) -> bool:
+        return found.latency <= float(self.budget.limit(found.original)) * (1 - MARGIN)
+
+    def _should_fit(self, n: int) -> bool:
+        """By the prediction, times what the nearest measured plan took over its own prediction."""
         if not self.measured:
-            return self.points[n].latency
+            return self._fits(Measured(self.points[n].latency, self.original))
         nearest = min(self.measured, key=lambda m: abs(m - n))
-        return self.points[n].latency * self.measured[nearest] / max(self.points[nearest].latency, 1e-12)
+        found = self.measured[nearest]
+        corrected = self.points[n].latency * found.latency / max(self.points[nearest].latency, 1e-12)
+        return self._fits(Measured(corrected, found.original))

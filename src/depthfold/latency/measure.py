@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import stdev
+from statistics import median, stdev
 from typing import Literal, get_args
 
 from depthfold.backends import Backend, get
@@ -16,7 +16,7 @@ from depthfold.latency.blocks import BlockShape, block_shapes
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.samples import fast_plans, plans_of_all_depths
+from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
@@ -36,13 +36,15 @@ def measure_latency(
     journal: str | Path | None = None,
     timer: Timer | None = None,
     networks: int = 20,
+    retry: bool = False,
     progress: Progress | None = None,
 ) -> LatencyTable:
     """Measure how long every span of the search space takes as one convolution.
 
     Blocks that are equal are timed once, each alone. In the mode "in context" some whole networks (`networks` of them)
     are timed, too, and the table is calibrated so that its sum over a plan predicts the latency of the merged network;
-    "alone" is the paper's table. With a `journal` everything measured is kept as it comes: run again, it goes on.
+    "alone" is the paper's table. With a `journal` everything measured is kept as it comes: run again, it goes on;
+    with `retry`, what the runtime rejected before (out of memory, say) is tried once more.
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
     one, a terminal shows bars with the time that is left.
     """
@@ -53,17 +55,22 @@ def measure_latency(
     blocks = block_shapes(network, network.spans(space), batch=inputs[0].shape[0])
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, environment))
+        if retry:
+            notebook.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
         time_blocks(network, backend, blocks.values(), notebook, timer, progress)
         times = {span: notebook.time(block.key) for span, block in blocks.items() if block.key not in notebook.reasons}
         calibration = None
         if mode == "in context":
             some = max(2, round(RANDOM_SHARE * networks))
-            plans = tuple(plans_of_all_depths(network, times, some))
+            usable = passable(network.depth, times)
+            if not usable:
+                raise _no_way(notebook)
+            plans = tuple(plans_of_all_depths(network, usable, some))
             time_plans(network, backend, plans, notebook, timer, progress)
             # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
             first = fit(wholes(network, notebook, times, plans), blocks, times)
-            guess = {span: _in_context(span, times[span], blocks[span], first) for span in times}
+            guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
             time_plans(network, backend, fast_plans(network, guess, networks - some), notebook, timer, progress)
             calibration = fit(wholes(network, notebook, times, notebook.plans.values()), blocks, times)
     return LatencyTable(
@@ -78,18 +85,30 @@ def measure_latency(
 def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], plans: Iterable[Plan]) -> list[Whole]:
     """Those of the plans that were timed as whole networks and whose blocks were timed, too."""
     found = []
+    original = notebook.name_plan(network.vanilla)
     for plan in plans:
         key = notebook.name_plan(plan)
         segments = network.segments(plan)
-        if notebook.turns.get(key) and all(span in times for span in segments):
-            found.append(Whole(segments, notebook.time(key)))
-    if len(found) < 2:
-        reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "every plan has a block without a time"
+        if all(span in times for span in segments):
+            if notebook.turns.get(key):
+                found.append(Whole(segments, notebook.time(key)))
+            elif notebook.shares.get(key) and notebook.turns.get(original):
+                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original)))
+    if len({whole.segments for whole in found}) < 2:
+        reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "nothing in this network can be merged"
         raise TableError(
-            f"Only {len(found)} whole networks could be timed, and a calibration needs two at least: {reasons}. "
+            f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones: {reasons}. "
             'Measure with mode="alone", or with more networks.'
         )
     return found
+
+
+def _no_way(notebook: Notebook) -> TableError:
+    reasons = "; ".join(dict.fromkeys(notebook.reasons.values()))
+    return TableError(
+        f"The runtime rejected so many blocks that no whole network is left: {reasons}. Measure with another runtime "
+        'or other options, or look at the reasons with mode="alone".'
+    )
 
 
 def _entry(span: Span, block: BlockShape, notebook: Notebook, calibration: Calibration | None) -> Timing:

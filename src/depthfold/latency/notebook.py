@@ -21,6 +21,7 @@ class Notebook:
     turns: dict[str, Turns] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[str, str] = field(default_factory=dict)
     plans: dict[str, Plan] = field(default_factory=dict)
+    shares: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     journal: Journal | None = None
 
     @classmethod
@@ -33,7 +34,7 @@ class Notebook:
         try:
             notebook.journal = Journal.open(path, header)
         except HeaderMismatch as mismatch:
-            raise _foreign(path, environment, mismatch.found) from mismatch
+            raise _foreign(path, header, mismatch.found) from mismatch
         for record in notebook.journal:
             notebook._take(record)
         return notebook
@@ -54,6 +55,13 @@ class Notebook:
             self._write({"key": key, "activations": sorted(plan.activations), "cuts": list(plan.cuts)})
         return key
 
+    def keep_share(self, plan: Plan, share: float) -> None:
+        """What choose() found of a plan, as a share of the original timed beside it: milliseconds of another hour
+        would not compare with those of the table."""
+        key = self.name_plan(plan)
+        self.shares[key].append(share)
+        self._write({"key": key, "share": share})
+
     def samples(self, key: str) -> tuple[float, ...]:
         return tuple(sample for turn in self.turns.get(key, []) for sample in turn)
 
@@ -70,6 +78,8 @@ class Notebook:
     def _take(self, record: dict[str, Any]) -> None:
         if "samples" in record:
             self.turns[record["key"]].append(tuple(record["samples"]))
+        elif "share" in record:
+            self.shares[record["key"]].append(record["share"])
         elif "reason" in record:
             self.reasons[record["key"]] = record["reason"]
         else:
@@ -80,9 +90,14 @@ class Notebook:
             self.journal.append(record)
 
 
-def _foreign(path: str | Path, environment: Environment, found: dict[str, Any]) -> TableError:
-    theirs = Environment.from_json(found["environment"])
-    return TableError(
-        f"The journal {path} belongs to something else. It was measured with: {theirs} (network "
-        f"{found['fingerprint']}); this run has: {environment}. Use another journal, or delete this one."
-    )
+def _foreign(path: str | Path, expected: dict[str, Any], found: dict[str, Any]) -> TableError:
+    if not isinstance(found.get("environment"), dict):
+        return TableError(f"The journal {path} is not one of latencies. Name another file.")
+    here, there = (Environment.from_json(header["environment"]) for header in (expected, found))
+    if here == there:
+        what = (
+            f"It is of another network (fingerprint {found.get('fingerprint')}; this one is {expected['fingerprint']})."
+        )
+    else:
+        what = f"It was measured with: {there}; this run has: {here}."
+    return TableError(f"The journal {path} belongs to something else. {what} Use another journal, or delete this one.")

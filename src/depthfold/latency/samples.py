@@ -16,6 +16,19 @@ from depthfold.latency.blocks import block_is_active
 SHAKE = 0.2
 
 
+def passable(depth: Position, spans: Iterable[Span]) -> list[Span]:
+    """The spans that lie on some way from 0 to the end: where the runtime rejected blocks, others may lead nowhere."""
+    ordered = sorted(spans, key=lambda span: (span.i, span.j))
+    from_start, to_end = {0}, {depth}
+    for span in ordered:
+        if span.i in from_start:
+            from_start.add(span.j)
+    for span in sorted(ordered, key=lambda span: span.j, reverse=True):
+        if span.j in to_end:
+            to_end.add(span.i)
+    return [span for span in ordered if span.i in from_start and span.j in to_end]
+
+
 def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, seed: int = 0) -> Iterator[Plan]:
     """The network as it is, and random plans, from mostly folded to hardly."""
     following: dict[Position, list[Position]] = {}

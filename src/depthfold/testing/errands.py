@@ -121,4 +121,6 @@ def expected(errand: Errand) -> dict[str, Any]:
 
 def _leave(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    partial = path.parent.parent / f"{path.parent.name}.{path.name}.{os.getpid()}"  # nobody ever sees half of it
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
