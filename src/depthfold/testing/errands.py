@@ -121,6 +121,4 @@ def expected(errand: Errand) -> dict[str, Any]:
 
 def _leave(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent.parent / f"{path.parent.name}.{path.name}.{os.getpid()}"  # nobody ever sees half of it
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    path.write_text(text, encoding="utf-8")
