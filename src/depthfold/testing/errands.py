@@ -120,5 +120,8 @@ def expected(errand: Errand) -> dict[str, Any]:
 
 
 def _leave(path: Path, text: str) -> None:
+    """Whole or not at all: the suite may look at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    draft = path.parent.parent / f"draft-{uuid.uuid4().hex}"
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
