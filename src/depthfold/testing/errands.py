@@ -120,7 +120,8 @@ def expected(errand: Errand) -> dict[str, Any]:
 
 
 def _leave(path: Path, text: str) -> None:
+    """Whole or not at all: the suite may look at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent.parent / f"{path.parent.name}.{path.name}.{os.getpid()}"  # nobody ever sees half of it
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    draft = path.parent.parent / f"draft-{uuid.uuid4().hex}"
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

@@ -183,7 +183,7 @@ def _left_early(executor: Executor, folder: Path) -> Iterator[str]:
         yield f"the first outcome must be that of the only job that ends, found {first}"
     outcomes.close()
     starts = [file.read_text(encoding="utf-8").split() for file in folder.glob("starts/*")]
-    mine = [int(pid) for host, pid in starts if host == platform.node() and int(pid) != os.getpid()]
+    mine = {int(pid) for host, pid in starts if host == platform.node()} - {os.getpid()}
     for _ in range(500):  # a process ends some time after it was told to
         if not any(map(alive, mine)):
             break
