@@ -25,6 +25,7 @@ def fsync(handle):
     sync(handle)
 
 os.fsync = fsync
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell would not hear of Ctrl-C
 import importlib
 importlib.import_module("depthfold.latency.profile").peak_memory = lambda *_: (None, "not measured in these tests")
 from depthfold.cli import main

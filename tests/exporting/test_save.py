@@ -174,6 +174,14 @@ def test_only_merged_networks_are_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_two_parts_merged_one_after_the_other_are_no_single_plan(tmp_path):
+    pair = nn.Sequential(classifier(width=3), nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 1), classifier(1))
+    first = merged(pair, at="0")
+    both = merged(first, at="3")
+    with pytest.raises(InvalidValue, match=r"the plan of one merged network, found 2: '0', '3'"):
+        df.save(both, tmp_path)
+
+
 def test_a_write_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatch):
     old, new = merged(classifier(), seed=1), merged(classifier(2), seed=2)
     df.save(old, tmp_path)

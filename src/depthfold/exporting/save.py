@@ -17,7 +17,7 @@ from depthfold.errors import InvalidValue, ResultError
 from depthfold.exporting.probe import take_probe
 from depthfold.exporting.result import CONFIG, TENSORS, Example, Result, TensorSpec
 from depthfold.exporting.tensors import without_ties
-from depthfold.merging.verification import shallow_parts
+from depthfold.merging.verification import Shallow, shallow_parts
 from depthfold.store.files import put_all_in_place
 from depthfold.version import __version__
 
@@ -31,6 +31,7 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
     graph, remembered, path = shallow_parts(shallow)
     network, plan = remembered.network, remembered.plan
     _refuse_wrappers(shallow, path, network.at or "")
+    _refuse_several(shallow)
     tensors, tied = without_ties(shallow)
     # Copies, each in memory of its own: safetensors refuses tensors that share theirs or are not contiguous.
     kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
@@ -68,6 +69,16 @@ def _refuse_wrappers(shallow: nn.Module, path: str, at: str) -> None:
     raise InvalidValue(
         f"save() takes what merge(student) returned, which is {expected}; found {found} in {type(shallow).__name__}."
     )
+
+
+def _refuse_several(shallow: nn.Module) -> None:
+    """load() replays one plan."""
+    paths = [path for path, part in shallow.named_modules() if Shallow.KEY in getattr(part, "meta", ())]
+    if len(paths) > 1:
+        raise InvalidValue(
+            f"save() keeps the plan of one merged network, found {len(paths)}: {', '.join(map(repr, paths))}. "
+            "export() takes such a model as it is."
+        )
 
 
 @contextlib.contextmanager

@@ -43,10 +43,13 @@ class Shallow:
     KEY: ClassVar[str] = "depthfold.shallow"
 
 
-def shallow_parts(module: nn.Module) -> tuple[fx.GraphModule, Shallow, str]:
-    """The merged graph inside a module, what it remembers, and its path: "" where the module itself is it."""
+def shallow_parts(module: nn.Module, at: str | None = None) -> tuple[fx.GraphModule, Shallow, str]:
+    """The merged graph inside a module, what it remembers, and its path: "" where the module itself is it.
+
+    `at` is the path to look at, for models of which several parts were merged one after the other.
+    """
     for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
-        if isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
+        if at in (None, path) and isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
             return part, part.meta[Shallow.KEY], path
     raise InvalidValue(f"{type(module).__name__} is no merged network: expected what merge(student) returned.")
 

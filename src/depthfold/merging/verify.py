@@ -28,7 +28,7 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     `inputs` are those of the whole model, as for trace(); without them, random ones of the traced sizes are used.
     """
     deep, remembered, path = student_parts(student)
-    made, merged, _ = shallow_parts(shallow)
+    made, merged, _ = shallow_parts(shallow, path)
     seams = _seams(merged, remembered)
     dtype = next((p.dtype for p in deep.parameters() if p.is_floating_point()), torch.float32)
     given = remembered.network.inputs.random(seed=0)
