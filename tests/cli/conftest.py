@@ -1,5 +1,6 @@
 """A folder with a user's file and settings, and a run that was compressed there once for all tests."""
 
+import contextlib
 import importlib
 import shutil
 
@@ -8,12 +9,19 @@ import pytest
 from cli_workshop import CONFIG, NET, depthfold
 
 
-@pytest.fixture(scope="session", autouse=True)
-def memory_not_measured():
+@contextlib.contextmanager
+def without_memory():
     """Peak memory takes a process with torch of its own for every network; its tests are those of latency."""
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module("depthfold.latency.profile")  # the attribute of that name is the function
         patch.setattr(module, "peak_memory", lambda *_: (None, "not measured in these tests"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def memory_not_measured():
+    """For each test by itself: other tests of this process do measure it."""
+    with without_memory():
         yield
 
 
@@ -28,7 +36,8 @@ def workshop(tmp_path_factory):
 @pytest.fixture(scope="session")
 def compressed(workshop):
     """What `depthfold compress` printed, for the run `whole`."""
-    result = depthfold("compress", "--config", workshop / "tiny.toml", "--run", workshop / "whole")
+    with without_memory():
+        result = depthfold("compress", "--config", workshop / "tiny.toml", "--run", workshop / "whole")
     assert result.exit_code == 0, result.output
     return result
 
