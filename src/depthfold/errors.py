@@ -32,7 +32,12 @@ class TableError(DepthfoldError, ValueError):
 
 
 class BudgetError(DepthfoldError, ValueError):
-    """A budget cannot be read, or no plan meets it."""
+    """A budget cannot be read, or no plan meets it. `fastest` is the share of the original's latency that the fastest
+    plan takes, where that was measured."""
+
+    def __init__(self, message: str, *, fastest: float | None = None) -> None:
+        super().__init__(message)
+        self.fastest = fastest
 
 
 class MissingDependency(DepthfoldError, ImportError):

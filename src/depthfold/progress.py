@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 # progress(what, of so many turns, so many taken already) -> a function to call after each further turn.
@@ -35,3 +36,28 @@ def progress_bars() -> Iterator[Progress]:
             return lambda: bars.advance(task)
 
         yield progress
+
+
+def progress_lines(say: Callable[[str], None], seconds: float = 10.0) -> Progress:
+    """A line when something begins, one every so many seconds, and one at its end: for logs, where bars would not do.
+
+    The time that is left is by the turns since it began, as the bars say it.
+    """
+
+    def progress(what: str, total: int, done: int) -> Tick:
+        started = told = time.monotonic()
+        taken = done
+        say(f"{what}: {done} of {total}")
+
+        def tick() -> None:
+            nonlocal taken, told
+            taken, now = taken + 1, time.monotonic()
+            if taken < total and now - told < seconds:
+                return
+            told = now
+            left = (total - taken) * (now - started) / (taken - done)
+            say(f"{what}: {taken} of {total}, " + (f"about {left:.0f} s left" if taken < total else "done"))
+
+        return tick
+
+    return progress

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from depthfold.progress import Progress, progress_lines
+
 if TYPE_CHECKING:
     from depthfold.pipeline import Compressed
     from depthfold.reporting import Evaluation
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 def say(text: object) -> None:
     """A text on stdout as it is: no line of it is broken, nothing in it is markup."""
     Console(highlight=False).print(Text(str(text)), soft_wrap=True)
+
+
+def watched() -> Progress | None:
+    """How far a stage is: nobody's business here where a terminal shows bars, lines on stderr where none does."""
+    console = Console(stderr=True, highlight=False)
+    return None if console.is_terminal else progress_lines(lambda line: console.print(Text(line), soft_wrap=True))
 
 
 def complain(kind: str, text: str, style: str) -> None:

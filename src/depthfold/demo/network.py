@@ -43,7 +43,8 @@ class InvertedResidual(nn.Module):
         self.skip = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x) if self.skip else self.body(x)
+        out: Tensor = self.body(x)
+        return x + out if self.skip else out
 
 
 def _convolution(before: int, after: int, kernel: int, *, stride: int = 1, groups: int = 1) -> Iterator[nn.Module]:

@@ -32,7 +32,7 @@ from depthfold.tracing import TracedNetwork
 
 def latency_stage(subject: Subject) -> LatencyTable:
     network = subject.traced()
-    return latency_of(subject.folder, network, subject.target, subject.settings.space, None)
+    return latency_of(subject.folder, network, subject.target, subject.settings.space, subject.progress)
 
 
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
@@ -41,7 +41,9 @@ def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
         subject.folder.write(IMPORTANCE, table)
         return table
     recipe, executor = recipe_of(settings.trainings), executor_of(settings.executor)
-    return importance_of(subject.folder, network, subject.needed_task(), recipe, settings.space, executor, retry, None)
+    return importance_of(
+        subject.folder, network, subject.needed_task(), recipe, settings.space, executor, retry, subject.progress
+    )
 
 
 def frontier_stage(settings: Settings) -> Frontier:
@@ -65,14 +67,15 @@ def plan_stage(subject: Subject, frontier: Frontier) -> SolvedPlan:
             f"now {here}). Run: depthfold latency --run {settings.run}"
         )
     budget = Budget.parse(given(settings.budget, "budget"))
-    return chosen(subject.folder, network, frontier, budget, subject.target, None)
+    return chosen(subject.folder, network, frontier, budget, subject.target, subject.progress)
 
 
 def finetune_stage(subject: Subject) -> nn.Module:
     settings, task = subject.settings, subject.needed_task()
     student = rewrite(subject.traced(), _choice(settings).plan)
     teacher = subject.model if settings.distil else None
-    return finetune(student, task, recipe_of(settings.recipe), teacher=teacher, run=subject.folder.path)
+    recipe, run = recipe_of(settings.recipe), subject.folder.path
+    return finetune(student, task, recipe, teacher=teacher, run=run, progress=subject.progress)
 
 
 def merge_stage(subject: Subject) -> Verification:
@@ -135,6 +138,7 @@ def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
         alpha=settings.alpha,
         distil=settings.distil,
         exports=settings.export,
+        progress=subject.progress,
     )
 
 

@@ -15,6 +15,7 @@ from depthfold.pipeline.data import task_of
 from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of
 from depthfold.pipeline.settings import MISSING, Settings, given
+from depthfold.progress import Progress
 from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
@@ -22,19 +23,21 @@ from depthfold.training.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Subject:
-    """What a command works on. The task is None where the settings name no data."""
+    """What a command works on. The task is None where the settings name no data. `progress` is told how far each
+    stage is; without one, a terminal shows bars."""
 
     settings: Settings
     model: nn.Module
     inputs: Tensor
     task: Task | None
+    progress: Progress | None = None
 
     @classmethod
-    def of(cls, settings: Settings) -> Subject:
+    def of(cls, settings: Settings, progress: Progress | None = None) -> Subject:
         size = settings.image[1:] if settings.image else None
         task = task_of(settings.data, size) if settings.data else None
         model = model_of(given(settings.model, "model"), settings.weights)
-        return cls(settings=settings, model=model, inputs=_inputs(settings, task), task=task)
+        return cls(settings=settings, model=model, inputs=_inputs(settings, task), task=task, progress=progress)
 
     @property
     def folder(self) -> RunFolder:

@@ -1,0 +1,70 @@
+"""demo(): what `depthfold compress` does, with everything it needs at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from depthfold.demo import network
+from depthfold.errors import BudgetError
+from depthfold.latency.choose import MARGIN
+from depthfold.pipeline import Compressed
+from depthfold.pipeline.config_file import keep
+from depthfold.pipeline.settings import Settings
+from depthfold.pipeline.stages import compress_stage
+from depthfold.pipeline.subject import Subject
+from depthfold.progress import Progress
+
+SHIPPED = Path(__file__).parent / "shipped"
+IMPORTANCE = SHIPPED / "importance.json"
+BUDGET = "62%"  # with what a stopwatch spares, more than 1.6 times as fast
+
+# An entry is trained for a few steps only: 130 of them take a quarter of an hour on two cores, not a day.
+TRAININGS = MappingProxyType({"steps": 24, "batch": 64, "lr": 0.02, "clip": 5.0, "flip": True})
+TUNING = MappingProxyType(
+    {
+        "steps": 200, "batch": 128, "lr": 0.02, "weight_decay": 1e-4, "warmup": 10, "clip": 5.0, "flip": True,
+        "distillation": 0.7, "evaluate": 50, "checkpoint": 25,
+    }
+)  # fmt: skip
+
+
+def demo_settings(run: str | Path, *, remeasure: bool = False) -> Settings:
+    """The settings of the demo. `remeasure` trains for the importances here instead of taking the table that ships."""
+    return Settings(
+        run=str(Path(run).expanduser().absolute()),
+        model=f"{Path(network.__file__)}:{network.small_mobilenet.__name__}",
+        weights=str(SHIPPED / "weights.safetensors"),
+        data=f"fashion-mnist:{SHIPPED}",
+        target="onnxruntime",
+        budget=BUDGET,
+        trainings=dict(TRAININGS),
+        importance=None if remeasure else str(IMPORTANCE),
+        executor=f"processes:{os.cpu_count() or 1},threads=1",
+        alpha=1.2,
+        recipe=dict(TUNING),
+        export=("model.onnx", "model.pt2"),
+    )
+
+
+def demo(settings: Settings, *, say: Callable[[str], None], progress: Progress | None = None) -> Compressed:
+    """Compress as the settings say; where this machine cannot meet the budget, as fast as it can."""
+    while True:
+        subject = Subject.of(settings, progress)
+        keep(settings)  # the other commands can go on in this run, and need only --run
+        try:
+            return compress_stage(subject, retry=False)
+        except BudgetError as error:
+            if error.fastest is None:
+                raise
+            settings = replace(settings, budget=within_reach(error.fastest))
+            say(f"{error} The demo goes on with {settings.budget}, the best that can be had here.")
+
+
+def within_reach(fastest: float) -> str:
+    """The budget that a plan meets which takes this share of the original: what is spared, and a per cent for noise."""
+    return f"{math.ceil(100 * fastest / (1 - MARGIN)) + 1}%"
