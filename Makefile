@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test lint bench bench-solve bench-latency bench-importance fuzz zoo clean
+RUN ?= demo
+
+.PHONY: help setup demo browser test lint bench bench-solve bench-latency bench-importance fuzz zoo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -17,6 +19,9 @@ setup: .venv/installed  ## make .venv and install the pinned set
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	touch $@
+
+demo: setup  ## see it work: a small network, compressed for this machine (4 minutes; RUN=folder)
+	$(BIN)/depthfold demo --run $(RUN)
 
 lint: setup  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

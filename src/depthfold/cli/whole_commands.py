@@ -47,8 +47,7 @@ def demo(
     debug: o.Debug = False,
 ) -> None:
     """See it work: compress a small network that ships with depthfold for this machine's CPU, with real data."""
-    from depthfold.demo.demo import demo as show
-    from depthfold.demo.demo import demo_settings
+    from depthfold.demo.show import demo_settings, show
 
     settings = demo_settings(run, remeasure=remeasure)
     say(f"Compressing for this machine, as {Path(run) / 'config.toml'} says. Interrupted and run again, it goes on.")

@@ -1,4 +1,4 @@
-"""demo(): what `depthfold compress` does, with everything it needs at hand."""
+"""show(): what `depthfold compress` does, with everything it needs at hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from depthfold.demo import network
+from depthfold.demo.shipped import IMPORTANCE, SHIPPED, WEIGHTS
 from depthfold.errors import BudgetError
 from depthfold.latency.choose import MARGIN
 from depthfold.pipeline import Compressed
@@ -19,8 +20,6 @@ from depthfold.pipeline.stages import compress_stage
 from depthfold.pipeline.subject import Subject
 from depthfold.progress import Progress
 
-SHIPPED = Path(__file__).parent / "shipped"
-IMPORTANCE = SHIPPED / "importance.json"
 BUDGET = "62%"  # with what a stopwatch spares, more than 1.6 times as fast
 
 # An entry is trained for a few steps only: 130 of them take a quarter of an hour on two cores, not a day.
@@ -38,7 +37,7 @@ def demo_settings(run: str | Path, *, remeasure: bool = False) -> Settings:
     return Settings(
         run=str(Path(run).expanduser().absolute()),
         model=f"{Path(network.__file__)}:{network.small_mobilenet.__name__}",
-        weights=str(SHIPPED / "weights.safetensors"),
+        weights=str(WEIGHTS),
         data=f"fashion-mnist:{SHIPPED}",
         target="onnxruntime",
         budget=BUDGET,
@@ -51,7 +50,7 @@ def demo_settings(run: str | Path, *, remeasure: bool = False) -> Settings:
     )
 
 
-def demo(settings: Settings, *, say: Callable[[str], None], progress: Progress | None = None) -> Compressed:
+def show(settings: Settings, *, say: Callable[[str], None], progress: Progress | None = None) -> Compressed:
     """Compress as the settings say; where this machine cannot meet the budget, as fast as it can."""
     while True:
         subject = Subject.of(settings, progress)

@@ -1,0 +1,68 @@
+"""The demo: what ships is what it says, and the way through it works where a budget is met and where it cannot be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import depthfold as df
+from depthfold import demo
+from depthfold.core import fingerprint
+from depthfold.demo.shipped import SHIPPED
+from depthfold.demo.show import demo_settings, show, within_reach
+from depthfold.errors import BudgetError
+from depthfold.pipeline.settings import Settings
+
+
+def test_the_network_scores_what_its_record_says():
+    record = json.loads((SHIPPED / "network.json").read_text())
+    task = demo.task()
+    assert (task.count("train") + task.count("holdout"), task.count("test")) == (10_000, 5_000)
+    assert record["accuracy on the 10,000 test images"] >= 91
+    # Half of these images: the standard error of the difference is 0.3 points.
+    assert task.score(demo.model(), "test") == pytest.approx(record["accuracy on the 10,000 test images"], abs=1.0)
+
+
+def test_the_importance_table_is_that_of_the_network():
+    network, table = df.trace(demo.model(), demo.task().example()), demo.importance()
+    assert table.fingerprint == fingerprint(network)
+    assert {entry.span for entry in table.entries} == set(network.flagged_spans("paper"))
+
+
+def test_the_package_stays_small():
+    package = Path(df.__file__).parent
+    size = sum(file.stat().st_size for file in package.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    assert size < 10e6
+
+
+def quick(run, **changes) -> Settings:
+    """The demo's settings without a stopwatch and with hardly any training."""
+    settings = replace(demo_settings(run), target="cost_model", export=("model.pt2",), **changes)
+    return replace(settings, recipe=dict(settings.recipe) | {"steps": 2, "batch": 8})
+
+
+def test_it_goes_all_the_way(tmp_path):
+    done = show(quick(tmp_path / "run", budget="80%"), say=pytest.fail)
+    assert done.findings.after.latency <= 0.8 * done.findings.before.latency
+    for name in ("report.html", "result/config.json", "model.pt2", "config.toml"):
+        assert (tmp_path / "run" / name).exists(), name
+
+
+def test_a_budget_out_of_reach_is_said_and_the_best_that_can_be_had_is_given(tmp_path):
+    said = []
+    done = show(quick(tmp_path / "run", budget="3%"), say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("No plan meets the budget of 3%: the fastest one takes")
+    assert "the best that can be had here" in said[0]
+    share = done.findings.after.latency / done.findings.before.latency
+    assert share == min(point.latency for point in done.findings.frontier.points) / done.findings.before.latency
+
+
+def test_other_errors_of_a_budget_are_not_swallowed(tmp_path):
+    with pytest.raises(BudgetError, match="cannot be read"):
+        show(quick(tmp_path / "run", budget="soon"), say=pytest.fail)
+
+
+def test_the_budget_that_is_within_reach_leaves_room_for_the_margin_and_for_noise():
+    assert within_reach(0.5) == "53%"
