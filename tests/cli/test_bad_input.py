@@ -203,11 +203,11 @@ def test_a_journal_damaged_in_the_middle(run):
     ("name", "command", "said"),
     [
         ("result/model.safetensors", "export", "its SHA-256 is not the one in config.json"),
-        ("finetuning/last.safetensors", "merge", "last.safetensors is damaged"),
+        ("students/*/finetuning/last.safetensors", "merge", "last.safetensors is damaged"),
     ],
 )
 def test_tampered_weights(name, command, said, run):
-    path = run / name
+    (path,) = run.glob(name)
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)

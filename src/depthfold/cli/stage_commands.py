@@ -6,14 +6,12 @@ Everything that imports torch is imported inside the commands: --help does not w
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from depthfold.cli import options as o
 from depthfold.cli.printing import say, watched
 from depthfold.cli.root import app
-from depthfold.cli.telling import settings_of
+from depthfold.cli.telling import settings_of, told
 
 
 @app.command(epilog="Example: depthfold inspect torchvision:mobilenet_v2 --input 3x224x224")
@@ -23,7 +21,7 @@ def inspect(
     json: o.Json = False, debug: o.Debug = False,
 ) -> None:  # fmt: skip
     """Show what can be merged, and why the rest cannot."""
-    with settings_of(ctx, "model") as settings:
+    with settings_of(ctx, "model", looks=True) as settings:
         from depthfold.pipeline.subject import Subject
 
         network = Subject.of(settings).traced()
@@ -84,13 +82,13 @@ def finetune(
     data: o.Data = None, input: o.Input = None, batch: o.Batch = None, ignore: o.Ignore = None, at: o.At = None,
     recipe: o.Recipe = None, distil: o.Distil = None, debug: o.Debug = False,
 ) -> None:  # fmt: skip
-    """Train the network of the chosen plan until it has recovered. Keeps checkpoints in finetuning/."""
+    """Train the network of the chosen plan until it has recovered. Keeps checkpoints in students/."""
     with settings_of(ctx, "run", "model", "data") as settings:
         from depthfold.pipeline.stages import finetune_stage
         from depthfold.pipeline.subject import Subject
 
-        finetune_stage(Subject.of(settings, watched()))
-        say(f"Fine-tuned; its metrics are in {Path(settings.folder) / 'finetuning'}.")
+        place = finetune_stage(Subject.of(settings, watched()))
+        say(f"Fine-tuned; its metrics are in {place}.")
 
 
 @app.command(epilog="Example: depthfold merge --run out")
@@ -128,8 +126,8 @@ def report(
     data: o.Data = None, input: o.Input = None, batch: o.Batch = None, ignore: o.Ignore = None, at: o.At = None,
     target: o.Target = None, alpha: o.Alpha = None, debug: o.Debug = False,
 ) -> None:  # fmt: skip
-    """Examine both networks side by side, unless that was done, and write report.html."""
-    with settings_of(ctx, "run") as settings:
+    """Examine both networks side by side, unless that was done as it is asked for now, and write report.html."""
+    with settings_of(ctx, "run", looks=True) as settings:
         from depthfold.pipeline.stages import report_stage
 
-        say(report_stage(settings))
+        say(report_stage(settings, afresh=set(told(ctx)) != {"run"}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,12 +15,17 @@ APART = frozenset({"config", "debug", "retry", "json"})  # of one command only, 
 
 
 @contextlib.contextmanager
-def settings_of(ctx: typer.Context, *needs: str) -> Iterator[Settings]:
-    """The settings of a command, which the run keeps when it has succeeded with them."""
+def settings_of(ctx: typer.Context, *needs: str, looks: bool = False) -> Iterator[Settings]:
+    """The settings of a command, which the run keeps when it has succeeded with them. A command that only looks leaves
+    the run as it is: the next one must not measure on a target that was named for a glance."""
     from depthfold.pipeline.config_file import gather, keep  # these import torch, which --help must not wait for
 
-    told = {name: value for name, value in ctx.params.items() if name not in APART and value not in (None, [], ())}
-    settings = gather(told, ctx.params.get("config"), needs=needs, uses=set(ctx.params) - APART)
+    settings = gather(told(ctx), ctx.params.get("config"), needs=needs, uses=set(ctx.params) - APART)
     yield settings
-    if settings.run is not None:
+    if settings.run is not None and not looks:
         keep(settings)
+
+
+def told(ctx: typer.Context) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in ctx.params.items() if name not in APART and value not in (None, [], ())}

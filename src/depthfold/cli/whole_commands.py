@@ -61,7 +61,7 @@ def profile(
     target: o.Target = None, debug: o.Debug = False,
 ) -> None:  # fmt: skip
     """Measure latency, multiply-adds, parameters and memory: of a model, or before and after of a run."""
-    with settings_of(ctx, "model", "target") as settings:
+    with settings_of(ctx, "model", "target", looks=True) as settings:
         from depthfold.latency import profile as measure
         from depthfold.latency import side_by_side
         from depthfold.pipeline.stages import has_result, profile_stage

@@ -54,6 +54,7 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
     """Compress as the settings say; where this machine cannot meet the budget, as fast as it can."""
     while True:
         subject = Subject.of(settings, progress)
+        subject.traced()  # refuses the folder of another network, before it is told anything
         keep(settings)  # the other commands can go on in this run, and need only --run
         try:
             return compress_stage(subject, retry=False)

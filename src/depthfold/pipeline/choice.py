@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,14 +17,14 @@ from depthfold.tracing import TracedNetwork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Document):
-    """A plan of a frontier, for a budget, by the stopwatch of an environment. `best` and `fastest` tell this frontier
-    from another one: its ends in latency and importance."""
+    """A plan of a frontier, for a budget, by the stopwatch of an environment. `frontier` is a digest of every point of
+    the frontier: another table is another frontier, and may have a better plan."""
 
     FORMAT: ClassVar[str] = "depthfold.choice"
 
     budget: str
     environment: Environment
-    ends: tuple[float, ...]
+    frontier: str
     plan: SolvedPlan
 
 
@@ -37,11 +38,16 @@ def chosen(
 ) -> SolvedPlan:
     """The plan of choose(), or the one that it chose before for the same frontier, budget and environment."""
     environment = get(target).environment(network_inputs(network))
-    first, last = frontier.points[0], frontier.points[-1]
-    ends = (first.latency, first.importance, last.latency, last.importance)
-    before = folder.read(CHOICE, Choice)
-    if before is not None and (before.budget, before.environment, before.ends) == (str(budget), environment, ends):
+    digest, before = _digest(frontier), folder.read(CHOICE, Choice)
+    there = before and (before.budget, before.environment, before.frontier)
+    if before is not None and there == (str(budget), environment, digest):
         return before.plan
     plan = choose(network, frontier, budget, target, journal=folder.path / LATENCY_JOURNAL, progress=progress)
-    folder.write(CHOICE, Choice(budget=str(budget), environment=environment, ends=ends, plan=plan))
+    folder.write(CHOICE, Choice(budget=str(budget), environment=environment, frontier=digest, plan=plan))
     return plan
+
+
+def _digest(frontier: Frontier) -> str:
+    """Sixteen hex digits of all plans: what each takes, what it is worth, and what it does."""
+    plans = ((plan.latency, plan.importance, sorted(plan.activations), sorted(plan.cuts)) for plan in frontier.plans)
+    return hashlib.sha256(repr(list(plans)).encode()).hexdigest()[:16]

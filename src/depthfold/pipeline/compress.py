@@ -12,19 +12,23 @@ from torch import nn
 from depthfold.backends import Backend
 from depthfold.core import Budget, ImportanceTable, SolvedPlan
 from depthfold.core.space import Space
-from depthfold.exporting import export, save
+from depthfold.exporting import export
 from depthfold.finetuning import finetune
+from depthfold.importance.ledger import digest
 from depthfold.jobs import Executor
 from depthfold.merging import merge
 from depthfold.pipeline.choice import chosen
-from depthfold.pipeline.examination import findings_of, inputs_of
+from depthfold.pipeline.examination import again, findings_of, inputs_of
+from depthfold.pipeline.libraries import check_libraries
+from depthfold.pipeline.results import keep_result, student_folder
 from depthfold.pipeline.tables import importance_of, latency_of
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RESULT, RunFolder
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RunFolder
 from depthfold.tracing import trace
+from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task
 
@@ -69,29 +73,33 @@ def compress(
     arguments are those of the verbs.
     """
     folder, budget = RunFolder.open(run), Budget.parse(budget)
-    network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)
-    folder.claim(network)
+    recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    check_libraries(exports)
+    with folder.lock():
+        network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)
+        folder.claim(network)
+        folder.claim_weights(digest(network))
 
-    latency = latency_of(folder, network, target, space, progress)
-    if importance is None:
-        importance = importance_of(folder, network, task, trainings, space, executor, retry, progress)
-    else:
-        folder.write(IMPORTANCE, importance)
+        latency = latency_of(folder, network, target, space, progress)
+        if importance is None:
+            importance = importance_of(folder, network, task, trainings, space, executor, retry, progress)
+        else:
+            folder.write(IMPORTANCE, importance)
 
-    frontier = solve(latency, importance, network=network, alpha=alpha)
-    plan = chosen(folder, network, frontier, budget, target, progress)
+        frontier = solve(latency, importance, network=network, alpha=alpha)
+        plan = chosen(folder, network, frontier, budget, target, progress)
 
-    student = rewrite(network, plan)
-    student = finetune(student, task, recipe, teacher=model if distil else None, run=folder.path, progress=progress)
-    shallow = merge(student)
-    save(shallow, folder.path / RESULT)
-    for name in exports:
-        export(shallow, folder.path / name)
+        student, place = rewrite(network, plan), student_folder(folder, plan, recipe, distil=distil)
+        student = finetune(student, task, recipe, teacher=model if distil else None, run=place, progress=progress)
+        shallow = merge(student)
+        keep_result(folder, shallow)
+        for name in exports:
+            export(shallow, folder.path / name)
 
-    findings = findings_of(
-        network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
-        frontier=frontier, plan=plan,
-    )  # fmt: skip
-    folder.write(FINDINGS, findings)
-    report(findings, folder.path / REPORT)
+        findings = findings_of(
+            network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
+            frontier=frontier, plan=plan, command=again(folder.path),
+        )  # fmt: skip
+        folder.write(FINDINGS, findings)
+        report(findings, folder.path / REPORT)
     return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)

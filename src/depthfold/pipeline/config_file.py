@@ -16,8 +16,8 @@ from depthfold.pipeline.settings import Settings
 from depthfold.pipeline.user_file import names_file
 from depthfold.pipeline.weights import is_weights_file
 from depthfold.store import RunFolder
+from depthfold.store.run_folder import CONFIG
 
-CONFIG = "config.toml"
 HEADER = "# What depthfold was told. The next command on this run needs only --run; its options win over these.\n"
 
 
@@ -36,10 +36,13 @@ def gather(
 
 
 def keep(settings: Settings) -> None:
-    """Write the settings into the run's folder."""
+    """Write the settings into the run's folder, unless they are there."""
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     del fields["run"]  # it is where this file lies
-    RunFolder.open(settings.folder).write_text(CONFIG, HEADER + as_toml(fields))
+    folder, text = RunFolder.open(settings.folder), HEADER + as_toml(fields)
+    path = folder.path / CONFIG
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        folder.write_text(CONFIG, text)
 
 
 def keep_first(settings: Settings) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -17,6 +19,7 @@ from depthfold.latency import profile_all
 from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.merging import verify
 from depthfold.reporting import Evaluation, Findings, Verified
+from depthfold.store.run_folder import CONFIG
 from depthfold.tracing import TracedNetwork
 from depthfold.training.classification import ClassificationTask
 from depthfold.training.task import Task
@@ -60,6 +63,7 @@ def findings_of(
     importance: ImportanceTable,
     frontier: Frontier,
     plan: SolvedPlan,
+    command: str | None = None,
 ) -> Findings:
     """Everything that a report tells of a run: what it was made of, and what is found when both networks are
     examined."""
@@ -72,8 +76,14 @@ def findings_of(
         frontier=frontier,
         plan=plan,
         verification=Verified(ok=verification.ok, text=str(verification)),
+        command=command,
         **examined(network, model, shallow, task, target),
     )
+
+
+def again(folder: Path) -> str | None:
+    """The command that runs a run again, where it was begun by one."""
+    return f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
 
 
 def examined(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 from torch import nn
 
 from depthfold.backends import get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
-from depthfold.errors import RunError
-from depthfold.exporting import export, load, save
+from depthfold.errors import CheckpointError, RunError
+from depthfold.exporting import export, load
 from depthfold.exporting.exported import Exported
 from depthfold.finetuning import finetune, finetuned
 from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.choice import Choice, chosen
 from depthfold.pipeline.compress import Compressed, compress
-from depthfold.pipeline.examination import before_and_after, findings_of
+from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.recipes import recipe_of
+from depthfold.pipeline.results import keep_result, student_folder
 from depthfold.pipeline.settings import Settings, given
 from depthfold.pipeline.subject import Subject, given_importance
 from depthfold.pipeline.tables import importance_of, latency_of
@@ -31,90 +34,100 @@ from depthfold.tracing import TracedNetwork
 
 
 def latency_stage(subject: Subject) -> LatencyTable:
-    network = subject.traced()
-    return latency_of(subject.folder, network, subject.target, subject.settings.space, subject.progress)
+    with subject.folder.lock():
+        network = subject.traced()
+        return latency_of(subject.folder, network, subject.target, subject.settings.space, subject.progress)
 
 
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
-    settings, network = subject.settings, subject.traced()
-    if (table := given_importance(settings)) is not None:
-        subject.folder.write(IMPORTANCE, table)
-        return table
-    recipe, executor = recipe_of(settings.trainings), executor_of(settings.executor)
-    return importance_of(
-        subject.folder, network, subject.needed_task(), recipe, settings.space, executor, retry, subject.progress
-    )
+    settings, folder = subject.settings, subject.folder
+    with folder.lock():
+        network = subject.weighed()
+        if (table := given_importance(settings)) is not None:
+            folder.write(IMPORTANCE, table)
+            return table
+        recipe, executor = recipe_of(settings.trainings), executor_of(settings.executor)
+        task = subject.needed_task()
+        return importance_of(folder, network, task, recipe, settings.space, executor, retry, subject.progress)
 
 
 def frontier_stage(settings: Settings) -> Frontier:
     """Every plan, from the two tables in the run."""
-    folder = RunFolder.open(settings.folder)
-    latency = folder.need(LATENCY, LatencyTable, f"depthfold latency --run {settings.run}")
+    folder = RunFolder.at(settings.folder)
+    latency = folder.need(LATENCY, LatencyTable, how("latency", settings))
     if (importance := given_importance(settings)) is not None:
         folder.write(IMPORTANCE, importance)
-    importance = folder.need(IMPORTANCE, ImportanceTable, f"depthfold importance --run {settings.run}")
-    network = folder.need(NETWORK, Network, f"depthfold latency --run {settings.run}")
+    importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
+    network = folder.need(NETWORK, Network, how("latency", settings))
     return solve(latency, importance, network=network, alpha=settings.alpha)
 
 
 def plan_stage(subject: Subject, frontier: Frontier) -> SolvedPlan:
     """The plan that meets the budget by the stopwatch, kept in the run."""
-    settings, network = subject.settings, subject.traced()
-    here = get(subject.target).environment(network_inputs(network))
-    if frontier.environment != here:
-        raise RunError(
-            f"The latency table of the run {settings.run} was measured in another environment ({frontier.environment}; "
-            f"now {here}). Run: depthfold latency --run {settings.run}"
-        )
-    budget = Budget.parse(given(settings.budget, "budget"))
-    return chosen(subject.folder, network, frontier, budget, subject.target, subject.progress)
+    settings = subject.settings
+    with subject.folder.lock():
+        network = subject.weighed()
+        here = get(subject.target).environment(network_inputs(network))
+        if frontier.environment != here:
+            raise RunError(
+                f"The latency table of the run {settings.run} was measured in another environment "
+                f"({frontier.environment}; now {here}). Run: {how('latency', settings)}"
+            )
+        budget = Budget.parse(given(settings.budget, "budget"))
+        return chosen(subject.folder, network, frontier, budget, subject.target, subject.progress)
 
 
-def finetune_stage(subject: Subject) -> nn.Module:
+def finetune_stage(subject: Subject) -> Path:
+    """The student of the chosen plan, trained; the folder of its training."""
     settings, task = subject.settings, subject.needed_task()
-    student = rewrite(subject.traced(), _choice(settings).plan)
-    teacher = subject.model if settings.distil else None
-    recipe, run = recipe_of(settings.recipe), subject.folder.path
-    return finetune(student, task, recipe, teacher=teacher, run=run, progress=subject.progress)
+    with subject.folder.lock():
+        plan = _choice(settings).plan
+        student, place = rewrite(subject.weighed(), plan), _student_folder(subject, plan)
+        teacher, recipe = subject.model if settings.distil else None, recipe_of(settings.recipe)
+        finetune(student, task, recipe, teacher=teacher, run=place, progress=subject.progress)
+        return place
 
 
 def merge_stage(subject: Subject) -> Verification:
     """The fine-tuned student merged, verified and saved."""
-    student = finetuned(rewrite(subject.traced(), _choice(subject.settings).plan), subject.folder.path)
-    shallow = merge(student)
-    verification = verify(student, shallow)
-    save(shallow, subject.folder.path / RESULT)
-    (subject.folder.path / FINDINGS).unlink(missing_ok=True)  # of a result that is no longer there
-    return verification
+    with subject.folder.lock():
+        student = _trained(subject, subject.weighed(), _choice(subject.settings).plan)
+        shallow = merge(student)
+        verification = verify(student, shallow)
+        keep_result(subject.folder, shallow)
+        return verification
 
 
 def export_stage(subject: Subject) -> tuple[Exported, ...]:
-    subject.traced()
-    shallow = result_of(subject)
-    return tuple(export(shallow, subject.folder.path / name) for name in subject.settings.export)
+    with subject.folder.lock():
+        subject.traced()
+        shallow = result_of(subject)
+        return tuple(export(shallow, subject.folder.path / name) for name in subject.settings.export)
 
 
-def report_stage(settings: Settings) -> Path:
-    """The page; what it tells is measured first, unless that was done after the network was merged."""
-    folder = RunFolder.open(settings.folder)
-    choice, findings = _choice(settings), folder.read(FINDINGS, Findings)
-    if findings is None or findings.plan != choice.plan:
-        findings = _examine(Subject.of(settings), choice)
-        folder.write(FINDINGS, findings)
-    return report(findings, folder.path / REPORT)
+def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
+    """The page. What it tells is measured first, unless that was done of this result and nothing else is asked for."""
+    folder = RunFolder.at(settings.folder)
+    with folder.lock():
+        choice, findings = _choice(settings), folder.read(FINDINGS, Findings)
+        if afresh or findings is None or findings.plan != choice.plan:
+            findings = _examine(Subject.of(settings), choice)
+            folder.write(FINDINGS, findings)
+        return report(findings, folder.path / REPORT)
 
 
 def _examine(subject: Subject, choice: Choice) -> Findings:
     settings, folder, task = subject.settings, subject.folder, subject.needed_task()
-    network = subject.traced()
+    network = subject.weighed()
     shallow = result_of(subject)
-    student = finetuned(rewrite(network, choice.plan), folder.path)
+    student = _trained(subject, network, choice.plan)
     return findings_of(
         network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
-        latency=folder.need(LATENCY, LatencyTable, f"depthfold latency --run {settings.run}"),
-        importance=folder.need(IMPORTANCE, ImportanceTable, f"depthfold importance --run {settings.run}"),
+        latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
+        importance=folder.need(IMPORTANCE, ImportanceTable, how("importance", settings)),
         frontier=frontier_stage(settings),
         plan=choice.plan,
+        command=again(folder.path),
     )  # fmt: skip
 
 
@@ -156,10 +169,27 @@ def result_of(subject: Subject) -> nn.Module:
     """The merged network of the run."""
     if not has_result(subject.settings):
         run = subject.settings.run
-        raise RunError(f"The run folder {run} has no {RESULT} yet. Run: depthfold merge --run {run}")
+        raise RunError(f"The run folder {run} has no {RESULT} yet. Run: {how('merge', subject.settings)}")
     return load(subject.folder.path / RESULT, subject.model, subject.inputs)
 
 
+def how(command: str, settings: Settings) -> str:
+    """The command for this run, as a shell takes it."""
+    return f"depthfold {command} --run {shlex.quote(os.path.normpath(settings.folder))}"
+
+
 def _choice(settings: Settings) -> Choice:
-    command = f"depthfold solve --run {settings.run} --budget 60%"
-    return RunFolder.open(settings.folder).need(CHOICE, Choice, command)
+    return RunFolder.at(settings.folder).need(CHOICE, Choice, f"{how('solve', settings)} --budget 60%")
+
+
+def _student_folder(subject: Subject, plan: SolvedPlan) -> Path:
+    settings = subject.settings
+    return student_folder(subject.folder, plan, recipe_of(settings.recipe), distil=settings.distil)
+
+
+def _trained(subject: Subject, network: TracedNetwork, plan: SolvedPlan) -> nn.Module:
+    """The student of the plan with the weights that fine-tuning left."""
+    try:
+        return finetuned(rewrite(network, plan), _student_folder(subject, plan))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Run: {how('finetune', subject.settings)}") from error

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from depthfold.core import ImportanceTable
 from depthfold.errors import DepthfoldError, InvalidValue, TableError
+from depthfold.importance.ledger import digest
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import task_of
 from depthfold.pipeline.examination import inputs_of
@@ -58,6 +59,12 @@ class Subject:
         if self.settings.run is not None:
             self.folder.claim(network)
             keep_first(self.settings)
+        return network
+
+    def weighed(self) -> TracedNetwork:
+        """The same, for stages that depend on the weights: the run's folder is theirs, too."""
+        network = self.traced()
+        self.folder.claim_weights(digest(network))
         return network
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,10 +16,13 @@ from depthfold.store.files import put_in_place
 
 D = TypeVar("D", bound=Document)
 
+CONFIG = "config.toml"  # what the command line was told
 NETWORK = "network.json"
+WEIGHTS = "weights.txt"  # their digest: importances and trainings of other weights are of no use
 LATENCY, LATENCY_JOURNAL = "latency.json", "latency.jsonl"
 IMPORTANCE = "importance.json"  # its journal is importance.jsonl
 CHOICE = "choice.json"
+STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
 FINDINGS = "findings.json"
 REPORT = "report.html"
@@ -37,6 +44,31 @@ class RunFolder:
             raise _unusable(folder, error) from error
         return cls(folder)
 
+    @classmethod
+    def at(cls, path: str | Path) -> RunFolder:
+        """The folder, which must be there."""
+        if not Path(path).is_dir():
+            raise RunError(f"There is no run folder {path}. Check the path, or begin with depthfold latency.")
+        return cls(Path(path))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out: two at once would overwrite each other's files, and measure each other."""
+        # The kernel's lock on the folder itself: it ends with its process, however that ends, and leaves no file.
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise RunError(
+                f"The run folder {self.path} is in use by another process. Wait for it, or name another folder."
+            ) from error
+        finally:
+            os.close(handle)
+
     def claim(self, network: Network) -> None:
         """Make the folder this network's; one that belongs to another network is refused."""
         own = Network.from_json(network.to_json())
@@ -49,6 +81,25 @@ class RunFolder:
                 f"({fingerprint(there)}); this one is {own.name} with {own.depth} ({fingerprint(own)}). Name another "
                 "folder, or trace with the same options as before."
             )
+
+    def claim_weights(self, digest: str) -> None:
+        """Make the folder that of these weights; what was trained with others is not reused in silence."""
+        path = self.path / WEIGHTS
+        there = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        if not there:
+            self.write_text(WEIGHTS, digest + "\n")
+        elif there != digest:
+            raise RunError(
+                f"The run folder {self.path} belongs to other weights of this network ({there}; these are {digest}). "
+                "Give the weights of before, or name another folder."
+            )
+
+    def forget(self, name: str) -> None:
+        """Take away a document that no longer holds."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self.path / name, error) from error
 
     def write(self, name: str, document: Document) -> None:
         self.write_text(name, document.dumps() + "\n")
