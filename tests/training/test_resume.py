@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from depthfold.errors import CheckpointError, NotFinite
+from depthfold.training import checkpoint
 from depthfold.training.keeper import load_weights
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
@@ -217,6 +219,22 @@ def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
     assert equal(whole, resumed)
 
 
+class Named:
+    """The same task, which says of itself that it is another."""
+
+    loss, score = staticmethod(loss), staticmethod(score)
+
+    def __init__(self, identity):
+        self.identity = identity
+
+    def steps_per_epoch(self, recipe):
+        return 4
+
+
+class Other(SmallNet):
+    """The same weights in another class."""
+
+
 OTHERS = {
     "the recipe's lr is 0.1 there and 0.2 here": dict(recipe=RECIPE.but(lr=0.2)),
     "the seed is 0 there and 5 here": dict(seed=5),
@@ -227,18 +245,57 @@ OTHERS = {
     "the number of steps is 12 there and 15 here": dict(
         task=FunctionTask(loss=loss, score=score, epoch=5),
     ),
+    "the task is 'FunctionTask' there and 'another' here": dict(task=Named("another")),
+    "the teacher is 'SmallNet A' there and 'SmallNet B' here": dict(teacher=SmallNet(seed=3)),
+    "the teacher is 'SmallNet A' there and None here": dict(teacher=None),
+    "the teacher is 'SmallNet A' there and 'Other B' here": dict(teacher=Other(seed=2)),
 }
 
 
 @pytest.mark.parametrize("difference", OTHERS)
 def test_the_folder_of_another_training_is_refused(difference, tmp_path):
-    given = dict(model=SmallNet(), task=TASK, recipe=RECIPE, about="plan A", folder=tmp_path)
+    given = dict(model=SmallNet(), task=TASK, recipe=RECIPE, about="plan A", teacher=SmallNet(seed=2), folder=tmp_path)
     train(**given)
     with pytest.raises(CheckpointError) as caught:
         train(**given | dict(model=SmallNet()) | OTHERS[difference])
-    assert str(caught.value) == (
+    digests = dict.fromkeys(re.findall(r"[0-9a-f]{16}", str(caught.value)))
+    message = str(caught.value)
+    for digest, letter in zip(digests, "AB", strict=False):  # two that are equal have the same letter
+        message = message.replace(digest, letter)
+    assert message == (
         f"The folder {tmp_path} holds another training: {difference}. Give this one a folder of its own, or delete "
         "that one to start again."
+    )
+
+
+def test_the_same_teacher_is_the_same_training(tmp_path):
+    """Whatever mode it is in, and however often it was made: what it computes as a teacher counts."""
+    first, again = SmallNet(), SmallNet()
+    train(first, TASK, RECIPE, teacher=SmallNet(seed=2), folder=tmp_path)
+    never = FunctionTask(loss=_never, score=_never, epoch=4)
+    train(again, never, RECIPE, teacher=SmallNet(seed=2).eval().requires_grad_(False), folder=tmp_path)
+    assert equal(first, again)
+
+
+def of_before(folder):
+    """The checkpoint as the first version wrote it: without task and teacher."""
+    for path in folder.glob("*.safetensors"):
+        document, tensors = checkpoint.read(path)
+        found = json.loads(document) | {"version": 1}
+        del found["identity"]["task"], found["identity"]["teacher"]
+        checkpoint.write(path, json.dumps(found), tensors)
+
+
+def test_a_folder_of_the_first_version_is_refused(tmp_path):
+    train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    of_before(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    assert str(caught.value) == (
+        f"The checkpoint {tmp_path / 'last.safetensors'} cannot be read: This document has format "
+        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 2. Was it written by "
+        "another command, or by an older or newer depthfold? Go on with the depthfold that wrote it, give this "
+        "training a folder of its own, or delete that one to start again."
     )
 
 

@@ -16,7 +16,7 @@ from depthfold.tracing import TracedNetwork
 from depthfold.training.checkpoint import digest_of
 from depthfold.training.recipe import Recipe
 from depthfold.training.stepper import weights
-from depthfold.training.task import Task
+from depthfold.training.task import Task, task_name
 
 FILE = "importance.jsonl"  # inside the folder of a run
 BASE = "base"
@@ -83,11 +83,6 @@ class Ledger:
             self.failures.pop(key, None)
         else:
             self.failures[key] = record["failure"]
-
-
-def task_name(task: Task) -> str:
-    """What the task says of itself, or its class. A task made of two functions has nothing to tell it from another."""
-    return str(getattr(task, "identity", type(task).__qualname__))
 
 
 def digest(network: TracedNetwork) -> str:

@@ -13,13 +13,13 @@ from depthfold.core.space import Space
 from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import EntrySetup
-from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, task_name
+from depthfold.importance.ledger import BASE, Ledger, job_of, key_of
 from depthfold.jobs import Executor, InProcess, Job
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training.task import Task, task_name
 
 
 class IncompleteTable(UserWarning):

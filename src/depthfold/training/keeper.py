@@ -113,7 +113,10 @@ def _read(path: Path) -> tuple[State, dict[str, Tensor]]:
     try:
         return State.loads(document), tensors
     except InvalidValue as error:
-        raise CheckpointError(f"The checkpoint {path} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read: {error} Go on with the depthfold that wrote it, give this training "
+            "a folder of its own, or delete that one to start again."
+        ) from error
 
 
 @contextlib.contextmanager

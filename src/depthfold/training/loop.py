@@ -60,12 +60,14 @@ def train(
         stack.enter_context(torch.enable_grad())
         lesson = stack.enter_context(lent(teacher, model, place.device))
         reseed = stack.enter_context(own_random_numbers(place.device))
-        identity = None if folder is None else Identity.of(model, recipe, total, seed, split, about)
         stepper = Stepper(model.train(), recipe, place)
         run = Run(task=task, stepper=stepper, total=total, split=split, losses=Losses(recipe, place, total))
-        if folder is not None and identity is not None:
-            run.identity, run.keeper = identity, Keeper(folder, place, tensorboard)
-            run.take_up(stack.enter_context(run.keeper.resumed(identity, stepper)))
+        if folder is not None:
+            run.identity = Identity.of(
+                model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
+            )
+            run.keeper = Keeper(folder, place, tensorboard)
+            run.take_up(stack.enter_context(run.keeper.resumed(run.identity, stepper)))
         tick = progress("steps", total, run.done) if place.main else silent("", 0, 0)
         step = Step(
             number=0,

@@ -75,6 +75,11 @@ class FunctionTask:
         return self.epoch
 
 
+def task_name(task: Task) -> str:
+    """What the task says of itself, or its class. A task made of two functions has nothing to tell it from another."""
+    return str(getattr(task, "identity", type(task).__qualname__))
+
+
 def mix(*parts: object) -> int:
     """One seed out of several things: the same on every machine, and no two alike by accident."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
