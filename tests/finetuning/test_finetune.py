@@ -175,6 +175,25 @@ def test_the_best_weights_are_kept_where_the_recipe_says_so(tmp_path):
     assert best.norm.num_batches_tracked.item() == 4
 
 
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_trained_to_the_end_but_not_scored(keep, tmp_path):
+    def fails(model, split):
+        raise OSError("the disk is gone")
+
+    recipe = RECIPE.but(keep=keep, evaluate=None)
+    with pytest.raises(OSError, match="the disk is gone"):
+        finetune(SmallNet(), FunctionTask(loss=TASK.loss, score=fails), recipe, run=tmp_path)
+    if keep == "best":
+        with pytest.raises(
+            CheckpointError, match=r"has taken its 8 steps, but not the last score, so that the best wei"
+        ):
+            finetuned(SmallNet(), tmp_path)
+    else:  # these are the weights that it will end with, whatever their score
+        assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, recipe))
+    scored = finetune(SmallNet(), FunctionTask(loss=_never, score=TASK.score), recipe, run=tmp_path)
+    assert equal(scored, finetuned(SmallNet(), tmp_path))
+
+
 def test_something_else_is_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)

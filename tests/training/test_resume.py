@@ -17,7 +17,7 @@ import torch
 
 from depthfold.errors import CheckpointError, NotFinite
 from depthfold.training import checkpoint
-from depthfold.training.keeper import load_weights
+from depthfold.training.keeper import Keeper, load_weights
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import FunctionTask
@@ -171,6 +171,58 @@ def test_last_and_best_weights_can_be_loaded(tmp_path):
     assert all(torch.equal(tensor, seen[1][name]) for name, tensor in best.state_dict().items())
     with pytest.raises(CheckpointError, match=r"are of another model: their names or shapes differ"):
         load_weights(torch.nn.Linear(2, 2), tmp_path)
+
+
+def drawing(fails=None):
+    """A score that draws random numbers, and fails the n-th time that it is asked."""
+    asked = []
+
+    def scoring(model, split):
+        asked.append(1)
+        if len(asked) == fails:
+            raise Interruption
+        return score(model, split) + 0.1 * torch.rand(()).item()
+
+    return scoring
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, fails, tmp_path):
+    recipe = RECIPE.but(checkpoint=4, evaluate=4, ema=0.9, keep=keep)
+    whole, resumed = SmallNet(), SmallNet()
+    expected = train(whole, FunctionTask(loss=loss, score=drawing(), epoch=4), recipe, folder=tmp_path / "whole")
+    with pytest.raises(Interruption):
+        task = FunctionTask(loss=loss, score=drawing(fails), epoch=4)
+        train(SmallNet(), task, recipe, folder=tmp_path / "parts")
+    taken = []
+    counting = FunctionTask(loss=_counting(taken).loss, score=drawing(), epoch=4)
+    found = train(resumed, counting, recipe, folder=tmp_path / "parts")
+    assert taken == list(range(4 * fails, 12))  # at the end, nothing but the score is left
+    assert equal(whole, resumed)
+    assert (found.curve, found.best, found.score) == (expected.curve, expected.best, expected.score)
+    lines_of = [[line | {"seconds": 0} for line in lines(tmp_path / each)] for each in ("whole", "parts")]
+    assert lines_of[0] == lines_of[1]
+    files = {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
+    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch=4), recipe, folder=tmp_path / "parts")
+    assert {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()} == files
+
+
+def test_interrupted_between_the_last_line_and_the_last_checkpoint(tmp_path, monkeypatch):
+    save = Keeper.save
+
+    def interrupted(keeper, state, stepper):
+        if state.curve and state.curve[-1].step == 12:
+            raise Interruption
+        save(keeper, state, stepper)
+
+    monkeypatch.setattr(Keeper, "save", interrupted)
+    with pytest.raises(Interruption):
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    monkeypatch.undo()
+    assert [line["step"] for line in lines(tmp_path)][-1] == 12
+    train(SmallNet(), FunctionTask(loss=_never, score=score, epoch=4), RECIPE, folder=tmp_path)
+    assert [line["step"] for line in lines(tmp_path)] == [3, 4, 6, 8, 9, 12]
 
 
 SCRIPT = """

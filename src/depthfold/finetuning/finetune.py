@@ -80,6 +80,11 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
             "finetune, which goes on from there"
         )
     if state.identity.recipe.keep == "best":
+        if state.unscored:
+            raise CheckpointError(
+                f"The fine-tuning in {folder} has taken its {state.step} steps, but not the last score, so that the "
+                "best weights are not known. Run: depthfold finetune, which takes it"
+            )
         load_weights(trained, folder, "best")
     return trained
 

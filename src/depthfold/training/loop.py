@@ -21,7 +21,7 @@ from depthfold.training.run import Run
 from depthfold.training.schedule import total_steps
 from depthfold.training.state import Identity
 from depthfold.training.stepper import Stepper
-from depthfold.training.task import Split, Step, Task, mix
+from depthfold.training.task import Split, Step, Task
 
 
 def train(
@@ -61,7 +61,8 @@ def train(
         lesson = stack.enter_context(lent(teacher, model, place.device))
         reseed = stack.enter_context(own_random_numbers(place.device))
         stepper = Stepper(model.train(), recipe, place)
-        run = Run(task=task, stepper=stepper, total=total, split=split, losses=Losses(recipe, place, total))
+        losses = Losses(recipe, place, total)
+        run = Run(task=task, stepper=stepper, total=total, split=split, losses=losses, seed=seed, reseed=reseed)
         if folder is not None:
             run.identity = Identity.of(
                 model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
@@ -79,9 +80,6 @@ def train(
             world=place.world,
         )
         for number in range(run.done, total):
-            # What draws from the global random numbers (dropout) depends on the step alone, so that a resumed training
-            # need not know what was drawn before it.
-            reseed(mix(seed, "step", number, place.rank))
             run.take(dataclasses.replace(step, number=number))
             tick()
         return run.finish()

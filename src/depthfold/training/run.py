@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from depthfold.errors import NotFinite
+from depthfold.training.borrowing import Seed
 from depthfold.training.curve import Point, Trained
 from depthfold.training.keeper import Keeper
 from depthfold.training.losses import Losses, advice
-from depthfold.training.schedule import learning_rate
+from depthfold.training.schedule import due, learning_rate
 from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into, weights
-from depthfold.training.task import Split, Step, Task
+from depthfold.training.task import Split, Step, Task, mix
 
 LOG = 50  # steps between two lines of the metrics; a score and a checkpoint have a line, too
 
@@ -30,6 +31,8 @@ class Run:
     total: int
     split: Split | None
     losses: Losses
+    seed: int
+    reseed: Seed  # the global random numbers
     keeper: Keeper | None = None
     identity: Identity | None = None  # goes with the keeper
     done: int = 0
@@ -41,25 +44,34 @@ class Run:
     started: float = field(default_factory=time.perf_counter)
 
     def take_up(self, state: State | None) -> None:
-        """Go on from a checkpoint."""
-        if state is not None:
-            self.done, self.loss, self.before = state.step, state.loss, state.seconds
-            self.curve, self.best = state.curve, state.best
+        """Go on from a checkpoint. A score that was due there and was not taken is taken now."""
+        if state is None:
+            return
+        self.done, self.loss, self.before = state.step, state.loss, state.seconds
+        self.curve, self.best = state.curve, state.best
+        if state.unscored:
+            lr = learning_rate(self.stepper.recipe, self.done - 1, self.total)
+            self._settle(lr, score=True, checkpoint=True)
 
     def take(self, step: Step) -> None:
         """Take one step, and do what is due after it."""
+        # What draws from the global random numbers (dropout) depends on the step alone, so that a resumed training need
+        # not know what was drawn before it.
+        self.reseed(mix(self.seed, "step", step.number, step.rank))
         lr = learning_rate(step.recipe, step.number, self.total)
         self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
         self.done = step.number + 1
-        end, recipe = self.done == self.total, step.recipe
-        score = self.split is not None and (end or _due(recipe.evaluate, self.done))
-        checkpoint = end or _due(recipe.checkpoint, self.done)
-        if score or checkpoint or _due(LOG, self.done):  # with a folder or without, so that the curve is the same
+        score = self.split is not None and due(step.recipe.evaluate, self.done, self.total)
+        checkpoint = due(step.recipe.checkpoint, self.done, self.total)
+        if (
+            score or checkpoint or due(LOG, self.done, self.total)
+        ):  # with a folder or not, so that the curve is the same
             self.loss = self.losses.mean()
             if score or checkpoint:
                 self._expect_finite(lr)
-            better = self._score(lr) if score else False
-            self._keep(lr, scored=score, checkpoint=checkpoint or better)
+            if score and checkpoint:
+                self._save()  # first: a score is the task's code and may fail, and must not take the steps with it
+            self._settle(lr, score=score, checkpoint=checkpoint)
 
     def finish(self) -> Trained:
         """Leave the model with the weights that the recipe wants, and tell how it went."""
@@ -92,11 +104,18 @@ class Run:
                 lr=lr,
             )
 
+    def _settle(self, lr: float, *, score: bool, checkpoint: bool) -> None:
+        better = self._score(lr) if score else False
+        self._log(lr, scored=score)
+        if checkpoint or better:
+            self._save()
+
     def _score(self, lr: float) -> bool:
         """Score the model, and say whether it is the best so far."""
         stepper, split = self.stepper, self.split
         if split is None:
             return False
+        self.reseed(mix(self.seed, "score", self.done))  # taken after a resumption, it is the same
         stepper.model.eval()
         with torch.no_grad():
             own = self.task.score(stepper.scored, split)
@@ -119,10 +138,10 @@ class Run:
             self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.kept().items()}
         return True
 
-    def _keep(self, lr: float, *, scored: bool, checkpoint: bool) -> None:
-        if self.keeper is None or self.identity is None:
+    def _log(self, lr: float, *, scored: bool) -> None:
+        if self.keeper is None:
             return
-        epochs, seconds = self.stepper.recipe.epochs, self._seconds()
+        epochs = self.stepper.recipe.epochs
         self.keeper.log(
             {
                 "step": self.done,
@@ -130,26 +149,25 @@ class Run:
                 "lr": lr,
                 "loss": self.loss,
                 "score": self.curve[-1].score if scored else None,
-                "seconds": round(seconds, 3),
+                "seconds": round(self._seconds(), 3),
             }
         )
-        if checkpoint:
-            scaler = self.stepper.scaler.state_dict()  # empty where there is none
-            state = State(
-                identity=self.identity,
-                step=self.done,
-                seconds=seconds,
-                loss=self.loss,
-                curve=self.curve,
-                best=self.best,
-                scale=scaler.get("scale"),
-                growth=scaler.get("_growth_tracker", 0),
-            )
-            self.keeper.save(state, self.stepper)
+
+    def _save(self) -> None:
+        if self.keeper is None or self.identity is None:
+            return
+        scaler = self.stepper.scaler.state_dict()  # empty where there is none
+        state = State(
+            identity=self.identity,
+            step=self.done,
+            seconds=self._seconds(),
+            loss=self.loss,
+            curve=self.curve,
+            best=self.best,
+            scale=scaler.get("scale"),
+            growth=scaler.get("_growth_tracker", 0),
+        )
+        self.keeper.save(state, self.stepper)
 
     def _seconds(self) -> float:
         return self.before + time.perf_counter() - self.started
-
-
-def _due(every: int | None, done: int) -> bool:
-    return every is not None and done % every == 0

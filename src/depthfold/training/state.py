@@ -16,6 +16,7 @@ from depthfold.errors import CheckpointError
 from depthfold.training.checkpoint import digest_of
 from depthfold.training.curve import Point
 from depthfold.training.recipe import Recipe
+from depthfold.training.schedule import due
 from depthfold.training.stepper import weights
 from depthfold.training.task import Task, task_name
 
@@ -85,6 +86,13 @@ class State(Document):
     best: Point | None = None
     scale: float | None = None
     growth: int = 0
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the score after its step is due and was not taken: the task's score failed, or a kill came first."""
+        identity = self.identity
+        wanted = identity.split is not None and due(identity.recipe.evaluate, self.step, identity.steps)
+        return wanted and (not self.curve or self.curve[-1].step < self.step)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> str:
