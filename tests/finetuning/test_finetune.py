@@ -194,6 +194,29 @@ def test_trained_to_the_end_but_not_scored(keep, tmp_path):
     assert equal(scored, finetuned(SmallNet(), tmp_path))
 
 
+def test_a_task_that_holds_out_nothing_is_trained_without_scores(model, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    pair = torch.randn(24, 2, 5, 5, generator=generator), torch.arange(24) % 3
+    task = df.ClassificationTask.tensors(train=pair, holdout=0)
+    trained = finetune(model, task, RECIPE, run=tmp_path)
+    expected = copy.deepcopy(model)
+    train(expected, task, RECIPE, split=None)
+    assert equal(trained, expected)
+    assert equal(finetuned(model, tmp_path), trained)
+    assert not equal(trained, model)
+
+
+def test_the_best_of_no_scores_is_refused_before_the_first_step(model, tmp_path):
+    task = df.ClassificationTask.tensors(train=(torch.zeros(6, 2, 5, 5), torch.arange(6) % 3), holdout=0)
+    with pytest.raises(InvalidValue) as caught:
+        finetune(model, task, RECIPE.but(keep="best"), run=tmp_path / "run")
+    assert str(caught.value) == (
+        'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the task '
+        'a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_something_else_is_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)

@@ -19,7 +19,7 @@ from depthfold.training.keeper import LAST, load_weights
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training.task import Task, holds_out
 
 FOLDER = "finetuning"  # inside the folder of a run
 
@@ -40,8 +40,8 @@ def finetune(
     The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (the original network, as
     a rule) the task distils. With a folder, `run`, checkpoints and metrics are kept in its "finetuning"; run again, it
     goes on, and what is finished is only read. The copy ends with the last weights, as in the paper, or with the best
-    on the hold-out set where the recipe says keep="best"; the folder holds both. `progress` is told how far it is;
-    without one, a terminal shows a bar with the time that is left.
+    on the hold-out set where the recipe says keep="best"; the folder holds both. A task that holds out nothing is not
+    scored. `progress` is told how far it is; without one, a terminal shows a bar with the time that is left.
     """
     if not isinstance(student, nn.Module):
         raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
@@ -54,6 +54,7 @@ def finetune(
             task,
             recipe,
             teacher=teacher,
+            split="holdout" if holds_out(task) else None,
             folder=None if run is None else Path(run) / FOLDER,
             about=_about(student),
             device=device,

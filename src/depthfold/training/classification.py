@@ -47,7 +47,8 @@ class ClassificationTask:
     `size` is what the images are brought to, a number or (height, width); None: as they are. `normalise` is (means,
     deviations) by channel, of values from 0 to 1; None: the dataset's own. `holdout` is the part of the training set
     that is never trained on and that importances are scored on: a share of each class, or a number of images of each
-    class (the paper's is 50); `seed` chooses it. `score_batch` is the batch in which models are scored.
+    class (the paper's is 50; with 0 there is none, and only "test" can be scored); `seed` chooses it. `score_batch` is
+    the batch in which models are scored.
 
     Data is read when it is first used, in the process that uses it, and the test set only when "test" is scored. The
     training set is in memory, on the step's device, unless it consists of files that do not fit (see Files.settle).
@@ -120,6 +121,11 @@ class ClassificationTask:
         from machine to machine."""
         seen = f"size {self.size}, normalised by {self.normalise or self.source.normal}"
         return f"{self.source.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether anything is held out; otherwise "holdout" cannot be scored."""
+        return self.holdout != 0
 
     def example(self) -> Tensor:
         """An image of the training set, normalised, as a batch of one: what a model takes."""

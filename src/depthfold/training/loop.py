@@ -46,7 +46,7 @@ def train(
     checkpoints and metrics there and, run again, goes on from the last one, to the same weights; `about` says what
     kind of model it is where its weights do not. The teacher is put back as it was found.
     """
-    _expect(model, task, recipe, folder, tensorboard)
+    _expect(model, task, recipe, split, folder, tensorboard)
     place, total = find_place(device), total_steps(recipe, task)
     if recipe.batch % place.world:
         raise InvalidValue(
@@ -85,7 +85,7 @@ def train(
         return run.finish()
 
 
-def _expect(model: object, task: object, recipe: object, folder: object, tensorboard: bool) -> None:
+def _expect(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidValue(f"train() trains an nn.Module, found {type(model).__name__}.")
     if not isinstance(task, Task):
@@ -95,5 +95,10 @@ def _expect(model: object, task: object, recipe: object, folder: object, tensorb
         )
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
+    if split is None and recipe.keep == "best":
+        raise InvalidValue(
+            'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the '
+            'task a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
+        )
     if tensorboard and folder is None:
         raise InvalidValue("TensorBoard's files go into the folder of the training: give it one.")

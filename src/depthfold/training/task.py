@@ -46,6 +46,9 @@ class Task(Protocol):
     `loss` draws the batch of a step, moves it to the step's device and returns the loss; it is called under autocast
     where the recipe asks for it, and uses `step.teacher`, if there is one, for distillation. `score` is higher for a
     better model; it is called with the model in evaluation mode and without gradients.
+
+    Two attributes are optional. `identity`, text, tells the task from others: what was kept of another is not taken for
+    its own. `holds_out` is False where there is no hold-out set; such a task is trained without scores.
     """
 
     def loss(self, model: nn.Module, step: Step) -> Tensor: ...
@@ -78,6 +81,11 @@ class FunctionTask:
 def task_name(task: Task) -> str:
     """What the task says of itself, or its class. A task made of two functions has nothing to tell it from another."""
     return str(getattr(task, "identity", type(task).__qualname__))
+
+
+def holds_out(task: Task) -> bool:
+    """Whether the task has a hold-out set to score on. One that does not say has one."""
+    return bool(getattr(task, "holds_out", True))
 
 
 def mix(*parts: object) -> int:
