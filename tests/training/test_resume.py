@@ -31,6 +31,7 @@ RECIPES = {
     "float16": RECIPE.but(precision="float16"),
     "without momentum": RECIPE.but(momentum=0, nesterov=False),
     "best": RECIPE.but(keep="best", ema=0.5),
+    "no interval": RECIPE.but(checkpoint=None),
 }
 TESTS = Path(__file__).parent.parent
 
@@ -107,6 +108,20 @@ def _counting(taken):
         return loss(model, step)
 
     return FunctionTask(loss=counted, score=score, epoch=4)
+
+
+@pytest.mark.parametrize(("steps", "at", "left"), [(100, 99, 90), (25, 11, 9), (7, 6, 6)])
+def test_a_recipe_without_an_interval_has_ten_checkpoints(steps, at, left, tmp_path):
+    recipe = Recipe(steps=steps, batch=2)
+    with pytest.raises(Interruption):
+        train(SmallNet(), failing_at(at, interrupt), recipe, folder=tmp_path)
+    taken = []
+    whole, resumed = SmallNet(), SmallNet()
+    found = train(resumed, _counting(taken), recipe, folder=tmp_path)
+    assert taken == list(range(left, steps))
+    expected = train(whole, TASK, recipe)
+    assert equal(whole, resumed)
+    assert (found.curve, found.loss) == (expected.curve, expected.loss)
 
 
 def test_a_finished_training_is_only_read(tmp_path):

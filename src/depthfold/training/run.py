@@ -19,6 +19,7 @@ from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into, weights
 from depthfold.training.task import Split, Step, Task, mix
 
+CHECKPOINTS = 10  # of a training that has a folder, and whose recipe does not say how often
 LOG = 50  # steps between two lines of the metrics; a score and a checkpoint have a line, too
 
 
@@ -49,6 +50,7 @@ class Run:
             return
         self.done, self.loss, self.before = state.step, state.loss, state.seconds
         self.curve, self.best = state.curve, state.best
+        self.losses.pending.extend(state.pending)
         if state.unscored:
             lr = learning_rate(self.stepper.recipe, self.done - 1, self.total)
             self._settle(lr, score=True, checkpoint=True)
@@ -61,16 +63,16 @@ class Run:
         lr = learning_rate(step.recipe, step.number, self.total)
         self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
         self.done = step.number + 1
-        score = self.split is not None and due(step.recipe.evaluate, self.done, self.total)
-        checkpoint = due(step.recipe.checkpoint, self.done, self.total)
-        if (
-            score or checkpoint or due(LOG, self.done, self.total)
-        ):  # with a folder or not, so that the curve is the same
-            self.loss = self.losses.mean()
-            if score or checkpoint:
-                self._expect_finite(lr)
-            if score and checkpoint:
-                self._save()  # first: a score is the task's code and may fail, and must not take the steps with it
+        score, checkpoint = self.split is not None and self._due(step.recipe.evaluate), self._due(self._interval)
+        # A mean of the losses is taken whether there is a folder or not, so that the curve is the same.
+        line = score or self._due(step.recipe.checkpoint) or self._due(LOG)
+        if line or checkpoint:
+            self.loss = self.losses.mean(so_far=not line)
+        if score or checkpoint:
+            self._expect_finite(lr)
+        if checkpoint and (score or not line):
+            self._save()  # before the score: that is the task's code and may fail, and must not take the steps with it
+        if line:
             self._settle(lr, score=score, checkpoint=checkpoint)
 
     def finish(self) -> Trained:
@@ -92,6 +94,15 @@ class Run:
             best=self.best,
             score=None if last is None else last.score,
         )
+
+    @property
+    def _interval(self) -> int | None:
+        """Steps between two checkpoints."""
+        default = None if self.keeper is None else math.ceil(self.total / CHECKPOINTS)
+        return self.stepper.recipe.checkpoint or default
+
+    def _due(self, every: int | None) -> bool:
+        return due(every, self.done, self.total)
 
     def _expect_finite(self, lr: float) -> None:
         self.stepper.gather()
@@ -162,6 +173,7 @@ class Run:
             step=self.done,
             seconds=self._seconds(),
             loss=self.loss,
+            pending=tuple(self.losses.pending),
             curve=self.curve,
             best=self.best,
             scale=scaler.get("scale"),

@@ -73,7 +73,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State(Document):
-    """How far a training has got. `scale` and `growth` are those of float16's scaler."""
+    """How far a training has got. `pending` are the losses that the next mean begins with; `scale` and `growth` are
+    those of float16's scaler."""
 
     FORMAT: ClassVar[str] = "depthfold.checkpoint"
     VERSION: ClassVar[int] = 2  # the first one knew neither task nor teacher
@@ -82,6 +83,7 @@ class State(Document):
     step: int
     seconds: float
     loss: float
+    pending: tuple[float, ...] = ()
     curve: tuple[Point, ...] = ()
     best: Point | None = None
     scale: float | None = None
