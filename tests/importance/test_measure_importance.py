@@ -89,6 +89,17 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     measure_importance(tiny_network(), TinyTask(), RECIPE, run=kept)  # the same once more
 
 
+def test_two_functions_have_the_name_that_they_are_given(tmp_path):
+    def task(identity):
+        return FunctionTask(loss=TinyTask().loss, score=TinyTask().score, identity=identity)
+
+    table = measure_importance(PAIR, task("one"), RECIPE, run=tmp_path)
+    assert table.provenance.startswith("one; seeds 5; ")
+    with pytest.raises(TableError, match=r"belongs to other importances \(task: one there, two here\)"):
+        measure_importance(PAIR, task("two"), RECIPE, run=tmp_path)
+    assert measure_importance(PAIR, task(""), RECIPE).provenance.startswith("FunctionTask; seeds 5; ")
+
+
 def test_what_makes_no_sense():
     class NoScore:
         def loss(self, model, step): ...

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthfold.errors import CheckpointError, NotFinite
+from depthfold.errors import CheckpointError, InvalidValue, NotFinite
 from depthfold.training import checkpoint
 from depthfold.training.keeper import Keeper, load_weights
 from depthfold.training.loop import train
@@ -286,16 +286,8 @@ def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
     assert equal(whole, resumed)
 
 
-class Named:
-    """The same task, which says of itself that it is another."""
-
-    loss, score = staticmethod(loss), staticmethod(score)
-
-    def __init__(self, identity):
-        self.identity = identity
-
-    def steps_per_epoch(self, recipe):
-        return 4
+def named(identity):
+    return FunctionTask(loss=loss, score=score, epoch=4, identity=identity)
 
 
 class Other(SmallNet):
@@ -312,7 +304,7 @@ OTHERS = {
     "the number of steps is 12 there and 15 here": dict(
         task=FunctionTask(loss=loss, score=score, epoch=5),
     ),
-    "the task is 'FunctionTask' there and 'another' here": dict(task=Named("another")),
+    "the task is 'FunctionTask' there and 'another' here": dict(task=named("another")),
     "the teacher is 'SmallNet A' there and 'SmallNet B' here": dict(teacher=SmallNet(seed=3)),
     "the teacher is 'SmallNet A' there and None here": dict(teacher=None),
     "the teacher is 'SmallNet A' there and 'Other B' here": dict(teacher=Other(seed=2)),
@@ -333,6 +325,16 @@ def test_the_folder_of_another_training_is_refused(difference, tmp_path):
         f"The folder {tmp_path} holds another training: {difference}. Give this one a folder of its own, or delete "
         "that one to start again."
     )
+
+
+def test_the_functions_of_a_task_with_a_name_may_change(tmp_path):
+    given = dict(recipe=RECIPE, folder=tmp_path)
+    train(SmallNet(), named("one"), **given)
+    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch=4, identity="one"), **given)
+    with pytest.raises(CheckpointError, match="the task is 'one' there and 'FunctionTask' here"):
+        train(SmallNet(), TASK, **given)
+    with pytest.raises(InvalidValue, match=r"^The identity of a task must be text, found 5\.$"):
+        named(5)
 
 
 def test_the_same_teacher_is_the_same_training(tmp_path):

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from depthfold.core.coerce import as_text
 from depthfold.errors import InvalidValue
 from depthfold.training.recipe import Recipe
 
@@ -63,11 +64,16 @@ class Task(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTask:
     """A task of two functions: `loss(model, step)` and `score(model, split)`. `epoch` is how many steps make one; a
-    recipe that counts in steps does not need it."""
+    recipe that counts in steps does not need it. `identity` names the task, its data and its version: functions do not
+    tell one from another, so without it a run takes what it holds of any other such task for this one's."""
 
     loss: Callable[[nn.Module, Step], Tensor]
     score: Callable[[nn.Module, Split], float]
     epoch: int | None = None
+    identity: str = ""
+
+    def __post_init__(self) -> None:
+        as_text("The identity of a task", self.identity, InvalidValue)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         if self.epoch is None:
@@ -79,8 +85,8 @@ class FunctionTask:
 
 
 def task_name(task: Task) -> str:
-    """What the task says of itself, or its class. A task made of two functions has nothing to tell it from another."""
-    return str(getattr(task, "identity", type(task).__qualname__))
+    """What the task says of itself, or its class where it says nothing."""
+    return str(getattr(task, "identity", "")) or type(task).__qualname__
 
 
 def holds_out(task: Task) -> bool:
