@@ -19,7 +19,7 @@ from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, task_name
+from depthfold.training.task import Task, expect_task, task_name
 
 
 class IncompleteTable(UserWarning):
@@ -129,10 +129,6 @@ def _expect(network: object, task: object, recipe: object) -> None:
             f"measure_importance() trains a traced network with its model, found {type(network).__name__}. Trace the "
             "model with trace(model, inputs), and give what that returns."
         )
-    if not isinstance(task, Task):
-        raise InvalidValue(
-            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
-            "FunctionTask(loss=..., score=...) makes one of two functions."
-        )
+    expect_task(task)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f"measure_importance() takes a Recipe or the name of one, found {recipe!r:.80}.")

@@ -21,7 +21,7 @@ from depthfold.training.run import Run
 from depthfold.training.schedule import total_steps
 from depthfold.training.state import Identity
 from depthfold.training.stepper import Stepper
-from depthfold.training.task import Split, Step, Task
+from depthfold.training.task import Split, Step, Task, expect_task
 
 
 def train(
@@ -88,11 +88,7 @@ def train(
 def _expect(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidValue(f"train() trains an nn.Module, found {type(model).__name__}.")
-    if not isinstance(task, Task):
-        raise InvalidValue(
-            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
-            "FunctionTask(loss=..., score=...) makes one of two functions."
-        )
+    expect_task(task)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
     if split is None and recipe.keep == "best":

@@ -84,6 +84,14 @@ class FunctionTask:
         return self.epoch
 
 
+def expect_task(task: object) -> None:
+    if not isinstance(task, Task):
+        raise InvalidValue(
+            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
+            "FunctionTask(loss=..., score=...) makes one of two functions."
+        )
+
+
 def task_name(task: Task) -> str:
     """What the task says of itself, or its class where it says nothing."""
     return str(getattr(task, "identity", "")) or type(task).__qualname__
