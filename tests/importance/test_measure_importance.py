@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import io
 import pickle
 import warnings
 import weakref
@@ -14,6 +16,7 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import depthfold as df
 from depthfold.core import FlaggedSpan, ImportanceTable
@@ -21,6 +24,7 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.importance import IncompleteTable, importance_plan, importance_student, measure_importance
 from depthfold.importance.entry import EntrySetup
 from depthfold.store import Journal
+from depthfold.tracing.inputs import Inputs
 from depthfold.training.task import FunctionTask
 from depthfold.vision import import_torchvision
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
@@ -288,6 +292,46 @@ def test_a_network_that_travelled_is_the_same_network():
         here, away = (importance_student(each, block, 1).eval() for each in (network, there))
         assert torch.equal(here(x), away(x))
     assert len(network.flagged_spans()) == 3
+
+
+class Devices(cloudpickle.Pickler):
+    """Where the tensors of what is pickled are."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO())
+        self.found = set()
+
+    def persistent_id(self, thing):
+        if not isinstance(thing, torch.Tensor):
+            return None
+        self.found.add(thing.device.type)
+        return "tensor"
+
+
+def devices_of(thing):
+    pickler = Devices()
+    pickler.dump(thing)
+    return pickler.found
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # copy.deepcopy looks at it
+@pytest.mark.parametrize("at", [None, "body"])
+def test_a_network_on_a_gpu_travels_to_workers_without_one(at):
+    """Fake tensors have no values, but a device that this machine may lack."""
+    network = df.trace(Whole() if at else Pair(), INPUTS, at=at)
+    with FakeTensorMode():
+        statistics, image = torch.empty(4, device="cuda"), torch.empty(INPUTS.shape, device="cuda")
+    for module in filter(None, (network.graph, network.model)):
+        norm = next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
+        norm.running_mean = statistics
+    network = dataclasses.replace(network, inputs=Inputs((image,)))
+    assert "cuda" in devices_of(network)
+    assert devices_of(EntrySetup(network, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
+    assert "cuda" in devices_of(network)  # which is not moved itself
+
+
+def test_a_network_on_the_cpu_is_not_copied():
+    assert EntrySetup(NETWORK, TinyTask(), RECIPE).network.graph is NETWORK.graph
 
 
 def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():

@@ -34,11 +34,15 @@ class Result(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
-    """What travels to a worker: the traced network with its weights, the task without its data, the recipe."""
+    """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
+    device; the task without its data; the recipe."""
 
     network: TracedNetwork
     task: Task
     recipe: Recipe
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", self.network.cpu())
 
     def __call__(self) -> Work:
         return self.result
