@@ -347,6 +347,12 @@ def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():
     assert measure_importance(PAIR, task, RECIPE) == one
 
 
+def test_an_autocast_around_it_changes_nothing():
+    expected = measure_importance(NETWORK, TinyTask(), RECIPE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measure_importance(NETWORK, TinyTask(), RECIPE) == expected
+
+
 def test_the_recipe_by_name_and_progress():
     told = []
 

@@ -14,7 +14,7 @@ from depthfold.importance.definition import importance_student
 from depthfold.jobs.base import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training.borrowing import own_random_numbers
+from depthfold.training.borrowing import own_precision, own_random_numbers
 from depthfold.training.loop import train
 from depthfold.training.place import find_place
 from depthfold.training.recipe import Recipe
@@ -67,7 +67,7 @@ class EntrySetup:
     def _original(self) -> Result:
         device = find_place().device
         original = rewrite(self.network, self.network.vanilla).eval().to(device)
-        with torch.no_grad(), own_random_numbers(device) as reseed:
+        with torch.no_grad(), own_precision(device), own_random_numbers(device) as reseed:
             reseed(mix(self.recipe.seed, "original"))
             score = float(self.task.score(original, "holdout"))
         if not math.isfinite(score):

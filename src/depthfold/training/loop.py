@@ -11,7 +11,7 @@ from torch import nn
 
 from depthfold.errors import InvalidValue
 from depthfold.progress import Progress, silent
-from depthfold.training.borrowing import lent, modes_kept, own_random_numbers, placed
+from depthfold.training.borrowing import lent, modes_kept, own_precision, own_random_numbers, placed
 from depthfold.training.curve import Trained
 from depthfold.training.keeper import Keeper
 from depthfold.training.losses import Losses
@@ -58,6 +58,7 @@ def train(
         stack.enter_context(modes_kept(model))
         stack.enter_context(placed(model, place.device, recipe.channels_last))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(own_precision(place.device))
         lesson = stack.enter_context(lent(teacher, model, place.device))
         reseed = stack.enter_context(own_random_numbers(place.device))
         stepper = Stepper(model.train(), recipe, place)

@@ -66,6 +66,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update()
+        torch.clear_autocast_cache()  # of the weights as they were: PyTorch keeps it until the outermost autocast ends
         return loss.detach().reshape(())
 
     @property
