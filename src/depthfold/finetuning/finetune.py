@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from depthfold.core import fingerprint
+from depthfold.core.coerce import as_path
 from depthfold.core.document import encode
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.progress import Progress, progress_bars
@@ -46,6 +47,7 @@ def finetune(
     if not isinstance(student, nn.Module):
         raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    folder = None if run is None else _folder(run)
     home = next((tensor.device for tensor in (*student.parameters(), *student.buffers())), torch.device("cpu"))
     trained = copy.deepcopy(student)
     with contextlib.ExitStack() as stack:
@@ -55,7 +57,7 @@ def finetune(
             recipe,
             teacher=teacher,
             split="holdout" if holds_out(task) else None,
-            folder=None if run is None else Path(run) / FOLDER,
+            folder=folder,
             about=_about(student),
             device=device,
             tensorboard=tensorboard,
@@ -66,7 +68,7 @@ def finetune(
 
 def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
     """A copy of the student with the weights that finetune() left in the run; nothing is trained."""
-    folder, trained = Path(run) / FOLDER, copy.deepcopy(student)
+    folder, trained = _folder(run), copy.deepcopy(student)
     if not (folder / LAST).exists():
         raise CheckpointError(f"The folder {folder} holds no fine-tuning yet. Run: depthfold finetune")
     state = load_weights(trained, folder)
@@ -88,6 +90,10 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
             )
         load_weights(trained, folder, "best")
     return trained
+
+
+def _folder(run: object) -> Path:
+    return as_path("The folder of a run", run, InvalidValue) / FOLDER
 
 
 def _about(student: nn.Module) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from depthfold.core import FlaggedSpan, fingerprint
-from depthfold.errors import TableError
+from depthfold.core.coerce import as_path
+from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
 from depthfold.store import HeaderMismatch, Journal
@@ -45,6 +46,7 @@ class Ledger:
         ledger = cls()
         if run is None:
             return ledger
+        folder = as_path("The folder of a run", run, InvalidValue)
         header = {
             "network": fingerprint(network),
             "weights": digest(network),
@@ -52,7 +54,7 @@ class Ledger:
             "recipe": recipe.to_json(),
         }
         try:
-            ledger.journal = Journal.open(Path(run) / FILE, header)
+            ledger.journal = Journal.open(folder / FILE, header)
         except HeaderMismatch as mismatch:
             raise _foreign(mismatch) from mismatch
         for record in ledger.journal:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from depthfold.core.coerce import as_path
 from depthfold.errors import InvalidValue
 from depthfold.progress import Progress, silent
 from depthfold.training.borrowing import lent, modes_kept, own_precision, own_random_numbers, placed
@@ -97,5 +98,7 @@ def _expect(model: object, task: object, recipe: object, split: object, folder: 
             'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the '
             'task a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
         )
-    if tensorboard and folder is None:
+    if folder is not None:
+        as_path("The folder of a training", folder, InvalidValue)
+    elif tensorboard:
         raise InvalidValue("TensorBoard's files go into the folder of the training: give it one.")
