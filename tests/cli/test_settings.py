@@ -94,7 +94,7 @@ def test_executors_by_name(text, executor):
         ("proceses:2", "There is no executor 'proceses'. Did you mean 'processes'?"),
         ("processes:two", "cannot read 'two'. Its options are workers, threads"),
         ("processes:workers=two", "must be a whole number, found 'two'"),
-        ("processes:0", "The number of workers must be 1 or more"),
+        ("processes:0", "The number of workers must be a whole number from 1 on"),
         ("inline:2", "cannot read '2'"),
     ],
 )

@@ -91,9 +91,17 @@ def test_lists_and_numbers_of_numpy_are_taken() -> None:
     entry = Score(span=FlaggedSpan(0, 1, True, True), samples=[np.float32(0.5), 1])
     assert entry.samples == (0.5, 1.0)
     assert {type(score) for score in entry.samples} == {float}
+    curve = [[np.int64(3), np.float32(0.25), 1]]
+    known = Score(span=entry.span, samples=[0.5], seeds=np.array([7]), curves=[curve])
+    assert (known.seeds, known.curves) == ((7,), (((3, 0.25, 1.0),),))
+    assert type(known.seeds[0]) is type(known.curves[0][0][0]) is int
+    assert hash(known) == hash(Score(span=entry.span, samples=(0.5,), seeds=(7,), curves=(((3, 0.25, 1.0),),)))
     table = ImportanceTable(entries=[entry], base=np.float64(0.5))
     assert type(table.base) is float
     assert hash(table) == hash(ImportanceTable.loads(table.dumps()))
+
+
+SCORED = {"span": FlaggedSpan(0, 1, True, True), "samples": (1.0,)}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +111,24 @@ def test_lists_and_numbers_of_numpy_are_taken() -> None:
         ({"span": FlaggedSpan(0, 1, 1, 1), "samples": 0.5}, r"The scores of .* must be several values in a row"),
         ({"span": FlaggedSpan(0, 1, 1, 1), "samples": (True,)}, r"A score of .* must be a finite number, found True"),
         ({"span": FlaggedSpan(0, 1, 1, 1), "reason": 7}, r"The reason of .* must be text, found 7"),
+        (SCORED | {"seeds": 5}, r"The seeds of \(0, 1\], flags 11 must be several values in a row, found 5"),
+        (SCORED | {"seeds": ("5",)}, r"A seed of \(0, 1\], flags 11 must be a whole number from 0 on, found '5'"),
+        (SCORED | {"curves": 5}, r"The learning curves of .* must be several values in a row, found 5"),
+        (SCORED | {"curves": (5,)}, r"A learning curve of .* must be several values in a row, found 5"),
+        (SCORED | {"curves": ((5,),)}, r"A point of a learning curve of .* must be several values in a row, found 5"),
+        (SCORED | {"curves": (((1, 2.0),),)}, r"has the point \(1, 2\.0\); expected \(step, loss, score\)\.$"),
+        (
+            SCORED | {"curves": (((1.5, 2.0, 3.0),),)},
+            r"A learning curve of .*: a step must be a whole number from 0 on",
+        ),
+        (
+            SCORED | {"curves": (((1, "2", 3.0),),)},
+            r"A learning curve of .*: a loss must be a finite number, found '2'",
+        ),
+        (
+            SCORED | {"curves": (((1, 2.0, math.nan),),)},
+            r"A learning curve of .*: a score is nan; expected a finite num",
+        ),
     ],
 )
 def test_refuses_fields_of_the_wrong_kind(fields: dict[str, object], message: str) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 
 import depthfold as df
 from depthfold.errors import CheckpointError, InvalidValue
-from depthfold.finetuning import finetune
+from depthfold.finetuning import finetune, finetuned
+from depthfold.training import checkpoint
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
@@ -118,6 +119,31 @@ def test_the_student_of_another_plan_is_another_run(model, tmp_path):
         finetune(two, TASK, RECIPE, run=tmp_path)
 
 
+def test_another_task_or_teacher_is_another_run(model, tmp_path):
+    student = df.rewrite(df.trace(model, INPUTS), df.Plan((2,), (2,)))
+    finetune(student, TASK, RECIPE, teacher=model, run=tmp_path)
+    with pytest.raises(CheckpointError, match=r"the teacher is 'Original \w+' there and None here\. Give this one a"):
+        finetune(student, TASK, RECIPE, run=tmp_path)
+    images, labels = torch.zeros(8, 2, 5, 5), torch.tensor([0, 1] * 4)
+    other = df.ClassificationTask.tensors(train=(images, labels))
+    with pytest.raises(
+        CheckpointError, match=r"the task is 'FunctionTask' there and '8 images in memory, .*' here\. G"
+    ):
+        finetune(student, other, RECIPE, teacher=model, run=tmp_path)
+
+
+def test_what_the_first_version_left_cannot_be_read_as_fine_tuned(tmp_path):
+    finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
+    path = tmp_path / "finetuning" / "last.safetensors"
+    document, tensors = checkpoint.read(path)
+    assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, RECIPE))
+    checkpoint.write(path, document.replace('"version": 2', '"version": 1', 1), tensors)
+    with pytest.raises(
+        CheckpointError, match=r"version 1; State reads .*, version 2\. .* Go on with the depthfold that"
+    ):
+        finetuned(SmallNet(), tmp_path)
+
+
 def test_a_recipe_may_be_named(tmp_path):
     told = []
 
@@ -149,6 +175,52 @@ def test_the_best_weights_are_kept_where_the_recipe_says_so(tmp_path):
     assert best.norm.num_batches_tracked.item() == 4
 
 
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_trained_to_the_end_but_not_scored(keep, tmp_path):
+    def fails(model, split):
+        raise OSError("the disk is gone")
+
+    recipe = RECIPE.but(keep=keep, evaluate=None)
+    with pytest.raises(OSError, match="the disk is gone"):
+        finetune(SmallNet(), FunctionTask(loss=TASK.loss, score=fails), recipe, run=tmp_path)
+    if keep == "best":
+        with pytest.raises(
+            CheckpointError, match=r"has taken its 8 steps, but not the last score, so that the best wei"
+        ):
+            finetuned(SmallNet(), tmp_path)
+    else:  # these are the weights that it will end with, whatever their score
+        assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, recipe))
+    scored = finetune(SmallNet(), FunctionTask(loss=_never, score=TASK.score), recipe, run=tmp_path)
+    assert equal(scored, finetuned(SmallNet(), tmp_path))
+
+
+def test_a_task_that_holds_out_nothing_is_trained_without_scores(model, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    pair = torch.randn(24, 2, 5, 5, generator=generator), torch.arange(24) % 3
+    task = df.ClassificationTask.tensors(train=pair, holdout=0)
+    trained = finetune(model, task, RECIPE, run=tmp_path)
+    expected = copy.deepcopy(model)
+    train(expected, task, RECIPE, split=None)
+    assert equal(trained, expected)
+    assert equal(finetuned(model, tmp_path), trained)
+    assert not equal(trained, model)
+
+
+def test_the_best_of_no_scores_is_refused_before_the_first_step(model, tmp_path):
+    task = df.ClassificationTask.tensors(train=(torch.zeros(6, 2, 5, 5), torch.arange(6) % 3), holdout=0)
+    with pytest.raises(InvalidValue) as caught:
+        finetune(model, task, RECIPE.but(keep="best"), run=tmp_path / "run")
+    assert str(caught.value) == (
+        'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the task '
+        'a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_something_else_is_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)
+    text = r"^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$"
+    for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
+        with pytest.raises(InvalidValue, match=text):
+            call()

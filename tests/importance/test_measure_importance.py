@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import io
 import pickle
 import warnings
 import weakref
@@ -14,13 +16,16 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import depthfold as df
 from depthfold.core import FlaggedSpan, ImportanceTable
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance import IncompleteTable, importance_plan, importance_student, measure_importance
 from depthfold.importance.entry import EntrySetup
+from depthfold.jobs import Processes
 from depthfold.store import Journal
+from depthfold.tracing.inputs import Inputs
 from depthfold.training.task import FunctionTask
 from depthfold.vision import import_torchvision
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
@@ -89,6 +94,17 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     measure_importance(tiny_network(), TinyTask(), RECIPE, run=kept)  # the same once more
 
 
+def test_two_functions_have_the_name_that_they_are_given(tmp_path):
+    def task(identity):
+        return FunctionTask(loss=TinyTask().loss, score=TinyTask().score, identity=identity)
+
+    table = measure_importance(PAIR, task("one"), RECIPE, run=tmp_path)
+    assert table.provenance.startswith("one; seeds 5; ")
+    with pytest.raises(TableError, match=r"belongs to other importances \(task: one there, two here\)"):
+        measure_importance(PAIR, task("two"), RECIPE, run=tmp_path)
+    assert measure_importance(PAIR, task(""), RECIPE).provenance.startswith("FunctionTask; seeds 5; ")
+
+
 def test_what_makes_no_sense():
     class NoScore:
         def loss(self, model, step): ...
@@ -103,6 +119,14 @@ def test_what_makes_no_sense():
     refused("takes a Recipe or the name of one, found {'lr': 1}", recipe={"lr": 1})
     refused("There is no recipe 'importanc'. Did you mean 'importance'", recipe="importanc")
     refused("There is no search space 'ful'", space="ful")
+    ways = r"InProcess\(\), Processes\(workers=2\) or RayCluster\(address=\"auto\"\), say\.$"
+    refused(
+        f"^An executor is an object with the method run, found 'ray'\\. Give one of depthfold.jobs: {ways}",
+        executor="ray",
+    )
+    refused("with the method run, found <class .*Processes'>", executor=Processes)
+    refused("with the method run, found 2", executor=2)
+    refused("^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$", run=5)
     for seeds in (0, -1, 1.5, "2", True):
         refused(f"The number of seeds must be a whole number from 1 on, found {seeds!r}", seeds=seeds)
 
@@ -279,6 +303,46 @@ def test_a_network_that_travelled_is_the_same_network():
     assert len(network.flagged_spans()) == 3
 
 
+class Devices(cloudpickle.Pickler):
+    """Where the tensors of what is pickled are."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO())
+        self.found = set()
+
+    def persistent_id(self, thing):
+        if not isinstance(thing, torch.Tensor):
+            return None
+        self.found.add(thing.device.type)
+        return "tensor"
+
+
+def devices_of(thing):
+    pickler = Devices()
+    pickler.dump(thing)
+    return pickler.found
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # copy.deepcopy looks at it
+@pytest.mark.parametrize("at", [None, "body"])
+def test_a_network_on_a_gpu_travels_to_workers_without_one(at):
+    """Fake tensors have no values, but a device that this machine may lack."""
+    network = df.trace(Whole() if at else Pair(), INPUTS, at=at)
+    with FakeTensorMode():
+        statistics, image = torch.empty(4, device="cuda"), torch.empty(INPUTS.shape, device="cuda")
+    for module in filter(None, (network.graph, network.model)):
+        norm = next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
+        norm.running_mean = statistics
+    network = dataclasses.replace(network, inputs=Inputs((image,)))
+    assert "cuda" in devices_of(network)
+    assert devices_of(EntrySetup(network, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
+    assert "cuda" in devices_of(network)  # which is not moved itself
+
+
+def test_a_network_on_the_cpu_is_not_copied():
+    assert EntrySetup(NETWORK, TinyTask(), RECIPE).network.graph is NETWORK.graph
+
+
 def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():
     def score(model, split):
         return torch.rand(()).item()
@@ -290,6 +354,12 @@ def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert measure_importance(PAIR, task, RECIPE) == one
+
+
+def test_an_autocast_around_it_changes_nothing():
+    expected = measure_importance(NETWORK, TinyTask(), RECIPE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measure_importance(NETWORK, TinyTask(), RECIPE) == expected
 
 
 def test_the_recipe_by_name_and_progress():

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from depthfold.errors import DepthfoldError, InvalidValue, MissingDependency
-from depthfold.jobs import InProcess, Job, Processes
+from depthfold.jobs import InProcess, Job, Processes, RayCluster
 from depthfold.testing.executors import alive
 from patience import eventually
 
@@ -132,10 +132,18 @@ def test_a_payload_that_cannot_be_pickled_is_the_failure_of_its_job():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Processes(workers=0), r"The number of workers must be 1 or more, found 0\."),
-        (lambda: Processes(threads=0), r"The number of threads must be 1 or more, found 0\."),
-        (lambda: InProcess(threads=-1), r"The number of threads must be 1 or more, found -1\."),
-        (lambda: Processes(workers_per_device=0), "The number of workers per device must be 1 or more, found 0"),
+        (lambda: Processes(workers=0), r"The number of workers must be a whole number from 1 on, found 0\."),
+        (lambda: Processes(workers="2"), r"The number of workers must be a whole number from 1 on, found '2'\."),
+        (lambda: Processes(workers=1.5), r"The number of workers must be a whole number from 1 on, found 1\.5\."),
+        (lambda: Processes(threads=0), r"The number of threads must be a whole number from 1 on, found 0\."),
+        (lambda: Processes(threads=None), r"The number of threads must be a whole number from 1 on, found None\."),
+        (lambda: InProcess(threads=-1), r"The number of threads must be a whole number from 1 on, found -1\."),
+        (lambda: Processes(workers_per_device=0), "workers per device must be a whole number from 1 on, found 0"),
+        (lambda: Processes(devices="cuda:0"), "each named once; found 'cuda:0'"),
+        (lambda: Processes(devices=0), "each named once; found 0"),
+        (lambda: Processes(devices=(0, 1)), r"each named once; found \(0, 1\)"),
+        (lambda: RayCluster(workers="2"), r"The number of workers must be a whole number from 1 on, found '2'\."),
+        (lambda: RayCluster(cpus="1"), r"^cpus of a worker must be a number, found '1'\.$"),
         (lambda: Processes(devices=()), r"each named once; found \(\)"),
         (lambda: Processes(devices=("cuda",)), r'or GPUs such as \("cuda:0", "cuda:1"\).*found \(\'cuda\',\)'),
         (lambda: Processes(devices=("cpu", "cuda:0")), "each named once; found"),
@@ -146,6 +154,10 @@ def test_a_payload_that_cannot_be_pickled_is_the_failure_of_its_job():
 def test_options_that_make_no_sense(make, text):
     with pytest.raises(InvalidValue, match=text):
         make()
+
+
+def test_devices_in_a_list_are_as_good():
+    assert Processes(devices=["cuda:0", "cuda:1"]) == Processes(devices=("cuda:0", "cuda:1"))
 
 
 def test_bad_jobs_are_refused_at_the_call():

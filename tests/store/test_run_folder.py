@@ -3,7 +3,7 @@
 import pytest
 
 from depthfold.core import LatencyTable, Network
-from depthfold.errors import RunError
+from depthfold.errors import InvalidValue, RunError
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import LATENCY, NETWORK
 from structures import mobilenet_v2, vgg19
@@ -55,3 +55,10 @@ def test_a_folder_that_vanished_is_a_clear_error(folder):
     folder.path.rmdir()
     with pytest.raises(RunError, match="cannot be used: No such file or directory"):
         folder.write(LATENCY, latency_table({(0, 1): 1.0}))
+
+
+def test_what_is_no_path_is_refused():
+    with pytest.raises(
+        InvalidValue, match=r"^The folder of a run must be a path, found 5. Give it as text, or as a path"
+    ):
+        RunFolder.open(5)

@@ -275,6 +275,20 @@ def test_tensors_that_are_no_images(train, test, message):
     refused(lambda: ClassificationTask.tensors(train=train, test=test), DataError, message)
 
 
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (5, "train must be a pair of tensors, train=(images, labels); found int."),
+        (data()[0], "train must be a pair of tensors, train=(images, labels); found Tensor."),
+        ((data()[0],), "train must be a pair of tensors, train=(images, labels); found 1 things."),
+        (("images", data()[1]), "The train images must be a tensor, found str: "),
+        ((data()[0], [object()]), "The train labels must be a tensor, found list: "),
+    ],
+)
+def test_what_is_no_pair_of_tensors(train, message):
+    refused(lambda: ClassificationTask.tensors(train=train), InvalidValue, message)
+
+
 def test_scores_that_cannot_be_taken():
     x, y = data()
     task = ClassificationTask.tensors(train=(x, y), test=(x, y + 1), holdout=0)
@@ -304,7 +318,23 @@ def test_options_that_make_no_sense():
     refused(
         lambda: ClassificationTask.tensors(train=data(), score_batch=0), InvalidValue, "score_batch must be a whole nu"
     )
-    task = ClassificationTask.tensors(train=data(), normalise=((0.1, 0.2), (0.3, 0.4)))
+    for normalise in (5, (0.5, 0.5), ((0.5,),), "ab", ((0.1,), ("x",)), ((0.1,), (0.2,), (0.3,))):
+        refused(
+            lambda: ClassificationTask.tensors(train=data(), normalise=normalise),  # noqa: B023
+            InvalidValue,
+            f"normalise must be (means, deviations), a number for every channel in each; found {normalise!r}. For",
+        )
+    for normalise in (((0.5,), (0.0,)), ((float("nan"),), (1.0,))):
+        refused(
+            lambda: ClassificationTask.tensors(train=data(), normalise=normalise),  # noqa: B023
+            InvalidValue,
+            f"normalise must have finite means, and deviations above 0; found {normalise!r}.",
+        )
+    refused(
+        lambda: ClassificationTask.cifar10(5), InvalidValue, "The place of a dataset must be a path, found 5. Give it"
+    )
+    refused(lambda: ClassificationTask.image_folder("x", classes=5), InvalidValue, "classes must be several values in")
+    task = ClassificationTask.tensors(train=data(), normalise=[[0.1, 0.2], [0.3, 0.4]])
     refused(
         lambda: task.batch(step()),
         InvalidValue,

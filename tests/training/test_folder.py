@@ -106,6 +106,22 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path, workers, data):
     assert "Traceback" not in str(error.value)
 
 
+@pytest.mark.parametrize("cropped", [False, True])
+def test_an_image_that_is_too_large_is_named(tmp_path, monkeypatch, cropped):
+    """Pillow refuses what has more than twice its limit: the file may be made to fill the memory."""
+    write_folder(tmp_path)
+    bad = tmp_path / "train" / "dog" / "002.png"
+    Image.new("RGB", (60, 50)).save(bad)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1400)
+    pictures = ImageFolder(path=tmp_path, workers=0).read("train").pictures
+    with pytest.raises(DataError) as error:
+        pictures.subset([8 + 2]).settle(None if cropped else (8, 8), cropped=cropped)
+    assert str(error.value) == (
+        f"The image {bad} is too large: Image size (3000 pixels) exceeds limit of 2800 pixels, could be decompression "
+        "bomb DOS attack. Make it smaller, or take it out of its folder."
+    )
+
+
 def test_sizes_that_differ_without_a_size(tmp_path):
     write_folder(tmp_path)
     pictures = folder(tmp_path).read("train").pictures

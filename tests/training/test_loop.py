@@ -233,6 +233,30 @@ def test_weights_that_are_no_numbers_after_the_last_step_are_noticed():
         train(SmallNet(), FunctionTask(loss=breaking, score=score), Recipe(steps=4, batch=8))
 
 
+class Masked(SmallNet):
+    """With a constant mask, as attention has one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, RECIPE.but(ema=0.5), RECIPE.but(precision="float16")])
+def test_a_constant_of_minus_infinity_is_no_divergence(recipe, tmp_path):
+    masked, plain = Masked(), SmallNet()
+    train(masked, TASK, recipe, folder=tmp_path)
+    train(plain, TASK, recipe)
+    assert torch.equal(masked.mask, torch.tensor([0.0, -math.inf]))
+    assert torch.equal(masked.conv.weight, plain.conv.weight)
+
+    def breaking(model, step):
+        return loss(model, step) + (model.mix.bias.sum() * 0).sqrt()  # a finite loss whose gradient is not
+
+    if recipe.precision == "float32":  # float16 leaves such steps out
+        with pytest.raises(NotFinite, match=r"^The weights are no longer finite after step 1 of 1"):
+            train(Masked(), FunctionTask(loss=breaking, score=score), Recipe(steps=1, batch=8))
+
+
 def test_a_score_that_is_no_number_is_refused():
     task = FunctionTask(loss=loss, score=lambda model, split: math.nan)
     with pytest.raises(NotFinite, match=r"^The task's score is nan after step 12 of 12; expected a finite number"):
@@ -265,6 +289,10 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
         train(SmallNet().requires_grad_(False), TASK, RECIPE)
     with pytest.raises(InvalidValue, match=r"^TensorBoard's files go into the folder of the training"):
         train(SmallNet(), TASK, RECIPE, tensorboard=True)
+    with pytest.raises(
+        InvalidValue, match=r"^The folder of a training must be a path, found 5. Give it as text, or as"
+    ):
+        train(SmallNet(), TASK, RECIPE, folder=5)
     with pytest.raises(InvalidValue, match=r"^There is no device 'gpu': .* Name one such as \"cpu\" or \"cuda:0\".$"):
         train(SmallNet(), TASK, RECIPE, device="gpu")
 

@@ -12,7 +12,8 @@ from depthfold.errors import MissingDependency, NotFinite
 from depthfold.training import place
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import FunctionTask
+from depthfold.training.schedule import learning_rate
+from depthfold.training.task import FunctionTask, Step
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=6, batch=8, lr=0.05)
@@ -79,6 +80,62 @@ def test_whoever_asks_accelerate_later_finds_it_unasked():
     assert PartialState._shared_state == {}
     assert Accelerator(mixed_precision="no", cpu=True).mixed_precision == "no"
     train(SmallNet(), TASK, RECIPE)
+
+
+@pytest.mark.parametrize("teacher", [None, SmallNet(seed=4)])
+@pytest.mark.parametrize("ema", [None, 0.5])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_an_autocast_around_it_changes_nothing(precision, ema, teacher):
+    recipe = RECIPE.but(precision=precision, ema=ema, evaluate=2)
+    alone = SmallNet()
+    expected = train(alone, TASK, recipe, teacher=teacher)
+    for kind in (torch.bfloat16, torch.float16):
+        inside = SmallNet()
+        with torch.autocast("cpu", dtype=kind):
+            found = train(inside, TASK, recipe, teacher=teacher)
+            assert torch.is_autocast_enabled("cpu")
+            assert torch.get_autocast_dtype("cpu") == kind
+        assert equal(alone, inside)
+        assert found.curve == expected.curve
+
+
+def test_every_step_computes_with_the_weights_of_the_one_before():
+    """PyTorch keeps what an autocast has cast as long as another one is open around it."""
+    ours, plain = SmallNet(dropout=0.0), SmallNet(dropout=0.0)
+    recipe = RECIPE.but(precision="bfloat16", momentum=0, nesterov=False, weight_decay=0)
+    train(ours, TASK, recipe)
+    optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad])
+    for number in range(6):
+        optimizer.param_groups[0]["lr"] = learning_rate(recipe, number, 6)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss(plain, Step(number=number, seed=0, recipe=recipe))
+        value.backward()
+        optimizer.step()
+    assert equal(ours, plain)
+
+
+def test_a_score_in_an_autocast_of_its_own_is_of_the_weights_as_they_are():
+    def scoring(model, split):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return score(model, split)
+
+    model = SmallNet()
+    trained = train(model, FunctionTask(loss=loss, score=scoring), RECIPE.but(precision="bfloat16", evaluate=2))
+    assert trained.score == scoring(model.eval(), "holdout")
+
+
+def test_weights_that_are_read_take_the_place_of_what_was_cast_before(tmp_path):
+    x = torch.randn(3, 2, 5, 5)
+    expected = SmallNet()
+    train(expected, TASK, RECIPE, folder=tmp_path)
+    model = SmallNet()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.eval()(x)
+        train(model, TASK, RECIPE, folder=tmp_path)  # it is finished, so its weights are only read
+        found = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(found, expected.eval()(x))
 
 
 def test_float16_leaves_out_the_steps_that_overflow():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthfold.errors import CheckpointError, NotFinite
-from depthfold.training.keeper import load_weights
+from depthfold.errors import CheckpointError, InvalidValue, NotFinite
+from depthfold.training import checkpoint
+from depthfold.training.keeper import Keeper, load_weights
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import FunctionTask
@@ -29,6 +31,7 @@ RECIPES = {
     "float16": RECIPE.but(precision="float16"),
     "without momentum": RECIPE.but(momentum=0, nesterov=False),
     "best": RECIPE.but(keep="best", ema=0.5),
+    "no interval": RECIPE.but(checkpoint=None),
 }
 TESTS = Path(__file__).parent.parent
 
@@ -107,6 +110,20 @@ def _counting(taken):
     return FunctionTask(loss=counted, score=score, epoch=4)
 
 
+@pytest.mark.parametrize(("steps", "at", "left"), [(100, 99, 90), (25, 11, 9), (7, 6, 6)])
+def test_a_recipe_without_an_interval_has_ten_checkpoints(steps, at, left, tmp_path):
+    recipe = Recipe(steps=steps, batch=2)
+    with pytest.raises(Interruption):
+        train(SmallNet(), failing_at(at, interrupt), recipe, folder=tmp_path)
+    taken = []
+    whole, resumed = SmallNet(), SmallNet()
+    found = train(resumed, _counting(taken), recipe, folder=tmp_path)
+    assert taken == list(range(left, steps))
+    expected = train(whole, TASK, recipe)
+    assert equal(whole, resumed)
+    assert (found.curve, found.loss) == (expected.curve, expected.loss)
+
+
 def test_a_finished_training_is_only_read(tmp_path):
     first, again = SmallNet(), SmallNet()
     expected = train(first, TASK, RECIPE.but(ema=0.9), folder=tmp_path)
@@ -171,6 +188,58 @@ def test_last_and_best_weights_can_be_loaded(tmp_path):
         load_weights(torch.nn.Linear(2, 2), tmp_path)
 
 
+def drawing(fails=None):
+    """A score that draws random numbers, and fails the n-th time that it is asked."""
+    asked = []
+
+    def scoring(model, split):
+        asked.append(1)
+        if len(asked) == fails:
+            raise Interruption
+        return score(model, split) + 0.1 * torch.rand(()).item()
+
+    return scoring
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, fails, tmp_path):
+    recipe = RECIPE.but(checkpoint=4, evaluate=4, ema=0.9, keep=keep)
+    whole, resumed = SmallNet(), SmallNet()
+    expected = train(whole, FunctionTask(loss=loss, score=drawing(), epoch=4), recipe, folder=tmp_path / "whole")
+    with pytest.raises(Interruption):
+        task = FunctionTask(loss=loss, score=drawing(fails), epoch=4)
+        train(SmallNet(), task, recipe, folder=tmp_path / "parts")
+    taken = []
+    counting = FunctionTask(loss=_counting(taken).loss, score=drawing(), epoch=4)
+    found = train(resumed, counting, recipe, folder=tmp_path / "parts")
+    assert taken == list(range(4 * fails, 12))  # at the end, nothing but the score is left
+    assert equal(whole, resumed)
+    assert (found.curve, found.best, found.score) == (expected.curve, expected.best, expected.score)
+    lines_of = [[line | {"seconds": 0} for line in lines(tmp_path / each)] for each in ("whole", "parts")]
+    assert lines_of[0] == lines_of[1]
+    files = {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
+    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch=4), recipe, folder=tmp_path / "parts")
+    assert {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()} == files
+
+
+def test_interrupted_between_the_last_line_and_the_last_checkpoint(tmp_path, monkeypatch):
+    save = Keeper.save
+
+    def interrupted(keeper, state, stepper):
+        if state.curve and state.curve[-1].step == 12:
+            raise Interruption
+        save(keeper, state, stepper)
+
+    monkeypatch.setattr(Keeper, "save", interrupted)
+    with pytest.raises(Interruption):
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    monkeypatch.undo()
+    assert [line["step"] for line in lines(tmp_path)][-1] == 12
+    train(SmallNet(), FunctionTask(loss=_never, score=score, epoch=4), RECIPE, folder=tmp_path)
+    assert [line["step"] for line in lines(tmp_path)] == [3, 4, 6, 8, 9, 12]
+
+
 SCRIPT = """
     import os, signal, sys
     import torch
@@ -217,6 +286,14 @@ def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
     assert equal(whole, resumed)
 
 
+def named(identity):
+    return FunctionTask(loss=loss, score=score, epoch=4, identity=identity)
+
+
+class Other(SmallNet):
+    """The same weights in another class."""
+
+
 OTHERS = {
     "the recipe's lr is 0.1 there and 0.2 here": dict(recipe=RECIPE.but(lr=0.2)),
     "the seed is 0 there and 5 here": dict(seed=5),
@@ -227,18 +304,67 @@ OTHERS = {
     "the number of steps is 12 there and 15 here": dict(
         task=FunctionTask(loss=loss, score=score, epoch=5),
     ),
+    "the task is 'FunctionTask' there and 'another' here": dict(task=named("another")),
+    "the teacher is 'SmallNet A' there and 'SmallNet B' here": dict(teacher=SmallNet(seed=3)),
+    "the teacher is 'SmallNet A' there and None here": dict(teacher=None),
+    "the teacher is 'SmallNet A' there and 'Other B' here": dict(teacher=Other(seed=2)),
 }
 
 
 @pytest.mark.parametrize("difference", OTHERS)
 def test_the_folder_of_another_training_is_refused(difference, tmp_path):
-    given = dict(model=SmallNet(), task=TASK, recipe=RECIPE, about="plan A", folder=tmp_path)
+    given = dict(model=SmallNet(), task=TASK, recipe=RECIPE, about="plan A", teacher=SmallNet(seed=2), folder=tmp_path)
     train(**given)
     with pytest.raises(CheckpointError) as caught:
         train(**given | dict(model=SmallNet()) | OTHERS[difference])
-    assert str(caught.value) == (
+    digests = dict.fromkeys(re.findall(r"[0-9a-f]{16}", str(caught.value)))
+    message = str(caught.value)
+    for digest, letter in zip(digests, "AB", strict=False):  # two that are equal have the same letter
+        message = message.replace(digest, letter)
+    assert message == (
         f"The folder {tmp_path} holds another training: {difference}. Give this one a folder of its own, or delete "
         "that one to start again."
+    )
+
+
+def test_the_functions_of_a_task_with_a_name_may_change(tmp_path):
+    given = dict(recipe=RECIPE, folder=tmp_path)
+    train(SmallNet(), named("one"), **given)
+    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch=4, identity="one"), **given)
+    with pytest.raises(CheckpointError, match="the task is 'one' there and 'FunctionTask' here"):
+        train(SmallNet(), TASK, **given)
+    with pytest.raises(InvalidValue, match=r"^The identity of a task must be text, found 5\.$"):
+        named(5)
+
+
+def test_the_same_teacher_is_the_same_training(tmp_path):
+    """Whatever mode it is in, and however often it was made: what it computes as a teacher counts."""
+    first, again = SmallNet(), SmallNet()
+    train(first, TASK, RECIPE, teacher=SmallNet(seed=2), folder=tmp_path)
+    never = FunctionTask(loss=_never, score=_never, epoch=4)
+    train(again, never, RECIPE, teacher=SmallNet(seed=2).eval().requires_grad_(False), folder=tmp_path)
+    assert equal(first, again)
+
+
+def of_before(folder):
+    """The checkpoint as the first version wrote it: without task and teacher."""
+    for path in folder.glob("*.safetensors"):
+        document, tensors = checkpoint.read(path)
+        found = json.loads(document) | {"version": 1}
+        del found["identity"]["task"], found["identity"]["teacher"]
+        checkpoint.write(path, json.dumps(found), tensors)
+
+
+def test_a_folder_of_the_first_version_is_refused(tmp_path):
+    train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    of_before(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
+    assert str(caught.value) == (
+        f"The checkpoint {tmp_path / 'last.safetensors'} cannot be read: This document has format "
+        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 2. Was it written by "
+        "another command, or by an older or newer depthfold? Go on with the depthfold that wrote it, give this "
+        "training a folder of its own, or delete that one to start again."
     )
 
 

@@ -8,9 +8,11 @@ alike. Text and flags are no numbers.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from decimal import Decimal
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 from depthfold.errors import DepthfoldError
@@ -30,10 +32,10 @@ def as_float(what: str, value: Any, error: type[DepthfoldError], expected: str =
         return math.nan
 
 
-def as_whole(what: str, value: object, error: type[DepthfoldError]) -> int:
-    """Any whole number from 1 on as an int."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise error(f"{what} must be a whole number from 1 on, found {value!r}.")
+def as_whole(what: str, value: object, error: type[DepthfoldError], least: int = 1) -> int:
+    """Any whole number from the least on as an int."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise error(f"{what} must be a whole number from {least} on, found {value!r}.")
     return int(value)
 
 
@@ -41,6 +43,12 @@ def as_text(what: str, value: object, error: type[DepthfoldError]) -> str:
     if not isinstance(value, str):
         raise error(f"{what} must be text, found {value!r}.")
     return value
+
+
+def as_path(what: str, value: object, error: type[DepthfoldError]) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise error(f"{what} must be a path, found {value!r:.80}. Give it as text, or as a pathlib.Path.")
+    return Path(value)
 
 
 def as_tuple(what: str, value: object, error: type[DepthfoldError]) -> tuple[object, ...]:

@@ -33,7 +33,7 @@ class Document:
             raise InvalidValue(
                 f"This document has format {found[0]!r}, version {found[1]!r}; "
                 f"{cls.__name__} reads format {cls.FORMAT!r}, version {cls.VERSION}. "
-                "Was it written by another command, or by a newer depthfold?"
+                "Was it written by another command, or by an older or newer depthfold?"
             )
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
         return typing.cast(Self, decode_fields(cls, fields, cls.__name__))

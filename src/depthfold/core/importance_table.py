@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Self
 
-from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of
+from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of, as_whole
 from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
@@ -45,6 +45,14 @@ class Score:
                 f"The importance entry {self.span} must have scores, or else the reason why it has none; "
                 f"found scores {self.samples!r} and reason {self.reason!r}."
             )
+        self._check_seeds_and_curves()
+
+    def _check_seeds_and_curves(self) -> None:
+        seeds = as_tuple(f"The seeds of {self.span}", self.seeds, TableError)
+        curves = as_tuple(f"The learning curves of {self.span}", self.curves, TableError)
+        whole = tuple(as_whole(f"A seed of {self.span}", seed, TableError, least=0) for seed in seeds)
+        object.__setattr__(self, "seeds", whole)
+        object.__setattr__(self, "curves", tuple(_curve(f"A learning curve of {self.span}", curve) for curve in curves))
         for name in ("seeds", "curves"):
             if (known := len(getattr(self, name))) not in (0, len(self.samples)):
                 raise TableError(
@@ -149,6 +157,18 @@ def _checked(what: str, value: object) -> float:
             "which is out of the question, has a reason instead of scores."
         )
     return score
+
+
+def _curve(what: str, value: object) -> tuple[tuple[int, float, float], ...]:
+    points = []
+    for point in as_tuple(what, value, TableError):
+        parts = as_tuple(f"A point of {what[0].lower()}{what[1:]}", point, TableError)
+        if len(parts) != 3:
+            raise TableError(f"{what} has the point {point!r:.80}; expected (step, loss, score).")
+        step, loss, score = parts
+        whole = as_whole(f"{what}: a step", step, TableError, least=0)
+        points.append((whole, _checked(f"{what}: a loss", loss), _checked(f"{what}: a score", score)))
+    return tuple(points)
 
 
 def _entry(row: Row) -> Score:

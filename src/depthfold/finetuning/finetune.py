@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from depthfold.core import fingerprint
+from depthfold.core.coerce import as_path
 from depthfold.core.document import encode
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.progress import Progress, progress_bars
@@ -19,7 +20,7 @@ from depthfold.training.keeper import LAST, load_weights
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training.task import Task, holds_out
 
 FOLDER = "finetuning"  # inside the folder of a run
 
@@ -40,12 +41,13 @@ def finetune(
     The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (the original network, as
     a rule) the task distils. With a folder, `run`, checkpoints and metrics are kept in its "finetuning"; run again, it
     goes on, and what is finished is only read. The copy ends with the last weights, as in the paper, or with the best
-    on the hold-out set where the recipe says keep="best"; the folder holds both. `progress` is told how far it is;
-    without one, a terminal shows a bar with the time that is left.
+    on the hold-out set where the recipe says keep="best"; the folder holds both. A task that holds out nothing is not
+    scored. `progress` is told how far it is; without one, a terminal shows a bar with the time that is left.
     """
     if not isinstance(student, nn.Module):
         raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    folder = None if run is None else _folder(run)
     home = next((tensor.device for tensor in (*student.parameters(), *student.buffers())), torch.device("cpu"))
     trained = copy.deepcopy(student)
     with contextlib.ExitStack() as stack:
@@ -54,7 +56,8 @@ def finetune(
             task,
             recipe,
             teacher=teacher,
-            folder=None if run is None else Path(run) / FOLDER,
+            split="holdout" if holds_out(task) else None,
+            folder=folder,
             about=_about(student),
             device=device,
             tensorboard=tensorboard,
@@ -65,7 +68,7 @@ def finetune(
 
 def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
     """A copy of the student with the weights that finetune() left in the run; nothing is trained."""
-    folder, trained = Path(run) / FOLDER, copy.deepcopy(student)
+    folder, trained = _folder(run), copy.deepcopy(student)
     if not (folder / LAST).exists():
         raise CheckpointError(f"The folder {folder} holds no fine-tuning yet. Run: depthfold finetune")
     state = load_weights(trained, folder)
@@ -80,8 +83,17 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
             "finetune, which goes on from there"
         )
     if state.identity.recipe.keep == "best":
+        if state.unscored:
+            raise CheckpointError(
+                f"The fine-tuning in {folder} has taken its {state.step} steps, but not the last score, so that the "
+                "best weights are not known. Run: depthfold finetune, which takes it"
+            )
         load_weights(trained, folder, "best")
     return trained
+
+
+def _folder(run: object) -> Path:
+    return as_path("The folder of a run", run, InvalidValue) / FOLDER
 
 
 def _about(student: nn.Module) -> str:

@@ -14,7 +14,7 @@ from depthfold.importance.definition import importance_student
 from depthfold.jobs.base import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training.borrowing import own_random_numbers
+from depthfold.training.borrowing import own_precision, own_random_numbers
 from depthfold.training.loop import train
 from depthfold.training.place import find_place
 from depthfold.training.recipe import Recipe
@@ -34,11 +34,15 @@ class Result(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
-    """What travels to a worker: the traced network with its weights, the task without its data, the recipe."""
+    """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
+    device; the task without its data; the recipe."""
 
     network: TracedNetwork
     task: Task
     recipe: Recipe
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", self.network.cpu())
 
     def __call__(self) -> Work:
         return self.result
@@ -63,7 +67,7 @@ class EntrySetup:
     def _original(self) -> Result:
         device = find_place().device
         original = rewrite(self.network, self.network.vanilla).eval().to(device)
-        with torch.no_grad(), own_random_numbers(device) as reseed:
+        with torch.no_grad(), own_precision(device), own_random_numbers(device) as reseed:
             reseed(mix(self.recipe.seed, "original"))
             score = float(self.task.score(original, "holdout"))
         if not math.isfinite(score):

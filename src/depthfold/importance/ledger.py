@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from depthfold.core import FlaggedSpan, fingerprint
-from depthfold.errors import TableError
+from depthfold.core.coerce import as_path
+from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
 from depthfold.store import HeaderMismatch, Journal
@@ -16,7 +17,7 @@ from depthfold.tracing import TracedNetwork
 from depthfold.training.checkpoint import digest_of
 from depthfold.training.recipe import Recipe
 from depthfold.training.stepper import weights
-from depthfold.training.task import Task
+from depthfold.training.task import Task, task_name
 
 FILE = "importance.jsonl"  # inside the folder of a run
 BASE = "base"
@@ -45,6 +46,7 @@ class Ledger:
         ledger = cls()
         if run is None:
             return ledger
+        folder = as_path("The folder of a run", run, InvalidValue)
         header = {
             "network": fingerprint(network),
             "weights": digest(network),
@@ -52,7 +54,7 @@ class Ledger:
             "recipe": recipe.to_json(),
         }
         try:
-            ledger.journal = Journal.open(Path(run) / FILE, header)
+            ledger.journal = Journal.open(folder / FILE, header)
         except HeaderMismatch as mismatch:
             raise _foreign(mismatch) from mismatch
         for record in ledger.journal:
@@ -83,11 +85,6 @@ class Ledger:
             self.failures.pop(key, None)
         else:
             self.failures[key] = record["failure"]
-
-
-def task_name(task: Task) -> str:
-    """What the task says of itself, or its class. A task made of two functions has nothing to tell it from another."""
-    return str(getattr(task, "identity", type(task).__qualname__))
 
 
 def digest(network: TracedNetwork) -> str:

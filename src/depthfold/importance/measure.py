@@ -13,13 +13,14 @@ from depthfold.core.space import Space
 from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import EntrySetup
-from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, task_name
+from depthfold.importance.ledger import BASE, Ledger, job_of, key_of
 from depthfold.jobs import Executor, InProcess, Job
+from depthfold.jobs.base import expect_executor
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training.task import Task, expect_task, task_name
 
 
 class IncompleteTable(UserWarning):
@@ -49,7 +50,8 @@ def measure_importance(
     block whose trainings fail has the reason instead of a score, and a warning says so; `retry` runs just these again.
     """
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
-    _expect(network, task, recipe)
+    executor = InProcess() if executor is None else executor
+    _expect(network, task, recipe, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
     blocks = tuple(network.flagged_spans(space))
     drawn = tuple(recipe.seed + n for n in range(seeds))
@@ -57,7 +59,7 @@ def measure_importance(
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(run, network, task, recipe))
         bars = progress or stack.enter_context(progress_bars())
-        _train(EntrySetup(network, task, recipe), jobs, ledger, executor or InProcess(), retry, bars)
+        _train(EntrySetup(network, task, recipe), jobs, ledger, executor, retry, bars)
     table = ImportanceTable(
         network=network.name,
         fingerprint=fingerprint(network),
@@ -123,16 +125,13 @@ def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:
         warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
 
 
-def _expect(network: object, task: object, recipe: object) -> None:
+def _expect(network: object, task: object, recipe: object, executor: object) -> None:
     if not isinstance(network, TracedNetwork):
         raise InvalidValue(
             f"measure_importance() trains a traced network with its model, found {type(network).__name__}. Trace the "
             "model with trace(model, inputs), and give what that returns."
         )
-    if not isinstance(task, Task):
-        raise InvalidValue(
-            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
-            "FunctionTask(loss=..., score=...) makes one of two functions."
-        )
+    expect_task(task)
+    expect_executor(executor)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f"measure_importance() takes a Recipe or the name of one, found {recipe!r:.80}.")

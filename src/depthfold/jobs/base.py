@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from depthfold.core.coerce import as_whole
 from depthfold.errors import InvalidValue
 
 # What a job can fail of:
@@ -62,6 +63,14 @@ class Executor(Protocol):
     def run(self, setup: Setup, jobs: Sequence[Job]) -> Generator[Outcome, None, None]: ...
 
 
-def expect_positive(what: str, number: int | None) -> None:
-    if number is not None and number < 1:
-        raise InvalidValue(f"{what} must be 1 or more, found {number}.")
+def expect_executor(executor: object) -> None:
+    if isinstance(executor, type) or not callable(getattr(executor, "run", None)):
+        raise InvalidValue(
+            f"An executor is an object with the method run, found {executor!r:.80}. Give one of depthfold.jobs: "
+            'InProcess(), Processes(workers=2) or RayCluster(address="auto"), say.'
+        )
+
+
+def expect_positive(what: str, number: int | None, *, optional: bool = False) -> None:
+    if number is not None or not optional:
+        as_whole(what, number, InvalidValue)

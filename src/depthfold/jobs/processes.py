@@ -35,12 +35,14 @@ class Processes:
     workers_per_device: int = 1
 
     def __post_init__(self) -> None:
-        expect_positive("The number of workers", self.workers)
+        expect_positive("The number of workers", self.workers, optional=True)
         expect_positive("The number of threads", self.threads)
         expect_positive("The number of workers per device", self.workers_per_device)
+        if isinstance(self.devices, list):
+            object.__setattr__(self, "devices", tuple(self.devices))
         if self.devices == ("cpu",):
             return
-        gpus = all(_GPU.fullmatch(device) for device in self.devices)
+        gpus = isinstance(self.devices, tuple) and all(_GPU.fullmatch(str(device)) for device in self.devices)
         if not self.devices or not gpus or len(set(self.devices)) < len(self.devices):
             raise InvalidValue(
                 f'The devices of worker processes are ("cpu",), or GPUs such as ("cuda:0", "cuda:1"), each named once; '

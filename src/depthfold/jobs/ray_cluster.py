@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from depthfold.core.coerce import as_float
 from depthfold.core.optional import load
 from depthfold.core.wording import one_line
 from depthfold.errors import InvalidValue
@@ -43,9 +44,10 @@ class RayCluster:
     runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        expect_positive("The number of workers", self.workers)
+        expect_positive("The number of workers", self.workers, optional=True)
         expect_positive("The number of threads", self.threads)
-        if not (0 <= self.cpus < math.inf and 0 <= self.gpus < math.inf and self.cpus + self.gpus > 0):
+        cpus, gpus = (as_float(f"{name} of a worker", getattr(self, name), InvalidValue) for name in ("cpus", "gpus"))
+        if not (0 <= cpus < math.inf and 0 <= gpus < math.inf and cpus + gpus > 0):
             raise InvalidValue(
                 f"A worker on a Ray cluster takes CPUs or GPUs or both; found cpus={self.cpus} and gpus={self.gpus}. "
                 "Both are 0 or more, and one of them above 0."

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from depthfold.core import Document, Network, fingerprint
-from depthfold.errors import DepthfoldError, RunError
+from depthfold.core.coerce import as_path
+from depthfold.errors import DepthfoldError, InvalidValue, RunError
 from depthfold.store.files import put_in_place
 
 D = TypeVar("D", bound=Document)
@@ -37,7 +38,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """The folder, which is made if it is not there."""
-        folder = Path(path)
+        folder = as_path("The folder of a run", path, InvalidValue)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

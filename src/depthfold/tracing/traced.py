@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -83,8 +85,20 @@ class TracedNetwork(Blueprint):
     graph: fx.GraphModule = field(compare=False)
     model: nn.Module | None = field(default=None, compare=False)
 
+    def cpu(self) -> TracedNetwork:
+        """The same network on the CPU: a copy where it is elsewhere. It can travel to machines without that device."""
+        inputs = self.inputs.map(lambda tensor: tensor.cpu())
+        model = None if self.model is None else _copy_on_cpu(self.model)
+        return dataclasses.replace(self, graph=_copy_on_cpu(self.graph), model=model, inputs=inputs)
 
+
+M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", bound=Network)
+
+
+def _copy_on_cpu(module: M) -> M:
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return module if all(tensor.device.type == "cpu" for tensor in tensors) else copy.deepcopy(module).cpu()
 
 
 def _narrow(kind: type[N], network: Network) -> N:

@@ -1,4 +1,4 @@
-"""What a training borrows, and gives back as it was: the model's modes, the teacher, the global random numbers."""
+"""What a training borrows, and gives back as it was: the model's modes, the teacher, random numbers, autocast."""
 
 from __future__ import annotations
 
@@ -84,6 +84,19 @@ def own_random_numbers(device: torch.device) -> Iterator[Seed]:
     finally:
         for (_, put, _), state in zip(sources, states, strict=True):
             put(state)
+
+
+@contextlib.contextmanager
+def own_precision(device: torch.device) -> Iterator[None]:
+    """Inside, no autocast of the caller's is at work: the recipe says how a training computes, backwards as well as
+    forwards, and scores are taken in the model's own precision. What the caller's has cast is forgotten, because
+    weights may change inside."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.clear_autocast_cache)
+        for kind in sorted({"cpu", device.type}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        torch.clear_autocast_cache()
+        yield
 
 
 def _generators(device: torch.device) -> Iterator[torch.Generator]:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from depthfold.core.coerce import as_whole
+from depthfold.core.coerce import as_path, as_whole
 from depthfold.errors import InvalidValue
 from depthfold.training.data.augment import augment, augment_normalised
 from depthfold.training.data.cifar import Cifar10, Cifar100
-from depthfold.training.data.collection import Normal, Request, Size, Source
+from depthfold.training.data.collection import Normal, Request, Size, Source, as_normal, as_size
 from depthfold.training.data.fashion_mnist import FashionMnist
 from depthfold.training.data.folder import ImageFolder, class_list
 from depthfold.training.data.holdout import check_holdout
@@ -47,7 +47,8 @@ class ClassificationTask:
     `size` is what the images are brought to, a number or (height, width); None: as they are. `normalise` is (means,
     deviations) by channel, of values from 0 to 1; None: the dataset's own. `holdout` is the part of the training set
     that is never trained on and that importances are scored on: a share of each class, or a number of images of each
-    class (the paper's is 50); `seed` chooses it. `score_batch` is the batch in which models are scored.
+    class (the paper's is 50; with 0 there is none, and only "test" can be scored); `seed` chooses it. `score_batch` is
+    the batch in which models are scored.
 
     Data is read when it is first used, in the process that uses it, and the test set only when "test" is scored. The
     training set is in memory, on the step's device, unless it consists of files that do not fit (see Files.settle).
@@ -64,8 +65,10 @@ class ClassificationTask:
     def __post_init__(self) -> None:
         check_holdout(self.holdout)
         as_whole("score_batch", self.score_batch, InvalidValue)
-        size = None if self.size is None else _sides(self.size)
+        size = None if self.size is None else as_size(self.size)
         object.__setattr__(self, "size", size)
+        if self.normalise is not None:
+            object.__setattr__(self, "normalise", as_normal(self.normalise))
         object.__setattr__(self, "_data", Loaded(self.source, size, self.holdout, self.seed))
 
     @classmethod
@@ -120,6 +123,11 @@ class ClassificationTask:
         from machine to machine."""
         seen = f"size {self.size}, normalised by {self.normalise or self.source.normal}"
         return f"{self.source.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether anything is held out; otherwise "holdout" cannot be scored."""
+        return self.holdout != 0
 
     def example(self) -> Tensor:
         """An image of the training set, normalised, as a batch of one: what a model takes."""
@@ -181,17 +189,9 @@ class ClassificationTask:
         return (images.float() - means) / deviations
 
 
-def _sides(size: int | Size) -> Size:
-    sides = size if isinstance(size, tuple | list) else (size, size)
-    if len(sides) != 2:
-        raise InvalidValue(f"size must be a number or (height, width), found {size!r}.")
-    height, width = (as_whole("size", side, InvalidValue) for side in sides)
-    return height, width
-
-
 def _absolute(path: str | os.PathLike[str]) -> Path:
     """A task may be used by a process that was started elsewhere."""
-    return Path(path).expanduser().absolute()
+    return as_path("The place of a dataset", path, InvalidValue).expanduser().absolute()
 
 
 def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:

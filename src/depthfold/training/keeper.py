@@ -80,7 +80,9 @@ class Keeper:
         found = _read(self.folder / LAST) if (self.folder / LAST).exists() else None
         if found is not None:
             identity.expect(found[0].identity, self.folder)
-        self._metrics = Metrics(self.folder, found[0].step if found else 0, self._tensorboard)
+        # The line of a step holds its score; where that is still to be taken, a line that is there comes once more.
+        lines = found[0].step - found[0].unscored if found else 0
+        self._metrics = Metrics(self.folder, lines, self._tensorboard)
         stack.callback(self._metrics.close)
         if found is None:
             return None
@@ -113,7 +115,10 @@ def _read(path: Path) -> tuple[State, dict[str, Tensor]]:
     try:
         return State.loads(document), tensors
     except InvalidValue as error:
-        raise CheckpointError(f"The checkpoint {path} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read: {error} Go on with the depthfold that wrote it, give this training "
+            "a folder of its own, or delete that one to start again."
+        ) from error
 
 
 @contextlib.contextmanager

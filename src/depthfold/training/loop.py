@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from depthfold.core.coerce import as_path
 from depthfold.errors import InvalidValue
 from depthfold.progress import Progress, silent
-from depthfold.training.borrowing import lent, modes_kept, own_random_numbers, placed
+from depthfold.training.borrowing import lent, modes_kept, own_precision, own_random_numbers, placed
 from depthfold.training.curve import Trained
 from depthfold.training.keeper import Keeper
 from depthfold.training.losses import Losses
@@ -21,7 +22,7 @@ from depthfold.training.run import Run
 from depthfold.training.schedule import total_steps
 from depthfold.training.state import Identity
 from depthfold.training.stepper import Stepper
-from depthfold.training.task import Split, Step, Task, mix
+from depthfold.training.task import Split, Step, Task, expect_task
 
 
 def train(
@@ -46,7 +47,7 @@ def train(
     checkpoints and metrics there and, run again, goes on from the last one, to the same weights; `about` says what
     kind of model it is where its weights do not. The teacher is put back as it was found.
     """
-    _expect(model, task, recipe, folder, tensorboard)
+    _expect(model, task, recipe, split, folder, tensorboard)
     place, total = find_place(device), total_steps(recipe, task)
     if recipe.batch % place.world:
         raise InvalidValue(
@@ -58,14 +59,18 @@ def train(
         stack.enter_context(modes_kept(model))
         stack.enter_context(placed(model, place.device, recipe.channels_last))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(own_precision(place.device))
         lesson = stack.enter_context(lent(teacher, model, place.device))
         reseed = stack.enter_context(own_random_numbers(place.device))
-        identity = None if folder is None else Identity.of(model, recipe, total, seed, split, about)
         stepper = Stepper(model.train(), recipe, place)
-        run = Run(task=task, stepper=stepper, total=total, split=split, losses=Losses(recipe, place, total))
-        if folder is not None and identity is not None:
-            run.identity, run.keeper = identity, Keeper(folder, place, tensorboard)
-            run.take_up(stack.enter_context(run.keeper.resumed(identity, stepper)))
+        losses = Losses(recipe, place, total)
+        run = Run(task=task, stepper=stepper, total=total, split=split, losses=losses, seed=seed, reseed=reseed)
+        if folder is not None:
+            run.identity = Identity.of(
+                model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
+            )
+            run.keeper = Keeper(folder, place, tensorboard)
+            run.take_up(stack.enter_context(run.keeper.resumed(run.identity, stepper)))
         tick = progress("steps", total, run.done) if place.main else silent("", 0, 0)
         step = Step(
             number=0,
@@ -77,23 +82,23 @@ def train(
             world=place.world,
         )
         for number in range(run.done, total):
-            # What draws from the global random numbers (dropout) depends on the step alone, so that a resumed training
-            # need not know what was drawn before it.
-            reseed(mix(seed, "step", number, place.rank))
             run.take(dataclasses.replace(step, number=number))
             tick()
         return run.finish()
 
 
-def _expect(model: object, task: object, recipe: object, folder: object, tensorboard: bool) -> None:
+def _expect(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidValue(f"train() trains an nn.Module, found {type(model).__name__}.")
-    if not isinstance(task, Task):
-        raise InvalidValue(
-            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
-            "FunctionTask(loss=..., score=...) makes one of two functions."
-        )
+    expect_task(task)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
-    if tensorboard and folder is None:
+    if split is None and recipe.keep == "best":
+        raise InvalidValue(
+            'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the '
+            'task a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
+        )
+    if folder is not None:
+        as_path("The folder of a training", folder, InvalidValue)
+    elif tensorboard:
         raise InvalidValue("TensorBoard's files go into the folder of the training: give it one.")

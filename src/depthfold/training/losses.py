@@ -24,18 +24,20 @@ class Losses:
         self._recipe, self._place, self._total = recipe, place, total
         self._together = 1 if place.device.type == "cpu" else TOGETHER
         self._waiting: list[tuple[int, float, Tensor]] = []
-        self._read: list[float] = []
+        self.pending: list[float] = []  # read, and of no mean yet
 
     def add(self, number: int, lr: float, loss: Tensor) -> None:
         self._waiting.append((number, lr, loss))
         if len(self._waiting) >= self._together:
             self._settle()
 
-    def mean(self) -> float:
-        """The mean over the steps since this was asked last, and over the processes."""
+    def mean(self, *, so_far: bool = False) -> float:
+        """The mean over the steps since this was asked last, and over the processes. With `so_far` it does not count as
+        asked: the next mean is over these steps, too."""
         self._settle()
-        mean = fmean(self._read)
-        self._read.clear()
+        mean = fmean(self.pending)
+        if not so_far:
+            self.pending.clear()
         return mean
 
     def _settle(self) -> None:
@@ -51,7 +53,7 @@ class Losses:
                     lr=lr,
                 )
         self._waiting.clear()
-        self._read.extend(losses)
+        self.pending.extend(losses)
 
 
 def advice(recipe: Recipe) -> str:

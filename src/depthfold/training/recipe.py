@@ -26,9 +26,10 @@ class Recipe(Document):
     raise the learning rate linearly first. `weight_decay` is on all parameters, as in the paper. `clip` is a limit on
     the norm of the gradient. With a teacher, the loss is `distillation` times the cross-entropy with the teacher's
     softened outputs plus the rest times the cross-entropy with the labels, without label smoothing. `ema` is the decay
-    of an average of the weights, which is then what is scored and kept. A checkpoint is written every `checkpoint`
-    steps, and the score taken every `evaluate` steps (both at the end, too; None: only there). `keep` says which
-    weights the training ends with: the last ones, as in the paper, or those of the best score.
+    of an average of the weights, which is then what is scored and kept. The score is taken every `evaluate` steps and
+    at the end (None: only there). Where the training has a folder, a checkpoint is written there every `checkpoint`
+    steps (None: ten times in all), after a score that is the best so far, and at the end. `keep` says which weights the
+    training ends with: the last ones, as in the paper, or those of the best score.
     """
 
     FORMAT: ClassVar[str] = "depthfold.recipe"

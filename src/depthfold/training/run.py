@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from depthfold.errors import NotFinite
+from depthfold.training.borrowing import Seed
 from depthfold.training.curve import Point, Trained
 from depthfold.training.keeper import Keeper
 from depthfold.training.losses import Losses, advice
-from depthfold.training.schedule import learning_rate
+from depthfold.training.schedule import due, learning_rate
 from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into, weights
-from depthfold.training.task import Split, Step, Task
+from depthfold.training.task import Split, Step, Task, mix
 
+CHECKPOINTS = 10  # of a training that has a folder, and whose recipe does not say how often
 LOG = 50  # steps between two lines of the metrics; a score and a checkpoint have a line, too
 
 
@@ -30,6 +32,8 @@ class Run:
     total: int
     split: Split | None
     losses: Losses
+    seed: int
+    reseed: Seed  # the global random numbers
     keeper: Keeper | None = None
     identity: Identity | None = None  # goes with the keeper
     done: int = 0
@@ -41,25 +45,35 @@ class Run:
     started: float = field(default_factory=time.perf_counter)
 
     def take_up(self, state: State | None) -> None:
-        """Go on from a checkpoint."""
-        if state is not None:
-            self.done, self.loss, self.before = state.step, state.loss, state.seconds
-            self.curve, self.best = state.curve, state.best
+        """Go on from a checkpoint. A score that was due there and was not taken is taken now."""
+        if state is None:
+            return
+        self.done, self.loss, self.before = state.step, state.loss, state.seconds
+        self.curve, self.best = state.curve, state.best
+        self.losses.pending.extend(state.pending)
+        if state.unscored:
+            lr = learning_rate(self.stepper.recipe, self.done - 1, self.total)
+            self._settle(lr, score=True, checkpoint=True)
 
     def take(self, step: Step) -> None:
         """Take one step, and do what is due after it."""
+        # What draws from the global random numbers (dropout) depends on the step alone, so that a resumed training need
+        # not know what was drawn before it.
+        self.reseed(mix(self.seed, "step", step.number, step.rank))
         lr = learning_rate(step.recipe, step.number, self.total)
         self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
         self.done = step.number + 1
-        end, recipe = self.done == self.total, step.recipe
-        score = self.split is not None and (end or _due(recipe.evaluate, self.done))
-        checkpoint = end or _due(recipe.checkpoint, self.done)
-        if score or checkpoint or _due(LOG, self.done):  # with a folder or without, so that the curve is the same
-            self.loss = self.losses.mean()
-            if score or checkpoint:
-                self._expect_finite(lr)
-            better = self._score(lr) if score else False
-            self._keep(lr, scored=score, checkpoint=checkpoint or better)
+        score, checkpoint = self.split is not None and self._due(step.recipe.evaluate), self._due(self._interval)
+        # A mean of the losses is taken whether there is a folder or not, so that the curve is the same.
+        line = score or self._due(step.recipe.checkpoint) or self._due(LOG)
+        if line or checkpoint:
+            self.loss = self.losses.mean(so_far=not line)
+        if score or checkpoint:
+            self._expect_finite(lr)
+        if checkpoint and (score or not line):
+            self._save()  # before the score: that is the task's code and may fail, and must not take the steps with it
+        if line:
+            self._settle(lr, score=score, checkpoint=checkpoint)
 
     def finish(self) -> Trained:
         """Leave the model with the weights that the recipe wants, and tell how it went."""
@@ -81,6 +95,15 @@ class Run:
             score=None if last is None else last.score,
         )
 
+    @property
+    def _interval(self) -> int | None:
+        """Steps between two checkpoints."""
+        default = None if self.keeper is None else math.ceil(self.total / CHECKPOINTS)
+        return self.stepper.recipe.checkpoint or default
+
+    def _due(self, every: int | None) -> bool:
+        return due(every, self.done, self.total)
+
     def _expect_finite(self, lr: float) -> None:
         self.stepper.gather()
         if not self.stepper.finite():
@@ -92,11 +115,18 @@ class Run:
                 lr=lr,
             )
 
+    def _settle(self, lr: float, *, score: bool, checkpoint: bool) -> None:
+        better = self._score(lr) if score else False
+        self._log(lr, scored=score)
+        if checkpoint or better:
+            self._save()
+
     def _score(self, lr: float) -> bool:
         """Score the model, and say whether it is the best so far."""
         stepper, split = self.stepper, self.split
         if split is None:
             return False
+        self.reseed(mix(self.seed, "score", self.done))  # taken after a resumption, it is the same
         stepper.model.eval()
         with torch.no_grad():
             own = self.task.score(stepper.scored, split)
@@ -119,10 +149,10 @@ class Run:
             self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.kept().items()}
         return True
 
-    def _keep(self, lr: float, *, scored: bool, checkpoint: bool) -> None:
-        if self.keeper is None or self.identity is None:
+    def _log(self, lr: float, *, scored: bool) -> None:
+        if self.keeper is None:
             return
-        epochs, seconds = self.stepper.recipe.epochs, self._seconds()
+        epochs = self.stepper.recipe.epochs
         self.keeper.log(
             {
                 "step": self.done,
@@ -130,26 +160,26 @@ class Run:
                 "lr": lr,
                 "loss": self.loss,
                 "score": self.curve[-1].score if scored else None,
-                "seconds": round(seconds, 3),
+                "seconds": round(self._seconds(), 3),
             }
         )
-        if checkpoint:
-            scaler = self.stepper.scaler.state_dict()  # empty where there is none
-            state = State(
-                identity=self.identity,
-                step=self.done,
-                seconds=seconds,
-                loss=self.loss,
-                curve=self.curve,
-                best=self.best,
-                scale=scaler.get("scale"),
-                growth=scaler.get("_growth_tracker", 0),
-            )
-            self.keeper.save(state, self.stepper)
+
+    def _save(self) -> None:
+        if self.keeper is None or self.identity is None:
+            return
+        scaler = self.stepper.scaler.state_dict()  # empty where there is none
+        state = State(
+            identity=self.identity,
+            step=self.done,
+            seconds=self._seconds(),
+            loss=self.loss,
+            pending=tuple(self.losses.pending),
+            curve=self.curve,
+            best=self.best,
+            scale=scaler.get("scale"),
+            growth=scaler.get("_growth_tracker", 0),
+        )
+        self.keeper.save(state, self.stepper)
 
     def _seconds(self) -> float:
         return self.before + time.perf_counter() - self.started
-
-
-def _due(every: int | None, done: int) -> bool:
-    return every is not None and done % every == 0

@@ -22,6 +22,11 @@ def total_steps(recipe: Recipe, task: Task) -> int:
     return total
 
 
+def due(every: int | None, done: int, total: int) -> bool:
+    """Whether something that is done every so many steps, and at the end, is to be done after so many."""
+    return done == total or (every is not None and done % every == 0)
+
+
 def learning_rate(recipe: Recipe, step: int, total: int) -> float:
     """The learning rate of a step, counted from 0: linear up to the recipe's own, which the first step after the
     warm-up takes, then along a half cosine that would reach 0 one step after the last."""

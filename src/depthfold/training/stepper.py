@@ -48,6 +48,7 @@ class Stepper:
             self.autocast["dtype"] = _HALF[recipe.precision]
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.precision == "float16")
         self.average = Average(model, recipe.ema) if recipe.ema is not None else None
+        self._constants = _not_finite(weights(model))
         self._trained = self._distributed()
 
     def step(self, task: Task, step: Step, lr: float) -> Tensor:
@@ -66,6 +67,7 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update()
+        torch.clear_autocast_cache()  # of the weights as they were: PyTorch keeps it until the outermost autocast ends
         return loss.detach().reshape(())
 
     @property
@@ -105,10 +107,11 @@ class Stepper:
                 self.average.copy_buffers()
 
     def finite(self) -> bool:
-        """Whether everything that a checkpoint would hold is, asked of the device once."""
-        tensors = [tensor.isfinite().all() for tensor in self.tensors().values() if tensor.is_floating_point()]
+        """Whether everything that a checkpoint would hold is, but for what was not when the training began: a mask of
+        -inf, say, has not come of the steps."""
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
-        return scale >= SMALLEST_SCALE and bool(torch.stack(tensors).all())
+        tensors = {name: each for name, each in self.tensors().items() if name.partition(".")[2] not in self._constants}
+        return scale >= SMALLEST_SCALE and not _not_finite(tensors)
 
     def _distributed(self) -> nn.Module:
         if self.place.world == 1:
@@ -120,6 +123,13 @@ class Stepper:
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, those that are left out of a state dict, too; what has several names, under its first."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """The names of those that hold a number that is not finite; the device is asked once."""
+    floats = {name: tensor.isfinite().all() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    answers = torch.stack(tuple(floats.values())).tolist() if floats else ()
+    return frozenset(name for name, finite in zip(floats, answers, strict=True) if not finite)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from depthfold.core.coerce import as_text
 from depthfold.errors import InvalidValue
 from depthfold.training.recipe import Recipe
 
@@ -46,6 +47,9 @@ class Task(Protocol):
     `loss` draws the batch of a step, moves it to the step's device and returns the loss; it is called under autocast
     where the recipe asks for it, and uses `step.teacher`, if there is one, for distillation. `score` is higher for a
     better model; it is called with the model in evaluation mode and without gradients.
+
+    Two attributes are optional. `identity`, text, tells the task from others: what was kept of another is not taken for
+    its own. `holds_out` is False where there is no hold-out set; such a task is trained without scores.
     """
 
     def loss(self, model: nn.Module, step: Step) -> Tensor: ...
@@ -60,11 +64,16 @@ class Task(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTask:
     """A task of two functions: `loss(model, step)` and `score(model, split)`. `epoch` is how many steps make one; a
-    recipe that counts in steps does not need it."""
+    recipe that counts in steps does not need it. `identity` names the task, its data and its version: functions do not
+    tell one from another, so without it a run takes what it holds of any other such task for this one's."""
 
     loss: Callable[[nn.Module, Step], Tensor]
     score: Callable[[nn.Module, Split], float]
     epoch: int | None = None
+    identity: str = ""
+
+    def __post_init__(self) -> None:
+        as_text("The identity of a task", self.identity, InvalidValue)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         if self.epoch is None:
@@ -73,6 +82,24 @@ class FunctionTask:
                 "Give the task epoch=..., or the recipe steps=..."
             )
         return self.epoch
+
+
+def expect_task(task: object) -> None:
+    if not isinstance(task, Task):
+        raise InvalidValue(
+            f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
+            "FunctionTask(loss=..., score=...) makes one of two functions."
+        )
+
+
+def task_name(task: Task) -> str:
+    """What the task says of itself, or its class where it says nothing."""
+    return str(getattr(task, "identity", "")) or type(task).__qualname__
+
+
+def holds_out(task: Task) -> bool:
+    """Whether the task has a hold-out set to score on. One that does not say has one."""
+    return bool(getattr(task, "holds_out", True))
 
 
 def mix(*parts: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -10,12 +11,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from depthfold.core.coerce import as_float, as_tuple, as_whole
 from depthfold.core.wording import count
-from depthfold.errors import DataError
+from depthfold.errors import DataError, InvalidValue
 
 Part = Literal["train", "test"]
 Size = tuple[int, int]  # height and width
 Normal = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation, by channel, of values 0..1
+
+
+def as_size(value: object) -> Size:
+    """What the user wants images brought to: a number, or (height, width)."""
+    sides = value if isinstance(value, tuple | list) else (value, value)
+    if len(sides) != 2:
+        raise InvalidValue(f"size must be a number or (height, width), found {value!r}.")
+    height, width = (as_whole("size", side, InvalidValue) for side in sides)
+    return height, width
+
+
+def as_normal(value: object) -> Normal:
+    """What the user gives to normalise by."""
+    try:
+        mean, deviation = as_tuple("normalise", value, InvalidValue)
+        means, deviations = (
+            tuple(as_float(what, number, InvalidValue) for number in as_tuple(what, row, InvalidValue))
+            for what, row in (("A mean of normalise", mean), ("A deviation of normalise", deviation))
+        )
+    except ValueError as error:  # InvalidValue is one, too many or too few to unpack is another
+        raise InvalidValue(
+            f"normalise must be (means, deviations), a number for every channel in each; found {value!r:.80}. For "
+            "ImageNet's: ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))."
+        ) from error
+    if not all(map(math.isfinite, means)) or not all(0 < number < math.inf for number in deviations):
+        raise InvalidValue(f"normalise must have finite means, and deviations above 0; found {value!r:.80}.")
+    return means, deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -123,6 +123,10 @@ def decoded(path: str) -> Any:
     try:
         with _pillow().open(path) as image:
             return image.convert("RGB")
+    except _pillow().DecompressionBombError as error:  # no kin of the others
+        raise DataError(
+            f"The image {path} is too large: {error} Make it smaller, or take it out of its folder."
+        ) from None
     except (OSError, ValueError, SyntaxError) as error:  # Pillow's three ways to say that a file is damaged
         raise DataError(
             f"The image {path} cannot be read: {error}. Fetch it again, or take it out of its folder."
@@ -134,7 +138,7 @@ def _size(path: str) -> Size:
     try:
         with _pillow().open(path) as image:
             return image.height, image.width
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError):
         image = decoded(path)  # raises, and says why
         return image.height, image.width
 

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import torch
 
+from depthfold.core.coerce import as_tuple_of
 from depthfold.core.wording import count
-from depthfold.errors import DataError
+from depthfold.errors import DataError, InvalidValue
 from depthfold.training.data.collection import Collection, Normal, Part, listed
 from depthfold.training.data.files import Files
 
@@ -111,7 +112,7 @@ def class_list(classes: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ..
         where = f"The list of classes {file}"
     else:
         where = "The list of classes"
-    names = tuple(classes)
+    names = as_tuple_of(str, "classes", classes, InvalidValue)
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         found = f"has {', '.join(map(repr, twice))} more than once" if twice else "is empty"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from depthfold.errors import DataError
+from depthfold.core.wording import one_line
+from depthfold.errors import DataError, InvalidValue
 from depthfold.training.data.collection import Collection, Normal, Part
 from depthfold.training.data.held import Held
 
@@ -61,7 +62,10 @@ class InMemory:
 
 
 def _checked(part: str, pair: Pair) -> Pair:
-    images, labels = torch.as_tensor(pair[0]).detach().cpu(), torch.as_tensor(pair[1]).detach().cpu()
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        found = f"{len(pair)} things" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InvalidValue(f"{part} must be a pair of tensors, {part}=(images, labels); found {found}.")
+    images, labels = _tensor(f"{part} images", pair[0]), _tensor(f"{part} labels", pair[1])
     if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise DataError(
             f"The {part} images are {images.dtype} of shape {tuple(images.shape)}, expected uint8 (0 to 255) or float "
@@ -73,6 +77,15 @@ def _checked(part: str, pair: Pair) -> Pair:
             f"of the {len(images)} images, of which there must be some."
         )
     return images, labels.long()
+
+
+def _tensor(what: str, value: object) -> Tensor:
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch's three ways to say that it cannot
+        raise InvalidValue(
+            f"The {what} must be a tensor, found {type(value).__name__}: {one_line(error)}. Make a tensor of it first."
+        ) from error
 
 
 def _normal(images: Tensor) -> Normal:
