@@ -89,7 +89,7 @@ def _measure(
 ) -> None:
     """Compile what is not known well enough yet, as much at a time as fits into memory, and time it in turns.
 
-    What the runtime rejects keeps its reason, and the rest goes on.
+    What the runtime rejects, or fails to run while it is timed, keeps its reason, and the rest goes on.
     """
     missing = {
         key: item
@@ -103,14 +103,22 @@ def _measure(
         notebook.keep_turn(key, samples)
         step()
 
-    queue = deque(missing)
-    while queue:
-        candidates = _compile_some(queue, items, build, size, notebook)
-        try:
-            timer.measure(candidates, notebook.turns, keep)
-        finally:
-            for candidate in candidates.values():
-                candidate.close()
+    def fail(key: str, error: BackendError) -> None:
+        if isinstance(error, OutOfMemory) and len(candidates) > 1:  # perhaps only beside the others: alone, later
+            queues.append(deque([key]))
+        else:
+            notebook.keep_reason(key, str(error))
+
+    queues = deque([deque(missing)])
+    while queues:
+        queue = queues.popleft()
+        while queue:
+            candidates = _compile_some(queue, items, build, size, notebook)
+            try:
+                timer.measure(candidates, notebook.turns, keep, fail)
+            finally:
+                for candidate in candidates.values():
+                    candidate.close()
 
 
 def _compile_some(

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from depthfold.backends import Backend, get
 from depthfold.core import Profile
+from depthfold.errors import BackendError
 from depthfold.latency.memory import peak_memory
 from depthfold.latency.timer import Timer, Turns
 from depthfold.tracing.inputs import Inputs
@@ -37,7 +38,7 @@ def profile_all(
             name: stack.enter_context(contextlib.closing(backend.compile(module, inputs)))
             for name, module in modules.items()
         }
-        timer.measure(compiled, turns)
+        timer.measure(compiled, turns, fail=_refuse)
     profiles = {}
     for name, module in modules.items():
         memory, reason = peak_memory(module, inputs, environment)
@@ -51,6 +52,10 @@ def profile_all(
             memory_reason=reason,
         )
     return profiles
+
+
+def _refuse(name: str, error: BackendError) -> None:
+    raise type(error)(f"The profile of {name!r} cannot be measured. {error}") from error
 
 
 def count_flops(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
