@@ -167,6 +167,13 @@ def test_a_profile_counts_what_can_be_counted_by_hand():
     assert found.memory is not None and found.memory >= 4 * (found.parameters + x.numel())
 
 
+def test_peak_memory_is_more_than_what_the_network_holds_before_it_runs():
+    """32 MB between two convolutions, beside weights and inputs of half of one."""
+    module = nn.Sequential(nn.Conv2d(1, 64, 1), nn.Conv2d(64, 1, 1))
+    found = profile(module, torch.randn(1, 1, 354, 354), COST, timer=QUICK)
+    assert 32e6 < found.memory < 320e6
+
+
 def test_profiles_side_by_side(network):
     both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
     text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
