@@ -74,6 +74,10 @@ class Timer:
         wide = spread([sample for turn in turns for sample in turn]) > self.spread
         return not wide or len(turns) >= self.turns + self.extra
 
+    def left(self, turns: Turns) -> int:
+        """How many turns a candidate still gets, as far as can be told: more follow while its spread is too wide."""
+        return 0 if self.enough(turns) else max(self.turns - len(turns), 1)
+
     def measure(
         self,
         candidates: Mapping[Key, Timed],
