@@ -1,12 +1,14 @@
 """Backends by name, by name with options, and by entry point."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 from depthfold.backends import Backend, available, get
+from depthfold.backends.inductor import Inductor
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.backends.pytorch import PyTorch
 from depthfold.backends.registry import spelled
@@ -63,6 +65,19 @@ def test_spelled_leaves_out_defaults_and_what_it_is_told():
     assert spelled(backend) == "pytorch:device=cuda,cuda_graphs=true,threads=2"
     assert spelled(backend, without=("device", "threads")) == "pytorch:cuda_graphs=true"
     assert spelled(PyTorch()) == "pytorch"
+
+
+def test_what_pytorch_and_inductor_share_leaves_their_names_and_their_shape():
+    """Tables measured before hold on: the name of the runtime spells options in the backend's own order."""
+    x = (torch.ones(1, 3, 4, 4),)
+    eager, compiled = PyTorch(channels_last=True, threads=1), Inductor(channels_last=True, mode="max-autotune")
+    assert eager.environment(x).runtime == "pytorch:channels_last=true"
+    assert compiled.environment(x).runtime == "inductor:mode=max-autotune,channels_last=true"
+    assert (eager.environment(x).threads, eager.environment(x).precision) == (1, "float32")
+    for backend in (eager, compiled):
+        assert not hasattr(backend, "__dict__")
+        with pytest.raises(FrozenInstanceError):
+            backend.device = "cuda"
 
 
 @pytest.mark.parametrize(

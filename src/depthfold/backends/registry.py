@@ -8,7 +8,7 @@ import importlib
 import types
 import typing
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from depthfold.backends.base import Backend
 from depthfold.core.document import decode
@@ -27,6 +27,12 @@ _BUILT_IN = {
 }
 _METHODS = ("environment", "compile", "export")
 _FLAGS = {"true": True, "false": False}
+
+
+class Named(Protocol):
+    """What has a name; its options are the fields of its dataclass."""
+
+    name: ClassVar[str]
 
 
 def available() -> tuple[str, ...]:
@@ -58,7 +64,7 @@ def _lacking(target: object) -> str:
     return f"It lacks {', '.join(missing)}." if missing else ""
 
 
-def spelled(backend: Backend, *, without: tuple[str, ...] = ()) -> str:
+def spelled(backend: Named, *, without: tuple[str, ...] = ()) -> str:
     """The backend as get() reads it: its name and the options that differ from their defaults, but for `without`."""
     fields = dataclasses.fields(backend)  # type: ignore[arg-type]
     values = {field.name: getattr(backend, field.name) for field in fields if field.name not in without}
