@@ -295,3 +295,10 @@ def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
     lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
     with pytest.raises(TableError, match="nothing in this network can be merged"):
         measure_latency(lone, COST, timer=QUICK, networks=4)
+
+
+def test_a_network_without_layers_has_nothing_to_time():
+    """Traced on a single example without a batch, no convolution is a layer."""
+    empty = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(3, 32, 32))
+    with pytest.raises(TableError, match=r"has no layers that can be timed\. Print it"):
+        measure_latency(empty, COST, timer=QUICK, networks=4)

@@ -104,6 +104,8 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
 
 
 def _no_way(notebook: Notebook) -> TableError:
+    if not notebook.reasons:
+        return TableError("This network has no layers that can be timed. Print it: every convolution has its reason.")
     reasons = "; ".join(dict.fromkeys(notebook.reasons.values()))
     return TableError(
         f"The runtime rejected so many blocks that no whole network is left: {reasons}. Measure with another runtime "
