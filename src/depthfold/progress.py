@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-# progress(what, of so many turns, so many taken already) -> a function to call after each further turn.
+# progress(what, of so many turns, so many taken already) -> a function to call after each further turn. Called again
+# for the same thing while it is under way, it says that there are more turns, or fewer, than it seemed.
 Tick = Callable[[], None]
 Progress = Callable[[str, int, int], Tick]
 
@@ -24,15 +25,20 @@ def progress_bars() -> Iterator[Progress]:
         yield silent
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # Rich looks back 30 seconds; a training may take longer, and then it would never say how much time is left.
     with Bars(*columns, console=Console(stderr=True), speed_estimate_period=1e9) as bars:
+        under_way: dict[str, TaskID] = {}
 
         def progress(what: str, total: int, done: int) -> Tick:
-            task = bars.add_task(what, total=total, completed=done)
+            task = under_way.get(what)
+            if task is None or bars.tasks[task].completed >= (bars.tasks[task].total or 0):
+                task = under_way[what] = bars.add_task(what, total=total, completed=done)
+            else:
+                bars.update(task, total=total, completed=done)
             return lambda: bars.advance(task)
 
         yield progress

@@ -1,14 +1,27 @@
 """Backends by name, by name with options, and by entry point."""
 
 import sys
+from dataclasses import FrozenInstanceError, dataclass
+from typing import ClassVar
 
 import pytest
+import torch
 
 from depthfold.backends import Backend, available, get
+from depthfold.backends.inductor import Inductor
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.backends.pytorch import PyTorch
 from depthfold.backends.registry import spelled
-from depthfold.errors import InvalidValue
+from depthfold.errors import BackendError, InvalidValue, MissingDependency
+
+
+@dataclass(frozen=True)
+class Half:
+    name: ClassVar[str] = "half"
+    level: int = 2
+    export = None
+
+    def compile(self, module, inputs): ...
 
 
 def test_by_name():
@@ -54,6 +67,19 @@ def test_spelled_leaves_out_defaults_and_what_it_is_told():
     assert spelled(PyTorch()) == "pytorch"
 
 
+def test_what_pytorch_and_inductor_share_leaves_their_names_and_their_shape():
+    """Tables measured before hold on: the name of the runtime spells options in the backend's own order."""
+    x = (torch.ones(1, 3, 4, 4),)
+    eager, compiled = PyTorch(channels_last=True, threads=1), Inductor(channels_last=True, mode="max-autotune")
+    assert eager.environment(x).runtime == "pytorch:channels_last=true"
+    assert compiled.environment(x).runtime == "inductor:mode=max-autotune,channels_last=true"
+    assert (eager.environment(x).threads, eager.environment(x).precision) == (1, "float32")
+    for backend in (eager, compiled):
+        assert not hasattr(backend, "__dict__")
+        with pytest.raises(FrozenInstanceError):
+            backend.device = "cuda"
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -77,7 +103,9 @@ def test_spelled_leaves_out_defaults_and_what_it_is_told():
         ("tensorrt:optimisation=9", "goes from 0 to 5, found 9"),
         ("cost_model:gflops=0", "must be above 0"),
         (PyTorch, "Expected a backend or the name of one"),
-        (7, "Expected a backend or the name of one, found 7"),
+        (7, "Expected a backend or the name of one, found 7. It lacks environment(), compile(), export(), a name."),
+        (PyTorch, "It is a class: make one of it, PyTorch()."),
+        (Half(), "found Half(level=2). It lacks environment(), export(). Known are cost_model"),
     ],
 )
 def test_what_is_wrong_is_said(target, message):
@@ -97,12 +125,26 @@ def plugin(tmp_path, monkeypatch):
         "    name = 'toy'\n"
         "    level: int = 1\n"
         "nothing = 3\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Bare:\n"
+        "    level: int = 1\n"
+        "    def compile(self, module, inputs): ...\n"
     )
     info = tmp_path / "toy_backend-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
-    points = "[depthfold.backends]\ntoy = toy_backend:Toy\nbroken = toy_backend:nothing\n"
-    (info / "entry_points.txt").write_text(points)
+    (tmp_path / "toy_outdated.py").write_text("raise RuntimeError('needs a newer\\ndriver')\n")
+    (tmp_path / "toy_lacking.py").write_text("import toy_library_that_is_not_there\n")
+    values = {
+        "toy": "toy_backend:Toy",
+        "broken": "toy_backend:nothing",
+        "bare": "toy_backend:Bare",
+        "gone": "toy_backend:Gone",
+        "lacking": "toy_lacking:Toy",
+        "outdated": "toy_outdated:Toy",
+    }
+    points = "\n".join(f"{name} = {value}" for name, value in values.items())
+    (info / "entry_points.txt").write_text(f"[depthfold.backends]\n{points}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("toy_backend", None)
@@ -119,3 +161,33 @@ def test_by_entry_point(plugin):
 def test_an_entry_point_that_is_no_backend(plugin):
     with pytest.raises(InvalidValue, match="must name a dataclass whose fields are the options"):
         get("broken")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        (
+            "lacking",
+            MissingDependency,
+            "'lacking' of the group 'depthfold.backends' (toy_lacking:Toy, of the package toy-backend) does not "
+            "import: No module named 'toy_library_that_is_not_there'. Install what it needs",
+        ),
+        (
+            "outdated",
+            BackendError,
+            "(toy_outdated:Toy, of the package toy-backend) does not load: RuntimeError: needs a newer driver. Tell",
+        ),
+        ("gone", BackendError, "(toy_backend:Gone, of the package toy-backend) does not load: AttributeError: module"),
+        (
+            "bare:level=3",
+            InvalidValue,
+            "(toy_backend:Bare, of the package toy-backend) names no backend. It lacks environment(), export(), "
+            "a name.",
+        ),
+    ],
+)
+def test_an_entry_point_that_cannot_be_used_names_its_package(plugin, name, kind, message):
+    with pytest.raises(kind) as caught:
+        get(name)
+    assert message in str(caught.value)
+    assert get("toy").level == 1  # the others are none the worse

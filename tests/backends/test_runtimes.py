@@ -33,6 +33,28 @@ def test_threads_are_set_for_the_run_only():
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize("threads", [1, torch.get_num_threads() + 1])
+def test_threads_are_passed_on(threads):
+    session = get(f"onnxruntime:threads={threads}").compile(CONV, INPUTS)._session
+    assert session.get_session_options().intra_op_num_threads == threads
+    request = get(f"openvino:threads={threads}").compile(CONV, INPUTS)._request
+    assert request.get_compiled_model().get_property("INFERENCE_NUM_THREADS") == threads
+    for runtime in ("onnxruntime", "openvino"):
+        assert get(f"{runtime}:threads={threads}").environment(INPUTS).threads == threads
+
+
+def test_without_threads_it_is_pytorchs_own_number():
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        session = get("onnxruntime").compile(CONV, INPUTS)._session
+        request = get("openvino").compile(CONV, INPUTS)._request
+    finally:
+        torch.set_num_threads(before)
+    assert session.get_session_options().intra_op_num_threads == before + 1
+    assert request.get_compiled_model().get_property("INFERENCE_NUM_THREADS") == before + 1
+
+
 def test_the_machine_is_named_by_its_processor(monkeypatch):
     def named(text):
         machine_name.cache_clear()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from random import Random
 
 import pytest
 import torch
@@ -10,63 +9,13 @@ from torch import nn
 
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
-from depthfold.core import Score, Span
+from depthfold.core import Span
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
-from depthfold.latency import Timer, choose, measure_latency, profile, profile_all, side_by_side
+from depthfold.latency import choose, measure_latency, profile, profile_all, side_by_side
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
 from depthfold.latency.candidates import shallow_of
 from depthfold.store import Journal
-from depthfold.testing import random_plan
-
-QUICK = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=0)
-COST = CostModel()
-
-
-class Small(nn.Module):
-    """A stem, three inverted residuals (the second strided) and a head: skips, depth-wise layers, a projection."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
-        self.blocks = nn.ModuleList(self.block(8, 16, 8, 1) for _ in range(2))
-        self.down = self.block(8, 16, 12, 2)
-        self.last = self.block(12, 24, 12, 1)
-        self.projection = nn.Conv2d(12, 12, 1)
-        self.head = nn.Linear(12, 5)
-
-    @staticmethod
-    def block(ins, hidden, outs, stride):
-        return nn.Sequential(
-            nn.Conv2d(ins, hidden, 1), nn.ReLU6(),
-            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden), nn.ReLU6(),
-            nn.Conv2d(hidden, outs, 1), nn.BatchNorm2d(outs),
-        )  # fmt: skip
-
-    def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = x + block(x)
-        x = self.down(x)
-        x = self.projection(x) + self.last(x)
-        return self.head(x.mean((2, 3)))
-
-
-@pytest.fixture(scope="module")
-def network():
-    torch.manual_seed(0)
-    return df.trace(Small(), torch.randn(1, 3, 32, 32), ignore=["stem"])
-
-
-def seconds(network, plan):
-    return COST.compile(shallow_of(network, plan), tuple(network.inputs.args)).seconds() * 1000
-
-
-def predicted(table, network, plan):
-    return sum(table.times[span] for span in network.segments(plan))
-
-
-def plans(network, count):
-    return [random_plan(network, Random(seed), "paper") for seed in range(count)]
+from latency_workshop import COST, QUICK, plans, predicted, seconds
 
 
 def test_alone_each_block_costs_what_the_cost_model_says(network):
@@ -174,16 +123,6 @@ def test_an_unknown_mode_is_a_clear_error(network):
         measure_latency(network, COST, mode="isolated")
 
 
-@pytest.fixture(scope="module")
-def frontier(network):
-    table = measure_latency(network, COST, timer=QUICK, networks=12)
-    scores = {}
-    for n, block in enumerate(network.flagged_spans("paper")):
-        scores[block] = -0.3 * (len(block.span) - 1) - 0.01 * (n % 7)
-    entries = tuple(Score(span=block, samples=(value,)) for block, value in scores.items())
-    return df.solve(table, df.ImportanceTable(entries=entries), network=network)
-
-
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.7])
 def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, frontier, share):
     original = seconds(network, network.vanilla)
@@ -226,6 +165,13 @@ def test_a_profile_counts_what_can_be_counted_by_hand():
     assert found.depth == 2
     assert found.latency == pytest.approx(COST.compile(module, (x,)).seconds() * 1000)
     assert found.memory is not None and found.memory >= 4 * (found.parameters + x.numel())
+
+
+def test_peak_memory_is_more_than_what_the_network_holds_before_it_runs():
+    """32 MB between two convolutions, beside weights and inputs of half of one."""
+    module = nn.Sequential(nn.Conv2d(1, 64, 1), nn.Conv2d(64, 1, 1))
+    found = profile(module, torch.randn(1, 1, 354, 354), COST, timer=QUICK)
+    assert 32e6 < found.memory < 320e6
 
 
 def test_profiles_side_by_side(network):
@@ -349,3 +295,10 @@ def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
     lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
     with pytest.raises(TableError, match="nothing in this network can be merged"):
         measure_latency(lone, COST, timer=QUICK, networks=4)
+
+
+def test_a_network_without_layers_has_nothing_to_time():
+    """Traced on a single example without a batch, no convolution is a layer."""
+    empty = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(3, 32, 32))
+    with pytest.raises(TableError, match=r"has no layers that can be timed\. Print it"):
+        measure_latency(empty, COST, timer=QUICK, networks=4)

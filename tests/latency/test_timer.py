@@ -47,8 +47,16 @@ def test_turns_taken_before_are_not_taken_again():
 def test_warming_up_ends_when_the_times_are_steady():
     log = []
     falling = Scripted("a", log, *[8.0] * 5, *[4.0] * 5, *[2.0] * 5, *[2.0] * 50)
-    Timer(warmup=60.0, window=5, steady=0.05).warm_up(falling)
+    Timer(warmup=1e6, window=5, steady=0.05).warm_up(falling)
     assert len(log) == 20  # 8, 4, 2, and 2 again
+
+
+def test_each_candidate_is_warmed_up_before_its_first_turn_and_not_again():
+    log, known = [], {}
+    candidates = {name: Scripted(name, log, *[9.0] * 5, *[3.0] * 5, *[1.0] * 500) for name in "ab"}
+    Timer(warmup=1e6, window=5, turn=0.0, samples=2, turns=3).measure(candidates, known)
+    assert known == {name: [(pytest.approx(1.0),) * 2] * 3 for name in "ab"}
+    assert log == ["a"] * 22 + ["b"] * 22 + ["a"] * 2 + ["b"] * 2 + ["a"] * 2 + ["b"] * 2
 
 
 def test_spread_is_the_middle_half_over_the_median():

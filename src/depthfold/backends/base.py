@@ -74,6 +74,12 @@ def private_copy(module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     return module, tuple(tensor.detach().clone() for tensor in inputs)
 
 
+def in_float32(module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """Such a copy in single precision: whatever a network was trained in, a runtime computes in what it states."""
+    module, inputs = private_copy(module, inputs)
+    return module.float(), tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs)
+
+
 def flatten(output: Any) -> Inputs:
     """The tensors of whatever a forward returns, in order."""
     if isinstance(output, Tensor):

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from depthfold.backends.base import Compiled, Inputs, flatten, on_cpu, private_copy, reasons
+from depthfold.backends.base import Compiled, Inputs, flatten, in_float32, on_cpu, reasons
 from depthfold.backends.machine import environment_of
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
@@ -58,7 +58,7 @@ class CostModel:
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         with reasons("PyTorch cannot run this module"), torch.inference_mode():
-            module, inputs = private_copy(module, inputs)
+            module, inputs = in_float32(module, inputs)
             with Work() as work:
                 flatten(module(*inputs))
         return _Computed(module, inputs, self.cost(work), self)

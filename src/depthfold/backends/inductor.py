@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, reasons
-from depthfold.backends.registry import spelled
-from depthfold.backends.torch_run import Device, Place, Precision, TorchRun
-from depthfold.core import Environment
+from depthfold.backends.torch_run import Device, Placed, Precision, TorchRun
 from depthfold.core.document import decode
 from depthfold.errors import BackendError, MissingDependency
 
@@ -24,7 +22,7 @@ _NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "TritonMissing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inductor:
+class Inductor(Placed):
     """torch.compile with fixed sizes. `mode` is its own; reduce-overhead is with CUDA graphs."""
 
     name: ClassVar[str] = "inductor"
@@ -38,14 +36,6 @@ class Inductor:
     def __post_init__(self) -> None:
         decode(Mode, self.mode, "The option mode")
         self._place()
-
-    def _place(self) -> Place:
-        return Place(
-            device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
-        )
-
-    def environment(self, inputs: Inputs) -> Environment:
-        return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         place = self._place()

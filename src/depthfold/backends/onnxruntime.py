@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, private_copy, reasons
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, in_float32, reasons
 from depthfold.backends.machine import environment_of, gpu_name, thread_count
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
@@ -64,7 +64,7 @@ class OnnxRuntime:
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         library = load("onnxruntime", "onnx")
         self._check_providers(library)
-        module, inputs = private_copy(module, inputs)
+        module, inputs = in_float32(module, inputs)
         if self.precision == "float16":
             module, inputs = module.half(), tuple(t.half() if t.is_floating_point() else t for t in inputs)
         return self._session(library, onnx_bytes(module, inputs), inputs)

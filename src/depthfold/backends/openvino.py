@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, reasons
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, in_float32, reasons
 from depthfold.backends.machine import environment_of, thread_count
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
@@ -51,6 +51,7 @@ class OpenVino:
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
+        module, inputs = in_float32(module, inputs)
         return self._request(self._model(module, inputs), inputs)
 
     def _request(self, model: Any, inputs: Inputs) -> Compiled:

@@ -11,14 +11,12 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, dynamic_shapes, expect_suffix, private_copy, reasons
-from depthfold.backends.registry import spelled
-from depthfold.backends.torch_run import Device, Place, Precision, TorchRun
-from depthfold.core import Environment
+from depthfold.backends.torch_run import Device, Placed, Precision, TorchRun
 from depthfold.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PyTorch:
+class PyTorch(Placed):
     """PyTorch as it is. On CUDA, float32 means that TF32 is off; tf32 that it is on."""
 
     name: ClassVar[str] = "pytorch"
@@ -33,14 +31,6 @@ class PyTorch:
         if self.cuda_graphs and self.device != "cuda":
             raise InvalidValue("CUDA graphs exist on CUDA devices only. Use device=cuda, or leave out cuda_graphs.")
         self._place()
-
-    def _place(self) -> Place:
-        return Place(
-            device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
-        )
-
-    def environment(self, inputs: Inputs) -> Environment:
-        return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         place = self._place()

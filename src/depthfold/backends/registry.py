@@ -8,11 +8,12 @@ import importlib
 import types
 import typing
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from depthfold.backends.base import Backend
 from depthfold.core.document import decode
-from depthfold.errors import InvalidValue
+from depthfold.core.wording import one_line
+from depthfold.errors import BackendError, InvalidValue, MissingDependency
 
 GROUP = "depthfold.backends"
 
@@ -24,7 +25,14 @@ _BUILT_IN = {
     "pytorch": "depthfold.backends.pytorch:PyTorch",
     "tensorrt": "depthfold.backends.tensorrt:TensorRT",
 }
+_METHODS = ("environment", "compile", "export")
 _FLAGS = {"true": True, "false": False}
+
+
+class Named(Protocol):
+    """What has a name; its options are the fields of its dataclass."""
+
+    name: ClassVar[str]
 
 
 def available() -> tuple[str, ...]:
@@ -35,15 +43,28 @@ def available() -> tuple[str, ...]:
 def get(target: str | Backend) -> Backend:
     """A backend by name, by name with options ("pytorch:device=cuda,precision=tf32"), or as it is."""
     if not isinstance(target, str):
-        if isinstance(target, type) or not isinstance(target, Backend):
-            raise InvalidValue(f"Expected a backend or the name of one, found {target!r:.80}. {_known()}")
+        if lacking := _lacking(target):
+            raise InvalidValue(f"Expected a backend or the name of one, found {target!r:.80}. {lacking} {_known()}")
         return target
     name, _, text = target.partition(":")
     cls = _find(name.strip())
-    return typing.cast(Backend, cls(**_options(cls, name.strip(), text)))
+    backend = cls(**_options(cls, name.strip(), text))
+    if lacking := _lacking(backend):
+        raise InvalidValue(f"{_described_point(_registered()[name.strip()])} names no backend. {lacking}")
+    return typing.cast(Backend, backend)
 
 
-def spelled(backend: Backend, *, without: tuple[str, ...] = ()) -> str:
+def _lacking(target: object) -> str:
+    """What an object has not that a backend has, as a sentence; nothing if it has everything."""
+    if isinstance(target, type):
+        return f"It is a class: make one of it, {target.__name__}()."
+    missing = [f"{method}()" for method in _METHODS if not callable(getattr(target, method, None))]
+    if not isinstance(getattr(target, "name", None), str):
+        missing.append("a name")
+    return f"It lacks {', '.join(missing)}." if missing else ""
+
+
+def spelled(backend: Named, *, without: tuple[str, ...] = ()) -> str:
     """The backend as get() reads it: its name and the options that differ from their defaults, but for `without`."""
     fields = dataclasses.fields(backend)  # type: ignore[arg-type]
     values = {field.name: getattr(backend, field.name) for field in fields if field.name not in without}
@@ -67,13 +88,27 @@ def _find(name: str) -> type:
         close = difflib.get_close_matches(name, available(), n=1)
         hint = f"Did you mean {close[0]!r}? " if close else ""
         raise InvalidValue(f"There is no backend {name!r}. {hint}{_known()}")
-    found = registered[name].load()
+    where = _described_point(registered[name])
+    try:
+        found = registered[name].load()
+    except ImportError as error:
+        raise MissingDependency(
+            f"{where} does not import: {one_line(error)}. Install what it needs, or a version of it that fits."
+        ) from error
+    except Exception as error:  # a module of somebody else's may raise anything when it is imported
+        raise BackendError(
+            f"{where} does not load: {type(error).__name__}: {one_line(error)}. Tell its authors, or uninstall it."
+        ) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise InvalidValue(
-            f"The entry point {name!r} of the group {GROUP!r} ({registered[name].value}) must name a dataclass whose "
-            f"fields are the options of a backend, found {found!r:.80}."
+            f"{where} must name a dataclass whose fields are the options of a backend, found {found!r:.80}."
         )
     return found
+
+
+def _described_point(point: EntryPoint) -> str:
+    package = f", of the package {point.dist.name}" if point.dist else ""
+    return f"The entry point {point.name!r} of the group {GROUP!r} ({point.value}{package})"
 
 
 def _known() -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, expect_suffix, reasons
+from depthfold.backends.base import Compiled, Inputs, expect_suffix, in_float32, reasons
 from depthfold.backends.machine import device_name, environment_of
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
@@ -49,6 +49,7 @@ class TensorRT:
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         library = load("tensorrt", "tensorrt")
         device_name("cuda")
+        module, inputs = in_float32(module, inputs)
         return self._run(library, self._engine(library, module, inputs), inputs)
 
     def _run(self, library: Any, engine: Any, inputs: Inputs) -> Compiled:

@@ -6,13 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.backends.base import Inputs, expect_threads, flatten, on_cpu, private_copy, reasons
 from depthfold.backends.machine import device_name, environment_of, thread_count
+from depthfold.backends.registry import spelled
 from depthfold.core import Environment
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue
@@ -75,6 +76,27 @@ class Place:
             else:
                 with cuda_settings(tf32=self.precision != "float32", benchmark=True):
                     yield
+
+
+class Placed:
+    """A backend whose options say at which place PyTorch runs. The options are the backend's own fields, in its own
+    order: the name of the runtime in an environment spells them so."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    device: Device
+    precision: Precision
+    channels_last: bool
+    threads: int | None
+
+    def _place(self) -> Place:
+        return Place(
+            device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
+        )
+
+    def environment(self, inputs: Inputs) -> Environment:
+        return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)
 
 
 class TorchRun:

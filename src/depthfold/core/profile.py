@@ -59,7 +59,15 @@ def side_by_side(profiles: Mapping[str, Profile]) -> str:
         ("times as fast", *(f"{first.latency / p.latency:.2f}" for p in profiles.values())),
         ("multiply-adds, M", *(f"{p.flops / 2e6:.4g}" for p in profiles.values())),
         ("parameters, M", *(f"{p.parameters / 1e6:.4g}" for p in profiles.values())),
-        ("peak memory, MB", *("?" if p.memory is None else f"{p.memory / 1e6:.4g}" for p in profiles.values())),
+        ("peak memory, MB", *(_memory(p) for p in profiles.values())),
         ("convolutions", *(str(p.depth) for p in profiles.values())),
     ]
-    return "\n".join([f"environment: {first.environment}", *text_table(("", *profiles), rows)])
+    lines = [f"environment: {first.environment}", *text_table(("", *profiles), rows)]
+    for name, profile in profiles.items():
+        if profile.memory is None and profile.memory_reason:
+            lines.append(f"peak memory of {name} not measured: {profile.memory_reason}")
+    return "\n".join(lines)
+
+
+def _memory(profile: Profile) -> str:
+    return "not measured" if profile.memory is None else f"{profile.memory / 1e6:.4g}"

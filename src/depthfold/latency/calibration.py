@@ -40,7 +40,7 @@ def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mappi
     for n in range(len(wholes)):
         others = np.arange(len(wholes)) != n
         predicted = float(rows[n] @ _solve_within(rows[others], latencies[others]))
-        errors.append(abs(predicted / latencies[n] - 1.0))
+        errors.append(abs(predicted / float(latencies[n]) - 1.0))
     slope, per_segment, per_read, per_write, outside = theta.tolist()
     return Calibration(
         slope=slope,

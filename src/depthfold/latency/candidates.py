@@ -13,6 +13,7 @@ from depthfold.core import Plan
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
 from depthfold.latency.notebook import Notebook
+from depthfold.latency.tally import Tally
 from depthfold.latency.timer import Timer
 from depthfold.merging import sketch
 from depthfold.progress import Progress
@@ -89,28 +90,40 @@ def _measure(
 ) -> None:
     """Compile what is not known well enough yet, as much at a time as fits into memory, and time it in turns.
 
-    What the runtime rejects keeps its reason, and the rest goes on.
+    What the runtime rejects, or fails to run while it is timed, keeps its reason, and the rest goes on.
     """
     missing = {
         key: item
         for key, item in items.items()
         if key not in notebook.reasons and not timer.enough(notebook.turns[key])
     }
-    turns = sum(timer.turns - min(len(notebook.turns[key]), timer.turns) for key in missing)
-    step = progress(what, timer.turns * len(items), timer.turns * len(items) - turns)
+    taken = sum(len(notebook.turns[key]) for key in items)
+    tally = Tally(what, progress, taken, {key: timer.left(notebook.turns[key]) for key in missing})
 
     def keep(key: str, samples: tuple[float, ...]) -> None:
         notebook.keep_turn(key, samples)
-        step()
+        tally.turn(key, timer.left(notebook.turns[key]))
 
-    queue = deque(missing)
-    while queue:
-        candidates = _compile_some(queue, items, build, size, notebook)
-        try:
-            timer.measure(candidates, notebook.turns, keep)
-        finally:
-            for candidate in candidates.values():
-                candidate.close()
+    def fail(key: str, error: BackendError) -> None:
+        if isinstance(error, OutOfMemory) and len(candidates) > 1:  # perhaps only beside the others: alone, later
+            queues.append(deque([key]))
+        else:
+            reject(key, str(error))
+
+    def reject(key: str, reason: str) -> None:
+        notebook.keep_reason(key, reason)
+        tally.failed(key)
+
+    queues = deque([deque(missing)])
+    while queues:
+        queue = queues.popleft()
+        while queue:
+            candidates = _compile_some(queue, items, build, size, reject)
+            try:
+                timer.measure(candidates, notebook.turns, keep, fail)
+            finally:
+                for candidate in candidates.values():
+                    candidate.close()
 
 
 def _compile_some(
@@ -118,7 +131,7 @@ def _compile_some(
     items: Mapping[str, Item],
     build: Callable[[Item], Compiled],
     size: Callable[[Item], int],
-    notebook: Notebook,
+    reject: Callable[[str, str], None],
 ) -> dict[str, Compiled]:
     """As many from the front of the queue as fit into memory together."""
     candidates: dict[str, Compiled] = {}
@@ -130,7 +143,7 @@ def _compile_some(
         except BackendError as error:
             if candidates and isinstance(error, OutOfMemory):  # perhaps only beside the others: first of the next ones
                 break
-            notebook.keep_reason(key, str(error))
+            reject(key, str(error))
         queue.popleft()
         total += size(items[key])
     return candidates

@@ -59,7 +59,7 @@ def measure_latency(
             notebook.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
         time_blocks(network, backend, blocks.values(), notebook, timer, progress)
-        times = {span: notebook.time(block.key) for span, block in blocks.items() if block.key not in notebook.reasons}
+        times = {span: notebook.time(block.key) for span, block in blocks.items() if notebook.timed(block.key)}
         calibration = None
         if mode == "in context":
             some = max(2, round(RANDOM_SHARE * networks))
@@ -90,9 +90,9 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
         key = notebook.name_plan(plan)
         segments = network.segments(plan)
         if all(span in times for span in segments):
-            if notebook.turns.get(key):
+            if notebook.timed(key):
                 found.append(Whole(segments, notebook.time(key)))
-            elif notebook.shares.get(key) and notebook.turns.get(original):
+            elif notebook.shares.get(key) and notebook.timed(original):
                 found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original)))
     if len({whole.segments for whole in found}) < 2:
         reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "nothing in this network can be merged"
@@ -104,6 +104,8 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
 
 
 def _no_way(notebook: Notebook) -> TableError:
+    if not notebook.reasons:
+        return TableError("This network has no layers that can be timed. Print it: every convolution has its reason.")
     reasons = "; ".join(dict.fromkeys(notebook.reasons.values()))
     return TableError(
         f"The runtime rejected so many blocks that no whole network is left: {reasons}. Measure with another runtime "

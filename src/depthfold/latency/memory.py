@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -12,7 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from depthfold.backends.base import in_float32, reasons
 from depthfold.core import Environment
+from depthfold.core.wording import one_line
 from depthfold.errors import DepthfoldError
 
 RUNS = 3
@@ -22,17 +23,20 @@ def peak_memory(
     module: nn.Module, inputs: tuple[Tensor, ...], environment: Environment
 ) -> tuple[int | None, str | None]:
     """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason. On a GPU in
-    the precision of the environment, by CUDA's allocator; elsewhere in that of the module, by a process of its own."""
-    module = copy.deepcopy(module).eval().requires_grad_(False)
-    if not (torch.cuda.is_available() and environment.device == torch.cuda.get_device_name()):
-        return _in_subprocess(module, inputs)
-    half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(environment.precision or "")
-    if half is not None:
-        module, inputs = module.to(half), tuple(x.to(half) if x.is_floating_point() else x for x in inputs)
-    return _on_cuda(module, inputs)
+    the precision of the environment, by CUDA's allocator; elsewhere in float32, by a process of its own."""
+    try:
+        module, inputs = in_float32(module, inputs)
+        if not (torch.cuda.is_available() and environment.device == torch.cuda.get_device_name()):
+            return _in_subprocess(module, inputs), None
+        half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(environment.precision or "")
+        if half is not None:
+            module, inputs = module.to(half), tuple(x.to(half) if x.is_floating_point() else x for x in inputs)
+        return _on_cuda(module, inputs), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, memory is not worth the rest of a profile
+        return None, one_line(error)
 
 
-def _on_cuda(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[int, None]:
+def _on_cuda(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     module, inputs = module.cuda(), tuple(tensor.cuda() for tensor in inputs)
     torch.cuda.synchronize()
     others = torch.cuda.memory_allocated() - _bytes(module, inputs)
@@ -41,7 +45,7 @@ def _on_cuda(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[int, None]:
         for _ in range(RUNS):
             module(*inputs)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - others, None
+    return torch.cuda.max_memory_allocated() - others
 
 
 def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
@@ -49,18 +53,17 @@ def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[int | None, str | None]:
+def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """The high-water mark of a process that does nothing else: an allocator on a CPU keeps no books."""
-    inputs = tuple(tensor.cpu() for tensor in inputs)
+    module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "module.pt2"
-        try:
-            torch.export.save(torch.export.export(module.cpu(), inputs), path)
-        except Exception as error:  # noqa: BLE001 - export may raise anything, and memory is not worth a crash
-            return None, f"torch.export cannot export it: {str(error).splitlines()[0]}"
+        with reasons("torch.export cannot export it for the process that measures it"):
+            torch.export.save(torch.export.export(module, inputs), path)
         sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
         command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise DepthfoldError(f"Measuring peak memory in a process of its own failed: {result.stderr.strip()[-500:]}")
-    return int(result.stdout.strip().splitlines()[-1]) + _bytes(module, inputs), None
+        said = result.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise DepthfoldError(f"the process that measures it ended with code {result.returncode}: {said[0]}")
+    return int(result.stdout.strip().splitlines()[-1]) + _bytes(module, inputs)

@@ -62,6 +62,10 @@ class Notebook:
         self.shares[key].append(share)
         self._write({"key": key, "share": share})
 
+    def timed(self, key: str) -> bool:
+        """Whether it has a time: what failed in its third turn has samples, and a reason."""
+        return bool(self.turns.get(key)) and key not in self.reasons
+
     def samples(self, key: str) -> tuple[float, ...]:
         return tuple(sample for turn in self.turns.get(key, []) for sample in turn)
 
@@ -78,6 +82,7 @@ class Notebook:
     def _take(self, record: dict[str, Any]) -> None:
         if "samples" in record:
             self.turns[record["key"]].append(tuple(record["samples"]))
+            self.reasons.pop(record["key"], None)  # it was tried again after that, and ran
         elif "share" in record:
             self.shares[record["key"]].append(record["share"])
         elif "reason" in record:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Protocol, TypeVar
 
-from depthfold.errors import InvalidValue
+from depthfold.backends.base import reasons
+from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")
 Turns = list[tuple[float, ...]]  # the samples of each turn, in milliseconds
@@ -73,26 +74,44 @@ class Timer:
         wide = spread([sample for turn in turns for sample in turn]) > self.spread
         return not wide or len(turns) >= self.turns + self.extra
 
+    def left(self, turns: Turns) -> int:
+        """How many turns a candidate still gets, as far as can be told: more follow while its spread is too wide."""
+        return 0 if self.enough(turns) else max(self.turns - len(turns), 1)
+
     def measure(
         self,
         candidates: Mapping[Key, Timed],
         known: MutableMapping[Key, Turns],
         keep: Callable[[Key, tuple[float, ...]], None] = lambda key, samples: None,
+        fail: Callable[[Key, BackendError], None] | None = None,
     ) -> None:
         """Give every candidate its turns, round by round. `known` holds the turns taken so far, and is added to;
-        `keep` is called with each turn as soon as it was taken."""
+        `keep` is called with each turn as soon as it was taken. A candidate that fails while it runs is told to `fail`
+        and gets no more turns; without one, its error ends the measurement."""
         for key in candidates:
             known.setdefault(key, [])
         warm: set[Key] = set()
-        while waiting := {key: timed for key, timed in candidates.items() if not self.enough(known[key])}:
+        failed: set[Key] = set()
+        while waiting := {
+            key: timed for key, timed in candidates.items() if key not in failed and not self.enough(known[key])
+        }:
             fewest = min(len(known[key]) for key in waiting)  # after a resumption some are ahead of the others
             for key, candidate in waiting.items():
                 if len(known[key]) > fewest:
                     continue
-                if key not in warm:
-                    self.warm_up(candidate)
-                    warm.add(key)
-                samples = self.take_turn(candidate)
+                try:
+                    # What has run once may still fail: memory runs out beside others, or a device gives up.
+                    with reasons("It ran once and then failed"):
+                        if key not in warm:
+                            self.warm_up(candidate)
+                            warm.add(key)
+                        samples = self.take_turn(candidate)
+                except BackendError as error:
+                    if fail is None:
+                        raise
+                    failed.add(key)
+                    fail(key, error)
+                    continue
                 known[key].append(samples)
                 keep(key, samples)
 

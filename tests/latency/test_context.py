@@ -1,0 +1,123 @@
+"""Blocks as they are timed, and the fit that puts them into context."""
+
+import json
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from depthfold.backends.cost_model import CostModel
+from depthfold.core import Calibration, ConvShape, Plan, Span
+from depthfold.latency import measure_latency
+from depthfold.latency.blocks import BlockShape, block_module, block_shape
+from depthfold.latency.calibration import Whole, fit
+from depthfold.latency.samples import plans_of_all_depths
+from latency_workshop import QUICK
+
+
+def expected_block(module, inputs):
+    """By hand: the convolution, what is added to it, and ReLU6, the activation of the small network."""
+    parts = dict(module.named_children())
+    x = parts["conv"](inputs[0])
+    for n, other in enumerate(inputs[1:]):
+        x = x + (parts[f"projection{n}"](other) if f"projection{n}" in parts else other)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("span", "additions", "projected", "active"),
+    [
+        (Span(0, 1), 0, False, True),
+        (Span(2, 3), 1, False, False),  # the end of a residual: its addition stays, and no activation follows
+        (Span(1, 3), 1, False, True),  # after several in one, one is inserted
+        (Span(0, 3), 0, False, True),  # the whole residual joins the kernel
+        (Span(11, 12), 1, True, False),
+        (Span(10, 12), 1, True, True),
+        (Span(9, 12), 0, False, True),
+    ],
+)
+def test_a_block_computes_what_it_is_timed_for(network, span, additions, projected, active):
+    block = block_shape(network, span, batch=2)
+    module, inputs = block_module(network, block), block.inputs()
+    assert len(inputs) == 1 + additions and inputs[0].shape[0] == 2
+    assert ("projection0" in dict(module.named_children())) == projected
+    with torch.no_grad():
+        linear = expected_block(module, inputs)
+        wanted = F.relu6(linear) if active else linear
+        assert not active or not torch.equal(wanted, linear)
+        torch.testing.assert_close(module(*inputs), wanted)
+
+
+def block(channels, out, size):
+    shape = ConvShape(
+        in_channels=channels, out_channels=out, kernel=(1, 1), stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1)
+    )
+    return BlockShape(shape, (size, size), (), None, 3)
+
+
+def test_a_block_reads_its_input_and_writes_its_output():
+    assert block(5, 7, 10).elements == (3 * 5 * 100, 3 * 7 * 100)
+
+
+def test_the_fit_finds_the_costs_that_networks_were_made_with():
+    """Networks whose latencies follow the formula exactly, with a cost of their own for reading and for writing."""
+    rng = Random(0)
+    spans = [Span(i, i + 1) for i in range(30)]
+    blocks = {span: block(rng.randint(1, 400), rng.randint(1, 400), rng.randint(10, 100)) for span in spans}
+    times = {span: rng.uniform(1.0, 5.0) for span in spans}
+    slope, per_segment, per_read, per_write, outside = 0.9, -0.2, 0.3, -0.1, 4.0
+
+    def latency(segments):
+        read = sum(blocks[span].elements[0] for span in segments) / 1e6
+        written = sum(blocks[span].elements[1] for span in segments) / 1e6
+        alone = sum(times[span] for span in segments)
+        return slope * alone + per_segment * len(segments) + per_read * read + per_write * written + outside
+
+    chosen = [tuple(rng.sample(spans, rng.randint(3, 25))) for _ in range(60)]
+    found = fit([Whole(segments, latency(segments)) for segments in chosen], blocks, times)
+    assert (found.slope, found.per_segment) == (pytest.approx(slope, rel=0.05), pytest.approx(per_segment, abs=0.1))
+    assert (found.per_read, found.per_write) == (pytest.approx(per_read, rel=0.1), pytest.approx(per_write, rel=0.2))
+    assert found.outside == pytest.approx(outside, rel=0.1)
+    assert found.networks == 60 and found.worst_error < 0.02
+    for segments in chosen:
+        total = sum(found.in_context(times[span], *blocks[span].elements) for span in segments) + found.outside
+        assert total == pytest.approx(latency(segments), rel=0.02)
+
+
+def test_a_block_in_context_by_hand():
+    calibration = Calibration(
+        slope=0.5,
+        per_segment=1.0,
+        per_read=10.0,
+        per_write=100.0,
+        outside=0.0,
+        networks=2,
+        median_error=0,
+        worst_error=0,
+    )
+    assert calibration.in_context(4.0, 2e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3)
+
+
+def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(network, tmp_path):
+    """The fastest plan by the table, found by trying every way, was timed as a whole network.
+
+    On a machine that computes slowly the fastest plan is neither the deepest nor the shallowest, as random ones are.
+    """
+    slow = CostModel(gflops=0.2)
+    journal = tmp_path / "latency.jsonl"
+    table = measure_latency(network, slow, timer=QUICK, networks=6, journal=journal)
+    ways = {0: [()]}
+    for end in range(1, network.depth + 1):
+        ways[end] = [(*way, span) for span in table.times if span.j == end for way in ways[span.i]]
+    fastest = min(ways[network.depth], key=lambda way: sum(table.times[span] for span in way))
+    records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    timed = {record["key"] for record in records if "samples" in record}
+    plans = [
+        Plan(activations=record["activations"], cuts=record["cuts"])
+        for record in records
+        if "cuts" in record and record["key"] in timed
+    ]
+    assert fastest in {network.segments(plan) for plan in plans}
+    assert fastest not in {network.segments(plan) for plan in plans_of_all_depths(network, table.times, 4)}
+    assert len(plans) == table.calibration.networks

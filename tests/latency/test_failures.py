@@ -1,0 +1,168 @@
+"""Runtimes that fail while they are timed, after a module has compiled and run once."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from depthfold.backends.cost_model import CostModel
+from depthfold.errors import BackendError, BudgetError, OutOfMemory, TableError
+from depthfold.latency import choose, measure_latency, profile, profile_all
+from depthfold.latency.candidates import shallow_of
+from latency_workshop import COST, QUICK, plans, seconds
+
+
+class Failing:
+    """Raises at the n-th run."""
+
+    def __init__(self, compiled, at, error):
+        self.compiled, self.close, self.left, self.error = compiled, compiled.close, at, error
+
+    def seconds(self):
+        self.left -= 1
+        if self.left <= 0:
+            raise self.error
+        return self.compiled.seconds()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fragile(CostModel):
+    """Modules of which `broken` is true fail at a run of theirs: at the third, say, in the second of their turns."""
+
+    broken: object = None
+    at: int = 3
+    error: object = None
+    compiled: list = dataclasses.field(default_factory=list)
+
+    def environment(self, inputs):
+        return COST.environment(inputs)
+
+    def compile(self, module, inputs):
+        self.compiled.append(module)
+        compiled = CostModel.compile(self, module, inputs)
+        return Failing(compiled, self.at, self.error) if self.broken(module) else compiled
+
+
+def largest_kernel(module):
+    return max(getattr(part, "kernel_size", (1,))[0] for part in module.modules())
+
+
+def is_whole(module):
+    return any(isinstance(part, nn.Linear) for part in module.modules())
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "reason"),
+    [
+        (3, RuntimeError("device lost"), "It ran once and then failed: device lost"),
+        (3, BackendError("PyTorch cannot run this module: device lost"), "PyTorch cannot run this module: device lost"),
+        (1, RuntimeError("CUDA out of memory"), "It ran once and then failed: CUDA out of memory"),
+    ],
+)
+def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(network, tmp_path, at, error, reason):
+    fragile = Fragile(at=at, broken=lambda module: largest_kernel(module) >= 5, error=error)
+    journal = tmp_path / "latency.jsonl"
+    table = measure_latency(network, fragile, timer=QUICK, networks=8, journal=journal)
+    large = {span for span in network.spans("paper") if max(network.merged_shape(span).kernel) >= 5}
+    assert large and {entry.span: entry.reason for entry in table.entries if entry.time is None} == dict.fromkeys(
+        large, reason
+    )
+    alone = measure_latency(network, COST, mode="alone", timer=QUICK)
+    samples = {entry.span: entry.samples for entry in table.entries if entry.span not in large}
+    assert samples == {entry.span: entry.samples for entry in alone.entries if entry.span not in large}
+    records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    assert {record["reason"] for record in records if "reason" in record} == {reason}
+
+
+def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(network, tmp_path):
+    broken = [True]
+    fragile = Fragile(
+        broken=lambda module: broken and largest_kernel(module) >= 5, error=RuntimeError("the fan stood still")
+    )
+    given = dict(mode="alone", timer=QUICK, journal=tmp_path / "latency.jsonl")
+    some = measure_latency(network, fragile, **given)
+    broken.clear()
+    fragile.compiled.clear()
+    assert measure_latency(network, fragile, **given) == some
+    assert fragile.compiled == []
+    whole = measure_latency(network, fragile, **given, retry=True)
+    assert {largest_kernel(module) >= 5 for module in fragile.compiled} == {True}
+    assert len(some.times) < len(whole.times) == len(whole.entries)
+    fragile.compiled.clear()
+    assert measure_latency(network, fragile, **given) == whole  # the old reasons are in the journal, and are history
+    assert fragile.compiled == []
+
+
+def test_out_of_memory_beside_others_is_tried_again_alone(network):
+    """As if the device held no more than ten modules while one of them runs."""
+    alive = []
+
+    class Crowded:
+        def __init__(self, compiled):
+            self.compiled = compiled
+            alive.append(self)
+
+        def seconds(self):
+            if len(alive) > 10:
+                raise RuntimeError("CUDA out of memory")
+            return self.compiled.seconds()
+
+        def close(self):
+            alive.remove(self)
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Narrow(CostModel):
+        def compile(self, module, inputs):
+            return Crowded(CostModel.compile(self, module, inputs))
+
+    table = measure_latency(network, Narrow(), mode="alone", timer=QUICK)
+    assert table.times == measure_latency(network, COST, mode="alone", timer=QUICK).times
+    assert alive == []
+
+
+def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibration(network):
+    vanilla = len(network.segments(network.vanilla))
+
+    def deep(module):
+        return is_whole(module) and sum(isinstance(part, nn.Conv2d) for part in module.modules()) > vanilla - 2
+
+    table = measure_latency(network, Fragile(broken=deep, error=RuntimeError("device lost")), timer=QUICK, networks=12)
+    everything = measure_latency(network, COST, timer=QUICK, networks=12)
+    assert 2 <= table.calibration.networks < everything.calibration.networks
+    with pytest.raises(TableError, match=r"Only 0 whole networks could be timed.*device lost"):
+        measure_latency(network, Fragile(broken=is_whole, error=RuntimeError("device lost")), timer=QUICK, networks=6)
+
+
+def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(network, frontier):
+    wanted = choose(network, frontier, "80%", COST, timer=QUICK)
+    depth = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, wanted.plan).modules())
+    original = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, network.vanilla).modules())
+
+    def broken(module):
+        return sum(isinstance(part, nn.Conv2d) for part in module.modules()) == depth != original
+
+    plan = choose(network, frontier, "80%", Fragile(broken=broken, error=RuntimeError("device lost")), timer=QUICK)
+    assert plan.importance < wanted.importance
+    assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+    others = Fragile(
+        broken=lambda module: sum(isinstance(p, nn.Conv2d) for p in module.modules()) != original,
+        error=RuntimeError("device lost"),
+    )
+    with pytest.raises(BudgetError, match=r"No plan could be measured for the budget of 80%.*device lost"):
+        choose(network, frontier, "80%", others, timer=QUICK)
+
+
+def test_a_profile_that_fails_while_it_is_timed_says_whose(network):
+    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+    x = torch.randn(1, 3, 32, 32)
+    for error, kind in ((RuntimeError("device lost"), BackendError), (MemoryError("no more"), OutOfMemory)):
+        fragile = Fragile(broken=lambda module: True, error=error)
+        with pytest.raises(kind, match=f"profile of 'network' cannot be measured.*failed: {error}"):
+            profile(both["after"], x, fragile, timer=QUICK)
+    only = largest_kernel(both["after"])
+    fragile = Fragile(broken=lambda module: largest_kernel(module) == only, error=RuntimeError("device lost"))
+    assert only != largest_kernel(both["before"])
+    with pytest.raises(BackendError, match="profile of 'after' cannot be measured"):
+        profile_all(both, x, fragile, timer=QUICK)

@@ -1,0 +1,88 @@
+"""How many candidates are held at once, on a runtime whose memory is counted."""
+
+import dataclasses
+
+import pytest
+
+from depthfold.backends.cost_model import CostModel
+from depthfold.errors import OutOfMemory
+from depthfold.latency import candidates, measure_latency
+from depthfold.latency.blocks import block_shapes
+from latency_workshop import COST, QUICK
+
+
+class Held:
+    """A compiled module that counts as held until it is closed."""
+
+    def __init__(self, compiled, held):
+        self.compiled, self.held = compiled, held
+        self.seconds = compiled.seconds
+        held.append(self)
+
+    @property
+    def numbers(self):
+        module, inputs = self.compiled._module, self.compiled._inputs
+        return sum(p.numel() for p in module.parameters()) + inputs[0].numel() + self.compiled()[0].numel()
+
+    def close(self):
+        self.held.remove(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counted(CostModel):
+    """Holds `room` modules at most, and notes how many it held and how many numbers those have."""
+
+    room: int = 1000
+    held: list = dataclasses.field(default_factory=list)
+    most: list = dataclasses.field(default_factory=list)
+    refused: list = dataclasses.field(default_factory=list)
+
+    def compile(self, module, inputs):
+        if len(self.held) >= self.room:
+            self.refused.append(module)
+            raise OutOfMemory(f"only {self.room} fit")
+        Held(CostModel.compile(self, module, inputs), self.held)
+        self.most.append((len(self.held), sum(one.numbers for one in self.held)))
+        return self.held[-1]
+
+
+def distinct(network):
+    return set(block_shapes(network, network.spans("paper"), 1).values())
+
+
+@pytest.fixture(scope="module")
+def times(network):
+    return measure_latency(network, COST, mode="alone", timer=QUICK).times
+
+
+def test_what_does_not_fit_beside_the_others_is_compiled_after_them(network, times):
+    backend = Counted(room=3)
+    table = measure_latency(network, backend, mode="alone", timer=QUICK)
+    assert table.times == times
+    assert max(count for count, _ in backend.most) == 3
+    # Every third time it is full, and the one that was refused is the first of the next ones.
+    assert len(backend.refused) == (len(distinct(network)) - 1) // 3
+    assert backend.held == []
+
+
+def test_what_does_not_fit_alone_has_a_reason_and_is_asked_for_once(network):
+    backend = Counted(room=0)
+    table = measure_latency(network, backend, mode="alone", timer=QUICK)
+    assert {entry.reason for entry in table.entries} == {"only 0 fit"}
+    assert len(backend.refused) == len(distinct(network))
+
+
+@pytest.mark.parametrize("limit", [1, 20_000, 10**9])
+def test_so_many_numbers_are_held_at_once(network, times, monkeypatch, limit):
+    monkeypatch.setattr(candidates, "TOGETHER", limit)
+    backend = Counted()
+    assert measure_latency(network, backend, mode="alone", timer=QUICK).times == times
+    # One that is larger than the limit is held alone.
+    assert all(count == 1 or numbers <= limit for count, numbers in backend.most)
+    most = max(count for count, _ in backend.most)
+    assert most == {1: 1, 10**9: len(distinct(network))}.get(limit, most) and (limit == 1 or most > 1)
+    assert backend.held == []
+
+
+def test_two_gigabytes_are_held_at_once():
+    assert pytest.approx(2e9, rel=0.1) == 4 * candidates.TOGETHER

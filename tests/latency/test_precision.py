@@ -1,0 +1,68 @@
+"""Networks in float64 and float16: a runtime computes in the precision that it states."""
+
+import pytest
+import torch
+from torch import nn
+
+import depthfold as df
+from depthfold.backends import get
+from depthfold.core import Score
+from depthfold.latency import choose, measure_latency, profile
+from depthfold.latency.candidates import network_inputs
+from latency_workshop import QUICK
+
+TARGETS = ("cost_model", "pytorch", "onnxruntime", "openvino")
+PRECISIONS = (torch.float64, torch.float16)
+
+
+def model():
+    torch.manual_seed(0)
+    layers = [layer for n in range(3) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 64, 3))
+
+
+X = torch.randn(2, 4, 8, 8)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_network_of_another_precision_is_measured_in_that_of_the_runtime(target, precision):
+    network = df.trace(model().to(precision), X.to(precision))
+    table = measure_latency(network, target, timer=QUICK, networks=4)
+    assert len(table.times) == len(table.entries) and table.environment.precision == "float32"
+    scores = tuple(Score(span=span, samples=(-float(len(span.span)),)) for span in network.flagged_spans())
+    frontier = df.solve(table, df.ImportanceTable(entries=scores))
+    chosen = choose(network, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that everything meets
+    assert chosen.importance == max(plan.importance for plan in frontier)
+    assert network_inputs(network)[0].dtype == precision  # what was traced stays as it is
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_computes_what_the_network_computes_in_float32(target, precision):
+    module = model().eval()
+    compiled = get(target).compile(module.to(precision), (X.to(precision),))
+    (found,) = compiled()
+    compiled.close()
+    assert found.dtype == torch.float32
+    with torch.no_grad():
+        expected = module.float()(X.to(precision).float())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_profile_in_float64_is_that_of_float32():
+    one, two = (
+        profile(model(), X, "cost_model", timer=QUICK),
+        profile(model().double(), X.double(), "cost_model", timer=QUICK),
+    )
+    assert (one.samples, one.flops, one.parameters) == (two.samples, two.flops, two.parameters)
+    assert one.environment == two.environment and two.memory is not None
+    assert profile(model(), X.double(), "pytorch", timer=QUICK).flops == one.flops
+
+
+def test_files_keep_the_precision_of_the_network(tmp_path):
+    path = get("onnxruntime").export(model().double(), (X.double(),), tmp_path / "double.onnx")
+    import onnx
+
+    (graph_input,) = onnx.load(path).graph.input
+    assert graph_input.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE

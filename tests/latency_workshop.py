@@ -1,0 +1,54 @@
+"""What the tests of latencies share: a small network, a runtime whose true times are known, and a quick timer."""
+
+from random import Random
+
+from torch import nn
+
+from depthfold.backends.cost_model import CostModel
+from depthfold.latency import Timer
+from depthfold.latency.candidates import shallow_of
+from depthfold.testing import random_plan
+
+QUICK = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=0)
+COST = CostModel()
+
+
+class Small(nn.Module):
+    """A stem, three inverted residuals (the second strided) and a head: skips, depth-wise layers, a projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+        self.blocks = nn.ModuleList(self.block(8, 16, 8, 1) for _ in range(2))
+        self.down = self.block(8, 16, 12, 2)
+        self.last = self.block(12, 24, 12, 1)
+        self.projection = nn.Conv2d(12, 12, 1)
+        self.head = nn.Linear(12, 5)
+
+    @staticmethod
+    def block(ins, hidden, outs, stride):
+        return nn.Sequential(
+            nn.Conv2d(ins, hidden, 1), nn.ReLU6(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden), nn.ReLU6(),
+            nn.Conv2d(hidden, outs, 1), nn.BatchNorm2d(outs),
+        )  # fmt: skip
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        x = self.down(x)
+        x = self.projection(x) + self.last(x)
+        return self.head(x.mean((2, 3)))
+
+
+def seconds(network, plan):
+    return COST.compile(shallow_of(network, plan), tuple(network.inputs.args)).seconds() * 1000
+
+
+def predicted(table, network, plan):
+    return sum(table.times[span] for span in network.segments(plan))
+
+
+def plans(network, count):
+    return [random_plan(network, Random(seed), "paper") for seed in range(count)]
