@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from depthfold.core import fingerprint
+from depthfold.core import Plan, fingerprint
 from depthfold.core.coerce import as_path
 from depthfold.core.document import encode
 from depthfold.errors import CheckpointError, InvalidValue
@@ -70,23 +70,23 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
     """A copy of the student with the weights that finetune() left in the run; nothing is trained."""
     folder, trained = _folder(run), copy.deepcopy(student)
     if not (folder / LAST).exists():
-        raise CheckpointError(f"The folder {folder} holds no fine-tuning yet. Run: depthfold finetune")
+        raise CheckpointError(f"The folder {folder} holds no fine-tuning yet.")
     state = load_weights(trained, folder)
     if state.identity.about != _about(student):
         raise CheckpointError(
             f"The folder {folder} holds the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
-            f"{_about(student)} here. Delete it and run depthfold finetune, or choose the budget of before."
+            f"{_about(student)} here. Name the folder of this one, or fine-tune it."
         )
     if state.step < state.identity.steps:
         raise CheckpointError(
-            f"The fine-tuning in {folder} has come to step {state.step} of {state.identity.steps}. Run: depthfold "
-            "finetune, which goes on from there"
+            f"The fine-tuning in {folder} has come to step {state.step} of {state.identity.steps}. Fine-tune again: it "
+            "goes on from there."
         )
     if state.identity.recipe.keep == "best":
         if state.unscored:
             raise CheckpointError(
                 f"The fine-tuning in {folder} has taken its {state.step} steps, but not the last score, so that the "
-                "best weights are not known. Run: depthfold finetune, which takes it"
+                "best weights are not known. Fine-tune again, which takes it."
             )
         load_weights(trained, folder, "best")
     return trained
@@ -102,4 +102,5 @@ def _about(student: nn.Module) -> str:
         _, parts, _ = student_parts(student)
     except InvalidValue:  # any other network may be fine-tuned, too
         return ""
-    return f"network {fingerprint(parts.network)}, plan {json.dumps(encode(parts.plan))}"
+    plan = Plan(parts.plan.activations, parts.plan.cuts)  # a solved plan also knows what it costs, on some machine
+    return f"network {fingerprint(parts.network)}, plan {json.dumps(encode(plan))}"
