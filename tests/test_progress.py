@@ -20,6 +20,21 @@ def test_lines_say_how_far_it_is_and_how_much_time_is_left(monkeypatch):
     ]
 
 
+def test_more_turns_than_it_seemed_are_no_new_beginning(monkeypatch):
+    clock, lines = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    begin = progress_lines(lines.append, seconds=10)
+    tick = begin("blocks", 2, 0)
+    clock[0] = 4
+    tick()
+    tick = begin("blocks", 4, 1)
+    for _ in range(3):
+        clock[0] += 4
+        tick()
+    begin("blocks", 5, 0)  # the next table: the first one is done
+    assert lines == ["blocks: 0 of 2", "blocks: 3 of 4, about 4 s left", "blocks: 4 of 4, done", "blocks: 0 of 5"]
+
+
 def test_what_is_already_done_needs_no_tick():
     lines = []
     progress_lines(lines.append)("blocks", 3, 3)

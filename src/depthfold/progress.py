@@ -45,25 +45,34 @@ def progress_bars() -> Iterator[Progress]:
 
 
 def progress_lines(say: Callable[[str], None], seconds: float = 10.0) -> Progress:
-    """A line when something begins, one every so many seconds, and one at its end: for logs, where bars would not do.
-
-    The time that is left is by the turns since it began, as the bars say it.
-    """
+    """A line when something begins, one every so many seconds, and one at its end: for logs, where no bar can move."""
+    under_way: dict[str, _Lines] = {}
 
     def progress(what: str, total: int, done: int) -> Tick:
-        started = told = time.monotonic()
-        taken = done
-        say(f"{what}: {done} of {total}")
-
-        def tick() -> None:
-            nonlocal taken, told
-            taken, now = taken + 1, time.monotonic()
-            if taken < total and now - told < seconds:
-                return
-            told = now
-            left = (total - taken) * (now - started) / (taken - done)
-            say(f"{what}: {taken} of {total}, " + (f"about {left:.0f} s left" if taken < total else "done"))
-
-        return tick
+        lines = under_way.get(what)
+        if lines is None or lines.taken >= lines.total:
+            lines = under_way[what] = _Lines(what, total, done, say, seconds)
+        else:
+            lines.total, lines.taken = total, done
+        return lines.tick
 
     return progress
+
+
+class _Lines:
+    """One thing that is under way. The time that is left is by the turns since it began, as the bars say it."""
+
+    def __init__(self, what: str, total: int, done: int, say: Callable[[str], None], seconds: float) -> None:
+        self.what, self.total, self.taken, self.say, self.seconds = what, total, done, say, seconds
+        self.began, self.first = time.monotonic(), done
+        self.told = self.began
+        say(f"{what}: {done} of {total}")
+
+    def tick(self) -> None:
+        self.taken, now = self.taken + 1, time.monotonic()
+        if self.taken < self.total and now - self.told < self.seconds:
+            return
+        self.told = now
+        left = (self.total - self.taken) * (now - self.began) / max(self.taken - self.first, 1)
+        end = f"about {left:.0f} s left" if self.taken < self.total else "done"
+        self.say(f"{self.what}: {self.taken} of {self.total}, {end}")

@@ -15,7 +15,8 @@ from depthfold.core.space import Space
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
 from depthfold.importance.ledger import digest
-from depthfold.jobs import Executor
+from depthfold.jobs import Executor, InProcess
+from depthfold.jobs.base import expect_executor
 from depthfold.merging import merge
 from depthfold.pipeline.choice import chosen
 from depthfold.pipeline.examination import again, findings_of, inputs_of
@@ -74,6 +75,7 @@ def compress(
     """
     folder, budget = RunFolder.open(run), Budget.parse(budget)
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    expect_executor(executor or InProcess())
     check_libraries(exports)
     with folder.lock():
         network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from depthfold.core import ImportanceTable
 from depthfold.errors import DepthfoldError, InvalidValue, TableError
 from depthfold.importance.ledger import digest
+from depthfold.pipeline.checks import MISSING
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import task_of
 from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of
-from depthfold.pipeline.settings import MISSING, Settings, given
+from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
 from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
