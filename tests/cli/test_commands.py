@@ -88,6 +88,7 @@ def test_a_finished_run_can_be_gone_over_again(command, run):
     ],
 )
 def test_a_command_that_comes_too_early_names_the_one_to_run(command, wants, workshop, tmp_path):
+    (tmp_path / "new").mkdir()
     assert wants in refused(command, "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
 
 

@@ -1,5 +1,6 @@
 """A second command on a finished run: what has changed is done again, what has not is reused, nothing is lost."""
 
+import importlib
 import json
 import multiprocessing
 import shutil
@@ -98,7 +99,12 @@ def test_a_result_that_is_new_has_no_old_findings(run, monkeypatch):
     """Stopped between the new result and the report, the next report tells of the new result."""
     old = Findings.loads((run / "findings.json").read_text())
     shutil.rmtree(run / "students")
-    monkeypatch.setattr("depthfold.pipeline.compress.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    # The attribute of that name is the function.
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "export", interrupted)
     assert depthfold("compress", "--run", run, "--no-distil").exit_code == 130
     assert not (run / "findings.json").exists()
     monkeypatch.undo()
