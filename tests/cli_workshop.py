@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import textwrap
 
+import pytest
 from typer.testing import CliRunner
 
 from depthfold.cli.app import app
@@ -82,3 +85,12 @@ def refused(*arguments, code=2):
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.stderr
     return " ".join(result.stderr.split())
+
+
+@contextlib.contextmanager
+def without_memory():
+    """Peak memory takes a process with torch of its own for every network; its tests are those of latency."""
+    with pytest.MonkeyPatch.context() as patch:
+        module = importlib.import_module("depthfold.latency.profile")  # the attribute of that name is the function
+        patch.setattr(module, "peak_memory", lambda *_: (None, "not measured in these tests"))
+        yield

@@ -1,21 +1,10 @@
 """A folder with a user's file and settings, and a run that was compressed there once for all tests."""
 
-import contextlib
-import importlib
 import shutil
 
 import pytest
 
-from cli_workshop import CONFIG, NET, depthfold
-
-
-@contextlib.contextmanager
-def without_memory():
-    """Peak memory takes a process with torch of its own for every network; its tests are those of latency."""
-    with pytest.MonkeyPatch.context() as patch:
-        module = importlib.import_module("depthfold.latency.profile")  # the attribute of that name is the function
-        patch.setattr(module, "peak_memory", lambda *_: (None, "not measured in these tests"))
-        yield
+from cli_workshop import CONFIG, NET, depthfold, without_memory
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import depthfold as df
+from cli_workshop import without_memory
 from depthfold import demo
 from depthfold.core import fingerprint
 from depthfold.demo.shipped import SHIPPED
@@ -18,7 +19,7 @@ from depthfold.pipeline.settings import Settings
 def test_the_network_scores_what_its_record_says():
     record = json.loads((SHIPPED / "network.json").read_text())
     task = demo.task()
-    assert (task.count("train") + task.count("holdout"), task.count("test")) == (10_000, 5_000)
+    assert (task.count("holdout"), task.count("test")) == (1_000, 5_000)
     assert record["accuracy on the 10,000 test images"] >= 91
     # Half of these images: the standard error of the difference is 0.3 points.
     assert task.score(demo.model(), "test") == pytest.approx(record["accuracy on the 10,000 test images"], abs=1.0)
@@ -36,10 +37,16 @@ def test_the_package_stays_small():
     assert size < 10e6
 
 
+@pytest.fixture(autouse=True)
+def memory_not_measured():
+    with without_memory():
+        yield
+
+
 def quick(run, **changes) -> Settings:
     """The demo's settings without a stopwatch and with hardly any training."""
     settings = replace(demo_settings(run), target="cost_model", export=("model.pt2",), **changes)
-    return replace(settings, recipe=dict(settings.recipe) | {"steps": 2, "batch": 8})
+    return replace(settings, recipe=dict(settings.recipe) | {"steps": 2, "batch": 8, "warmup": 0})
 
 
 def test_it_goes_all_the_way(tmp_path):
@@ -56,7 +63,8 @@ def test_a_budget_out_of_reach_is_said_and_the_best_that_can_be_had_is_given(tmp
     assert said[0].startswith("No plan meets the budget of 3%: the fastest one takes")
     assert "the best that can be had here" in said[0]
     share = done.findings.after.latency / done.findings.before.latency
-    assert share == min(point.latency for point in done.findings.frontier.points) / done.findings.before.latency
+    fastest = done.findings.frontier.points[0].latency / done.findings.before.latency
+    assert fastest * 0.999 <= share <= float(within_reach(fastest).rstrip("%")) / 100 + 0.01
 
 
 def test_other_errors_of_a_budget_are_not_swallowed(tmp_path):
