@@ -200,6 +200,47 @@ def test_a_journal_damaged_in_the_middle(run):
 
 
 @pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"key": "0-1-1-1 seed 0"}', "it has no 'failure'"),
+        ('{"foo": 3}', "it has no 'key'"),
+        ('{"key": 3, "failure": "lost"}', "key: expected str, found 3"),
+        ('{"key": "base", "result": 0.5}', "result: expected dict, found 0.5"),
+        ('{"key": "base", "result": {"score": "good", "curve": [], "seconds": 1}}', "score: expected float, found 'g"),
+        ('{"key": "base", "result": {"score": 1, "curve": [[1, 2]], "seconds": 1}}', "curve[0]: expected 3 items, fou"),
+    ],
+)
+def test_a_line_of_json_that_is_no_importance(line, why, run):
+    lines = [*(run / "importance.jsonl").read_text().splitlines(), line]
+    (run / "importance.jsonl").write_text("\n".join(lines) + "\n")
+    said = refused("importance", "--run", run)
+    assert f"importance.jsonl, line {len(lines)} is no record of this journal: {why}" in said
+    assert "Delete that line, and what it stood for is done again; or restore the file." in said
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"foo": 3}', "it has no 'key'"),
+        ('{"key": "block"}', "it has no 'activations'"),
+        ('{"key": "block", "samples": []}', "samples: expected one at least, found none"),
+        ('{"key": "block", "samples": [1, "x"]}', "samples[1]: expected float, found 'x'"),
+        ('{"key": "plan", "activations": 1, "cuts": []}', "activations: expected a list, found int"),
+        ('{"key": "plan", "activations": [1, 2], "cuts": [3]}', "The activations [1, 2] are not among the cuts"),
+    ],
+)
+def test_a_line_of_json_that_is_no_latency(line, why, run):
+    (run / "latency.json").unlink()
+    text = (run / "latency.jsonl").read_text().splitlines()
+    lines = [*text[:3], line, *text[3:]]
+    (run / "latency.jsonl").write_text("\n".join(lines) + "\n")
+    said = refused("latency", "--run", run)
+    assert f"latency.jsonl, line 4 is no record of this journal: {why}" in said
+    (run / "latency.jsonl").write_text("\n".join(text) + "\n")  # as it says, without that line
+    assert depthfold("latency", "--run", run).exit_code == 0
+
+
+@pytest.mark.parametrize(
     ("name", "command", "said"),
     [
         ("result/model.safetensors", "export", "its SHA-256 is not the one in config.json"),
