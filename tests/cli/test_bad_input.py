@@ -2,11 +2,14 @@
 
 import errno
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from cli_workshop import depthfold, refused
 
@@ -85,6 +88,21 @@ def test_weights_are_never_unpickled(asked, tmp_path, monkeypatch):
     torch.save({"0.weight": Harm()}, tmp_path / "w.pt")
     assert "cannot be read" in refused(*asked("latency", "--weights", tmp_path / "w.pt"))
     assert not (tmp_path / "harm-was-done").exists()
+
+
+SCRIPT = torch.jit.trace(nn.ReLU(), torch.zeros(1))
+
+
+@pytest.mark.parametrize("held", [nn.Conv2d(1, 4, 3), {"a": 0.5}, [torch.zeros(3)], {"state_dict": Harm()}, SCRIPT])
+def test_weights_that_are_no_state_dict(held, asked, tmp_path):
+    if isinstance(held, torch.jit.ScriptModule):
+        held.save(tmp_path / "w.pt")
+    else:
+        torch.save(held, tmp_path / "w.pt")
+    said = refused(*asked("latency", "--weights", tmp_path / "w.pt"))
+    assert "Only state dicts of tensors are read, because anything else in such a file could run code." in said
+    assert said.endswith("Save one with torch.save(model.state_dict(), path), or with safetensors.")
+    assert "weights_only" not in said and "torch.load" not in said and ".." not in said.replace(str(tmp_path), "")
 
 
 def test_weights_that_are_not_there_or_damaged(asked, tmp_path):
@@ -197,6 +215,17 @@ def test_a_journal_damaged_in_the_middle(run):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], "what?\n", *lines[1:]]))
     assert "importance.jsonl, line 2: expected a JSON object" in refused("importance", "--run", run)
+
+
+def test_tensorrt_without_its_library_and_without_a_gpu(asked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    said = refused(*asked("latency", "--target", "tensorrt"))
+    assert said == "Error: tensorrt is not installed. Install it with: pip install depthfold[tensorrt]"
+    monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
+    said = refused(*asked("latency", "--target", "tensorrt"))
+    assert "TensorRT needs an NVIDIA GPU, and PyTorch finds none on this machine. Run it where there is one" in said
+    assert "or name another target: onnxruntime, for example." in said and "device=cpu" not in said
 
 
 @pytest.mark.parametrize(
