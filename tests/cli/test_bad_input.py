@@ -90,19 +90,23 @@ def test_weights_are_never_unpickled(asked, tmp_path, monkeypatch):
     assert not (tmp_path / "harm-was-done").exists()
 
 
-SCRIPT = torch.jit.trace(nn.ReLU(), torch.zeros(1))
-
-
-@pytest.mark.parametrize("held", [nn.Conv2d(1, 4, 3), {"a": 0.5}, [torch.zeros(3)], {"state_dict": Harm()}, SCRIPT])
+@pytest.mark.parametrize("held", [nn.Conv2d(1, 4, 3), {"a": 0.5}, [torch.zeros(3)], {"state_dict": Harm()}])
 def test_weights_that_are_no_state_dict(held, asked, tmp_path):
-    if isinstance(held, torch.jit.ScriptModule):
-        held.save(tmp_path / "w.pt")
-    else:
-        torch.save(held, tmp_path / "w.pt")
-    said = refused(*asked("latency", "--weights", tmp_path / "w.pt"))
+    torch.save(held, tmp_path / "w.pt")
+    expect_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_weights_that_are_a_program(asked, tmp_path):
+    torch.jit.trace(nn.ReLU(), torch.zeros(1)).save(tmp_path / "w.pt")
+    expect_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
+
+
+def expect_advice_on_state_dicts(said, folder):
+    assert said.startswith("Error: ")
     assert "Only state dicts of tensors are read, because anything else in such a file could run code." in said
     assert said.endswith("Save one with torch.save(model.state_dict(), path), or with safetensors.")
-    assert "weights_only" not in said and "torch.load" not in said and ".." not in said.replace(str(tmp_path), "")
+    assert "weights_only" not in said and "torch.load" not in said and ".." not in said.replace(str(folder), "")
 
 
 def test_weights_that_are_not_there_or_damaged(asked, tmp_path):
