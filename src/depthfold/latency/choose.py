@@ -97,7 +97,7 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
         f"No plan meets the budget of {budget}: the fastest one takes {fastest.latency:.4g} ms, measured end to end, "
         f"which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms ({1 / fastest.share:.2f} times as "
         f"fast), and {MARGIN:.0%} are kept to spare, because no stopwatch says the same thing twice. "
-        "Ask for less, or measure with the full search space.",
+        'Ask for less, or measure with the full search space: space="full", or --space full on the command line.',
         fastest=fastest.share,
     )
 
