@@ -52,6 +52,23 @@ def test_a_file_that_does_not_run(tmp_path):
     assert "bad.py raised ModuleNotFoundError: No module named 'nothing_of_that_name'" in said
 
 
+@pytest.mark.parametrize("text", ["import sys; sys.exit(3)", "import sys\ndef model(): sys.exit(3)"])
+def test_a_file_that_ends_the_program(text, tmp_path):
+    (tmp_path / "ends.py").write_text(text)
+    said = refused("inspect", f"{tmp_path / 'ends.py'}:model", "--input", "3x8x8")
+    assert "ended the program with sys.exit(3). Put what only a script does under __main__." in said
+
+
+def test_the_files_beside_it_come_before_python_s_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "test", raising=False)
+    (tmp_path / "test.py").write_text("from torch import nn\n\n\ndef body():\n    return nn.Conv2d(3, 4, 3)\n")
+    (tmp_path / "mine.py").write_text("from test import body\n\n\ndef model():\n    return body()\n")
+    result = depthfold("inspect", f"{tmp_path / 'mine.py'}:model", "--input", "3x8x8")
+    monkeypatch.delitem(sys.modules, "test", raising=False)
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_weights_that_do_not_fit(suffix, asked, tmp_path):
     weights, path = {"0.weight": torch.zeros(8, 1, 3, 3), "head.bias": torch.zeros(3)}, tmp_path / f"weights{suffix}"
@@ -153,6 +170,7 @@ def test_a_backend_that_is_not_installed(asked, monkeypatch):
 def test_a_budget_out_of_reach_says_what_the_fastest_is(run):
     said = refused("compress", "--run", run, "--budget", "20x")
     assert "No plan meets the budget of 20x: the fastest one takes" in said and "times as fast)" in said
+    assert said.endswith('measure with the full search space: space="full", or --space full on the command line.')
 
 
 def test_a_run_folder_of_another_network(run, workshop):
