@@ -52,6 +52,8 @@ def choose(
         search = _Search(frontier.points, budget, _in_turns({network.vanilla: original}, timer)[network.vanilla])
         for left in range(steps, 0, -1):
             if (n := search.candidate(last=left == 1)) is None:
+                for _ in range(left):  # it knows enough, and its bar must not stay half way
+                    tick()
                 break
             plan = frontier[n].plan
             try:
