@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib.util
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from depthfold.core.wording import one_line
+from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
 
 
@@ -34,8 +33,7 @@ def find_in_file(text: str, what: str) -> Any:
     module = _load(path, what)
     if not hasattr(module, name):
         known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(name, known)
         raise InvalidValue(f"{path} has no {name!r}. {hint}It has {', '.join(known) or 'nothing to call'}.")
     return getattr(module, name)
 
