@@ -160,9 +160,8 @@ def test_an_unknown_backend(asked):
 
 
 def test_a_backend_that_is_not_installed(asked, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "openvino", None)
-    monkeypatch.setattr("depthfold.backends.tensorrt.device_name", lambda _: "a GPU")
     for target in ("tensorrt", "openvino"):
+        monkeypatch.setitem(sys.modules, target, None)
         said = refused(*asked("latency", "--target", target))
         assert f"pip install depthfold[{target}]" in said
 
