@@ -2,11 +2,14 @@
 
 import errno
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from cli_workshop import depthfold, refused
 
@@ -49,6 +52,23 @@ def test_a_file_that_does_not_run(tmp_path):
     assert "bad.py raised ModuleNotFoundError: No module named 'nothing_of_that_name'" in said
 
 
+@pytest.mark.parametrize("text", ["import sys; sys.exit(3)", "import sys\ndef model(): sys.exit(3)"])
+def test_a_file_that_ends_the_program(text, tmp_path):
+    (tmp_path / "ends.py").write_text(text)
+    said = refused("inspect", f"{tmp_path / 'ends.py'}:model", "--input", "3x8x8")
+    assert "ended the program with sys.exit(3). Put what only a script does under __main__." in said
+
+
+def test_the_files_beside_it_come_before_python_s_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "test", raising=False)
+    (tmp_path / "test.py").write_text("from torch import nn\n\n\ndef body():\n    return nn.Conv2d(3, 4, 3)\n")
+    (tmp_path / "mine.py").write_text("from test import body\n\n\ndef model():\n    return body()\n")
+    result = depthfold("inspect", f"{tmp_path / 'mine.py'}:model", "--input", "3x8x8")
+    monkeypatch.delitem(sys.modules, "test", raising=False)
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_weights_that_do_not_fit(suffix, asked, tmp_path):
     weights, path = {"0.weight": torch.zeros(8, 1, 3, 3), "head.bias": torch.zeros(3)}, tmp_path / f"weights{suffix}"
@@ -87,6 +107,25 @@ def test_weights_are_never_unpickled(asked, tmp_path, monkeypatch):
     assert not (tmp_path / "harm-was-done").exists()
 
 
+@pytest.mark.parametrize("held", [nn.Conv2d(1, 4, 3), {"a": 0.5}, [torch.zeros(3)], {"state_dict": Harm()}])
+def test_weights_that_are_no_state_dict(held, asked, tmp_path):
+    torch.save(held, tmp_path / "w.pt")
+    expect_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_weights_that_are_a_program(asked, tmp_path):
+    torch.jit.trace(nn.ReLU(), torch.zeros(1)).save(tmp_path / "w.pt")
+    expect_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
+
+
+def expect_advice_on_state_dicts(said, folder):
+    assert said.startswith("Error: ")
+    assert "Only state dicts of tensors are read, because anything else in such a file could run code." in said
+    assert said.endswith("Save one with torch.save(model.state_dict(), path), or with safetensors.")
+    assert "weights_only" not in said and "torch.load" not in said and ".." not in said.replace(str(folder), "")
+
+
 def test_weights_that_are_not_there_or_damaged(asked, tmp_path):
     assert "There is no file of weights" in refused(*asked("latency", "--weights", tmp_path / "none.pt"))
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
@@ -121,9 +160,8 @@ def test_an_unknown_backend(asked):
 
 
 def test_a_backend_that_is_not_installed(asked, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "openvino", None)
-    monkeypatch.setattr("depthfold.backends.tensorrt.device_name", lambda _: "a GPU")
     for target in ("tensorrt", "openvino"):
+        monkeypatch.setitem(sys.modules, target, None)
         said = refused(*asked("latency", "--target", target))
         assert f"pip install depthfold[{target}]" in said
 
@@ -131,6 +169,7 @@ def test_a_backend_that_is_not_installed(asked, monkeypatch):
 def test_a_budget_out_of_reach_says_what_the_fastest_is(run):
     said = refused("compress", "--run", run, "--budget", "20x")
     assert "No plan meets the budget of 20x: the fastest one takes" in said and "times as fast)" in said
+    assert said.endswith('measure with the full search space: space="full", or --space full on the command line.')
 
 
 def test_a_run_folder_of_another_network(run, workshop):
@@ -197,6 +236,58 @@ def test_a_journal_damaged_in_the_middle(run):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([lines[0], "what?\n", *lines[1:]]))
     assert "importance.jsonl, line 2: expected a JSON object" in refused("importance", "--run", run)
+
+
+def test_tensorrt_without_its_library_and_without_a_gpu(asked, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    said = refused(*asked("latency", "--target", "tensorrt"))
+    assert said == "Error: tensorrt is not installed. Install it with: pip install depthfold[tensorrt]"
+    monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
+    said = refused(*asked("latency", "--target", "tensorrt"))
+    assert "TensorRT needs an NVIDIA GPU, and PyTorch finds none on this machine. Run it where there is one" in said
+    assert "or name another target: onnxruntime, for example." in said and "device=cpu" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"key": "0-1-1-1 seed 0"}', "it has no 'failure'"),
+        ('{"foo": 3}', "it has no 'key'"),
+        ('{"key": 3, "failure": "lost"}', "key: expected str, found 3"),
+        ('{"key": "base", "result": 0.5}', "result: expected dict, found 0.5"),
+        ('{"key": "base", "result": {"score": "good", "curve": [], "seconds": 1}}', "score: expected float, found 'g"),
+        ('{"key": "base", "result": {"score": 1, "curve": [[1, 2]], "seconds": 1}}', "curve[0]: expected 3 items, fou"),
+    ],
+)
+def test_a_line_of_json_that_is_no_importance(line, why, run):
+    lines = [*(run / "importance.jsonl").read_text().splitlines(), line]
+    (run / "importance.jsonl").write_text("\n".join(lines) + "\n")
+    said = refused("importance", "--run", run)
+    assert f"importance.jsonl, line {len(lines)} is no record of this journal: {why}" in said
+    assert "Delete that line, and what it stood for is done again; or restore the file." in said
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"foo": 3}', "it has no 'key'"),
+        ('{"key": "block"}', "it has no 'activations'"),
+        ('{"key": "block", "samples": []}', "samples: expected one at least, found none"),
+        ('{"key": "block", "samples": [1, "x"]}', "samples[1]: expected float, found 'x'"),
+        ('{"key": "plan", "activations": 1, "cuts": []}', "activations: expected a list, found int"),
+        ('{"key": "plan", "activations": [1, 2], "cuts": [3]}', "The activations [1, 2] are not among the cuts"),
+    ],
+)
+def test_a_line_of_json_that_is_no_latency(line, why, run):
+    (run / "latency.json").unlink()
+    text = (run / "latency.jsonl").read_text().splitlines()
+    lines = [*text[:3], line, *text[3:]]
+    (run / "latency.jsonl").write_text("\n".join(lines) + "\n")
+    said = refused("latency", "--run", run)
+    assert f"latency.jsonl, line 4 is no record of this journal: {why}" in said
+    (run / "latency.jsonl").write_text("\n".join(text) + "\n")  # as it says, without that line
+    assert depthfold("latency", "--run", run).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,14 @@ def refused(folder, text, model=None, error=ResultError):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    refused(tmp_path / "none", r"There is no folder .*none; expected one that save\(shallow, folder\) wrote")
+    refused(
+        tmp_path / "none",
+        r"There is no folder .*none; expected one that save\(shallow, folder\) or `depthfold merge` wr",
+    )
 
 
 def test_a_folder_that_is_no_result(tmp_path):
-    refused(tmp_path, r"is no saved result: it has no config\.json")
+    refused(tmp_path, r"is no saved result: it has no config\.json\. Expected what .* or `depthfold merge` wrote")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     refused(tmp_path, r"config\.json is no result of depthfold's: its format is None, expected 'depthfold\.result'")
     (tmp_path / "config.json").write_text("[]")

@@ -63,7 +63,9 @@ def test_the_warning_names_them_and_where_the_caller_stands(failed):
     assert lines[0] == "3 blocks of 18 could not be trained, and no plan will use them:"
     for line, (block, (_, reason)) in zip(lines[1:4], FAILING.items(), strict=True):
         assert line.startswith(f"  {block}: {reason}")
-    assert lines[4:] == ["Run it again with retry=True and the same run=... to try just these."]
+    assert lines[4:] == [
+        "To try just these, run it again with retry=True and the same run=..., or with --retry on the command line."
+    ]
     assert warning.filename == __file__
 
 

@@ -178,10 +178,16 @@ def test_a_base_score_that_fails_stops_everything(tmp_path, how, text):
 def test_every_training_failed(tmp_path):
     text = (
         r"Every training failed. The first one: \(0, 1\], flags 11: error: OSError: the disk is gone .*\. Mend that, "
-        "and run it again with retry=True"
+        r"and run it again with retry=True, or with --retry on the command line\.$"
     )
     with pytest.raises(TableError, match=text):
         measure_importance(PAIR, Broken(tmp_path, unreadable, original=False), RECIPE)
+
+
+def test_every_training_failed_for_a_reason_that_is_a_sentence(tmp_path):
+    fates = tuple((importance_plan(PAIR, block), "nan") for block in PAIR.flagged_spans())
+    with pytest.raises(TableError, match=r"gradient \(clip\)\. Mend that, and run it again"):
+        measure_importance(PAIR, TinyTask(folder=str(tmp_path), fates=fates), RECIPE)
 
 
 def test_a_block_of_which_one_training_failed_says_so(tmp_path):
@@ -190,7 +196,7 @@ def test_a_block_of_which_one_training_failed_says_so(tmp_path):
     whole = TinyTask(folder=str(tmp_path))
     with pytest.warns(IncompleteTable, match="1 block of 3 could not be trained, and no plan will use them"):
         measure_importance(PAIR, failing, RECIPE, run=run)
-    text = r"^1 block of 3 could not be trained as often as asked for:\n  \(0, 2\], flags 11: 1 of 2 trainings\nRun it"
+    text = r"^1 block of 3 could not be trained as often as asked for:\n  \(0, 2\], flags 11: 1 of 2 trainings\nTo try"
     with pytest.warns(IncompleteTable, match=text):
         table = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run)
     entry = next(entry for entry in table.entries if (entry.span.i, entry.span.j) == (0, 2))

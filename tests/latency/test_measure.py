@@ -14,6 +14,7 @@ from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemor
 from depthfold.latency import choose, measure_latency, profile, profile_all, side_by_side
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
 from depthfold.latency.candidates import shallow_of
+from depthfold.progress import progress_lines
 from depthfold.store import Journal
 from latency_workshop import COST, QUICK, plans, predicted, seconds
 
@@ -271,6 +272,12 @@ def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
     plan = choose(network, frontier, "80%", Picky(), timer=QUICK)
     assert plan.importance < wanted.importance
     assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+
+
+def test_the_bar_of_a_search_that_ends_early_ends_with_it(network, frontier):
+    lines = []
+    choose(network, frontier, "80%", COST, timer=QUICK, steps=50, progress=progress_lines(lines.append, seconds=1e9))
+    assert lines == ["candidates: 0 of 50", "candidates: 50 of 50, done"]
 
 
 def test_choose_refuses_no_steps_and_foreign_frontiers(network, frontier):

@@ -277,7 +277,10 @@ def test_report_says_what_it_takes_and_where_it_cannot_write(tmp_path):
     with pytest.raises(InvalidValue, match=r"report\(\) takes Findings, found dict. Build them with Findings\(title"):
         report({}, tmp_path / "report.html")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidValue, match=r"The report '.*file/report.html' cannot be written: .* Name a file"):
+    with pytest.raises(
+        InvalidValue,
+        match=r"The report '.*file/report.html' cannot be written: .* and its free space, or name another",
+    ):
         report(made_up_run(chain(3, 3)), tmp_path / "file" / "report.html")
 
 

@@ -39,6 +39,16 @@ def test_every_axis_has_a_title(findings):
         assert all(axis["title"]["text"] for axis in axes)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 12, 53])
+def test_ticks_of_the_maps_stand_at_whole_positions_and_are_not_many(depth):
+    findings = made_up_run(plain_chain(depth))
+    for figure in (*latency_maps(findings).values(), *importance_maps(findings).values()):
+        for name in ("xaxis", "yaxis"):
+            step = figure["layout"][name]["dtick"]
+            assert isinstance(step, int) and step >= 1
+            assert depth / step <= 18
+
+
 def cells(trace):
     """The cells that a heat map fills: the span and its level, and what it says."""
     return {

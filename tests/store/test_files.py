@@ -1,10 +1,12 @@
 """Files that are complete or not there at all."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from depthfold.store.files import put_all_in_place
+from depthfold.store.files import put_all_in_place, put_in_place
 
 
 def names(folder):
@@ -52,3 +54,38 @@ def test_the_file_that_is_asked_for_comes_last(tmp_path, monkeypatch):
             main.with_name(name).write_text(name)
     assert sorted(placed[:2]) == ["a.bin", "z.bin"]
     assert placed[2] == "m.txt"
+
+
+def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(tmp_path, monkeypatch):
+    path = tmp_path / "document.json"
+    path.write_text("before")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"), put_in_place(path) as partial:
+        partial.write_text("after")
+    assert names(tmp_path) == ["document.json"]
+    assert path.read_text() == "before"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_writer_that_fails_takes_its_half_along(error, tmp_path):
+    with pytest.raises(error), put_in_place(tmp_path / "document.json") as partial:
+        partial.write_text("half of")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_a_writer_that_wrote_nothing_fails_with_its_own_error(tmp_path):
+    with pytest.raises(ZeroDivisionError), put_in_place(tmp_path / "document.json"):
+        raise ZeroDivisionError
+
+
+def test_what_a_killed_writer_left_is_written_over(tmp_path):
+    (tmp_path / "document.json.partial").write_text("of a killed writer, and longer than what comes")
+    with put_in_place(tmp_path / "document.json") as partial:
+        partial.write_text("new")
+    assert names(tmp_path) == ["document.json"]
+    assert (tmp_path / "document.json").read_text() == "new"

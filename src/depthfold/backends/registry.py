@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import types
 import typing
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from depthfold.backends.base import Backend
 from depthfold.core.document import decode
-from depthfold.core.wording import one_line
+from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
 
 GROUP = "depthfold.backends"
@@ -85,9 +84,7 @@ def _find(name: str) -> type:
         return typing.cast(type, getattr(importlib.import_module(module), attribute))
     registered = _registered()
     if name not in registered:
-        close = difflib.get_close_matches(name, available(), n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise InvalidValue(f"There is no backend {name!r}. {hint}{_known()}")
+        raise InvalidValue(f"There is no backend {name!r}. {did_you_mean(name, available())}{_known()}")
     where = _described_point(registered[name])
     try:
         found = registered[name].load()
@@ -123,9 +120,8 @@ def _options(cls: type, name: str, text: str) -> dict[str, Any]:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or key not in known or key in options:
             found = f"has no option {key!r}" if equals and key not in known else f"cannot read {item!r}"
-            close = difflib.get_close_matches(key, known, n=1) if equals and key not in known else []
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise InvalidValue(f"The backend {name!r} {found}.{hint} {_described(cls, name)}")
+            hint = did_you_mean(key, known) if equals and key not in known else ""
+            raise InvalidValue(f"The backend {name!r} {found}. {hint}{_described(cls, name)}")
         try:
             options[key] = _read(hints[key], value)
         except (InvalidValue, ValueError):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, in_float32, reasons
-from depthfold.backends.machine import device_name, environment_of
+from depthfold.backends.machine import environment_of, gpu_name
 from depthfold.backends.onnx_model import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.backends.torch_run import Place, TorchRun
@@ -37,18 +37,18 @@ class TensorRT:
             raise InvalidValue(f"The option 'optimisation' of TensorRT goes from 0 to 5, found {self.optimisation}.")
 
     def environment(self, inputs: Inputs) -> Environment:
+        library = _ready()
         return environment_of(
             inputs,
-            device=device_name("cuda"),
+            device=gpu_name(),
             runtime=spelled(self, without=("precision",)),
-            version=load("tensorrt", "tensorrt").__version__,
+            version=library.__version__,
             precision=self.precision,
             threads=None,
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
-        library = load("tensorrt", "tensorrt")
-        device_name("cuda")
+        library = _ready()
         module, inputs = in_float32(module, inputs)
         return self._run(library, self._engine(library, module, inputs), inputs)
 
@@ -67,8 +67,7 @@ class TensorRT:
         return path
 
     def open(self, path: str | Path, inputs: Inputs) -> Compiled:
-        library = load("tensorrt", "tensorrt")
-        device_name("cuda")
+        library = _ready()
         return self._run(library, expect_suffix(path, ".engine").read_bytes(), inputs)
 
     def _engine(self, library: Any, module: nn.Module, inputs: Inputs) -> Any:
@@ -92,6 +91,18 @@ class TensorRT:
             if engine is None:
                 raise BackendError("TensorRT found no way to build this module, and says no more.")
             return engine
+
+
+def _ready() -> Any:
+    """The library, where there is a GPU for it to run on."""
+    library = load("tensorrt", "tensorrt")
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "TensorRT needs an NVIDIA GPU, and PyTorch finds none on this machine. Run it where there is one, with a "
+            f"driver and a PyTorch that was built with CUDA (this one is {torch.__version__}), or name another target: "
+            "onnxruntime, for example."
+        )
+    return library
 
 
 class _Execution:

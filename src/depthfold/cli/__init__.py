@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from depthfold.core.optional import load
-from depthfold.errors import MissingDependency
+from depthfold.cli.interruption import expect_interruption
 
 
 def main() -> None:
     """The console script `depthfold`."""
+    expect_interruption()  # before anything that takes its time to import
+    from depthfold.core.optional import load
+    from depthfold.errors import MissingDependency
+
     try:
         load("typer", "cli")
     except MissingDependency as error:

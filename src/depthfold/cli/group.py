@@ -12,11 +12,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from depthfold.cli import interruption
 from depthfold.cli.printing import complain, hush_libraries
 from depthfold.core.wording import one_line
 from depthfold.errors import DepthfoldError
 
-UNEXPECTED, KNOWN, INTERRUPTED = 1, 2, 130
+UNEXPECTED, KNOWN = 1, 2
 DEBUG = "depthfold.debug"  # in the context's meta, which a command shares with its group
 
 
@@ -42,8 +43,8 @@ class Group(TyperGroup):
 def _explain(error: BaseException) -> int:
     """One paragraph for the error, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
-        complain("Interrupted", "run the same command again, and it goes on where it stopped.", "bold yellow")
-        return INTERRUPTED
+        complain("Interrupted", interruption.WORDS, "bold yellow")
+        return interruption.CODE
     if isinstance(error, DepthfoldError):
         complain("Error", str(error), "bold red")
         return KNOWN

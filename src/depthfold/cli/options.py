@@ -127,7 +127,9 @@ Distil = Annotated[
 Export = Annotated[
     list[str] | None,
     typer.Option(
-        help="A file to write: .onnx, .pt2, .xml or .engine. May be given again. Default: model.onnx.", metavar="NAME"
+        help="A file to write into the run folder: .onnx, .pt2, .xml or .engine. May be given again. Default: "
+        "model.onnx.",
+        metavar="NAME",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]

@@ -43,7 +43,7 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """Takes the place of warnings.showwarning: what depthfold says of a run, without the line of code."""
-    complain("Warning", str(message).replace("retry=True and the same run=...", "--retry"), "bold yellow")
+    complain("Warning", str(message), "bold yellow")
 
 
 def hush_libraries() -> None:

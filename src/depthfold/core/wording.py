@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 
@@ -28,3 +30,12 @@ def one_line(error: BaseException) -> str:
     """The message of an error, without its line breaks, in a length that a table can show."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], form: Callable[[str], str] = repr, *, most: int = 1, cutoff: float = 0.6
+) -> str:
+    """ "Did you mean 'a'? " (with a space, for what follows) if some of the known names are close, otherwise nothing.
+    `form` says how each of them is written."""
+    close = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(form, close))}? " if close else ""

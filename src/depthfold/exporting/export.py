@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from depthfold.backends import get
 from depthfold.backends.base import Exporter, Inputs, batched, private_copy, with_batch
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
 from depthfold.exporting.comparing import compare, run_in_pytorch
 from depthfold.exporting.exported import Exported
@@ -87,8 +87,7 @@ class _Attempt:
 
 def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
     if path.suffix not in FORMATS:
-        close = difflib.get_close_matches(path.suffix, FORMATS, n=1, cutoff=0.5)
-        hint = f"Did you mean {path.with_suffix(close[0]).name!r}? " if close else ""
+        hint = did_you_mean(path.suffix, FORMATS, lambda close: repr(path.with_suffix(close).name), cutoff=0.5)
         known = ", ".join(f"{suffix} ({form})" for suffix, (form, _) in FORMATS.items())
         raise InvalidValue(f"export() cannot tell the format of {path.name!r} by its suffix. {hint}Known are {known}.")
     form, target = FORMATS[path.suffix]

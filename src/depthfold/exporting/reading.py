@@ -15,17 +15,16 @@ from depthfold.core.wording import one_line
 from depthfold.errors import DepthfoldError, ResultError
 from depthfold.exporting.result import CONFIG, Result, TensorSpec
 
+WRITERS = "save(shallow, folder) or `depthfold merge`"
 RESTORE = "Restore the folder, or save the network again"
 
 
 def read_config(folder: Path) -> Result:
     path = folder / CONFIG
     if not folder.is_dir():
-        raise ResultError(f"There is no folder {folder}; expected one that save(shallow, folder) wrote.")
+        raise ResultError(f"There is no folder {folder}; expected one that {WRITERS} wrote.")
     if not path.is_file():
-        raise ResultError(
-            f"{folder} is no saved result: it has no {CONFIG}. Expected what save(shallow, folder) wrote."
-        )
+        raise ResultError(f"{folder} is no saved result: it has no {CONFIG}. Expected what {WRITERS} wrote.")
     try:
         text = path.read_text(encoding="utf-8")
         _check_version(path, json.loads(text))
@@ -43,7 +42,7 @@ def _check_version(path: Path, data: Any) -> None:
     if found[0] != Result.FORMAT:
         raise ResultError(
             f"{path} is no result of depthfold's: its format is {found[0]!r}, expected {Result.FORMAT!r}. Name the "
-            "folder that save(shallow, folder) wrote."
+            f"folder that {WRITERS} wrote."
         )
     if isinstance(found[1], int) and found[1] > Result.VERSION:
         raise ResultError(

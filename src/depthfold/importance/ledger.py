@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from depthfold.core import FlaggedSpan, fingerprint
 from depthfold.core.coerce import as_path
+from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
@@ -57,8 +58,7 @@ class Ledger:
             ledger.journal = Journal.open(folder / FILE, header)
         except HeaderMismatch as mismatch:
             raise _foreign(mismatch) from mismatch
-        for record in ledger.journal:
-            ledger._take(record)
+        ledger.journal.replay(ledger._take)
         return ledger
 
     def add(self, outcome: Outcome) -> None:
@@ -79,12 +79,19 @@ class Ledger:
             self.journal.close()
 
     def _take(self, record: dict[str, Any]) -> None:
-        key = record["key"]
+        key = decode(str, record["key"], "key")
         if "result" in record:
-            self.results[key] = record["result"]
+            self.results[key] = _result(record["result"])
             self.failures.pop(key, None)
         else:
-            self.failures[key] = record["failure"]
+            self.failures[key] = decode(str, record["failure"], "failure")
+
+
+def _result(found: Any) -> Result:
+    found = decode(dict, found, "result")
+    curve = decode(tuple[tuple[int, float, float], ...], found["curve"], "curve")
+    score, seconds = (decode(float, found[name], name) for name in ("score", "seconds"))
+    return Result(score=score, curve=list(curve), seconds=seconds)
 
 
 def digest(network: TracedNetwork) -> str:

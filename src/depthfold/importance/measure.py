@@ -85,8 +85,8 @@ def _train(
                 step()
         if BASE not in ledger.results:
             raise TableError(
-                f"The original network cannot be scored on the hold-out set: {ledger.failures[BASE]}. Mend the task's "
-                "score, or the data, and run again."
+                f"The original network cannot be scored on the hold-out set: {ledger.failures[BASE].rstrip('.')}. "
+                "Mend the task's score, or the data, and run again."
             )
 
 
@@ -106,8 +106,8 @@ def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:
     partly = [entry for entry in table.entries if 0 < len(entry.samples) < seeds]
     if len(failed) == len(table.entries):
         raise TableError(
-            f"Every training failed. The first one: {failed[0].span}: {failed[0].reason}. Mend that, and run it again "
-            "with retry=True."
+            f"Every training failed. The first one: {failed[0].span}: {str(failed[0].reason).rstrip('.')}. Mend "
+            "that, and run it again with retry=True, or with --retry on the command line."
         )
     lines = []
     if failed:
@@ -121,7 +121,9 @@ def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:
             *(f"  {entry.span}: {len(entry.samples)} of {seeds} trainings" for entry in partly),
         ]
     if lines:
-        lines.append("Run it again with retry=True and the same run=... to try just these.")
+        lines.append(
+            "To try just these, run it again with retry=True and the same run=..., or with --retry on the command line."
+        )
         warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
 
 

@@ -52,6 +52,8 @@ def choose(
         search = _Search(frontier.points, budget, _in_turns({network.vanilla: original}, timer)[network.vanilla])
         for left in range(steps, 0, -1):
             if (n := search.candidate(last=left == 1)) is None:
+                for _ in range(left):  # it knows enough, and its bar must not stay half way
+                    tick()
                 break
             plan = frontier[n].plan
             try:
@@ -97,7 +99,7 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
         f"No plan meets the budget of {budget}: the fastest one takes {fastest.latency:.4g} ms, measured end to end, "
         f"which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms ({1 / fastest.share:.2f} times as "
         f"fast), and {MARGIN:.0%} are kept to spare, because no stopwatch says the same thing twice. "
-        "Ask for less, or measure with the full search space.",
+        'Ask for less, or measure with the full search space: space="full", or --space full on the command line.',
         fastest=fastest.share,
     )
 

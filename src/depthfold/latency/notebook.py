@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any, Self
 
 from depthfold.core import Environment, Network, Plan, fingerprint
-from depthfold.errors import TableError
+from depthfold.core.document import decode
+from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.timer import Turns
 from depthfold.store import HeaderMismatch, Journal
 
@@ -35,8 +36,7 @@ class Notebook:
             notebook.journal = Journal.open(path, header)
         except HeaderMismatch as mismatch:
             raise _foreign(path, header, mismatch.found) from mismatch
-        for record in notebook.journal:
-            notebook._take(record)
+        notebook.journal.replay(notebook._take)
         return notebook
 
     def keep_turn(self, key: str, samples: tuple[float, ...]) -> None:
@@ -80,15 +80,20 @@ class Notebook:
             self.journal.close()
 
     def _take(self, record: dict[str, Any]) -> None:
+        key = decode(str, record["key"], "key")
         if "samples" in record:
-            self.turns[record["key"]].append(tuple(record["samples"]))
-            self.reasons.pop(record["key"], None)  # it was tried again after that, and ran
+            samples = decode(tuple[float, ...], record["samples"], "samples")
+            if not samples:
+                raise InvalidValue("samples: expected one at least, found none.")
+            self.turns[key].append(samples)
+            self.reasons.pop(key, None)  # it was tried again after that, and ran
         elif "share" in record:
-            self.shares[record["key"]].append(record["share"])
+            self.shares[key].append(decode(float, record["share"], "share"))
         elif "reason" in record:
-            self.reasons[record["key"]] = record["reason"]
+            self.reasons[key] = decode(str, record["reason"], "reason")
         else:
-            self.plans[record["key"]] = Plan(activations=record["activations"], cuts=record["cuts"])
+            activations, cuts = (decode(tuple[int, ...], record[name], name) for name in ("activations", "cuts"))
+            self.plans[key] = Plan(activations, cuts)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.journal is not None:

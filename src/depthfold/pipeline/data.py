@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import DataError
 from depthfold.pipeline.user_file import call, find_in_file, names_file
 from depthfold.training.classification import ClassificationTask
@@ -39,8 +39,7 @@ def split_data(text: str) -> tuple[str, Path]:
     """The kind and the path of "kind:PATH", which must be there."""
     kind, colon, place = text.partition(":")
     if kind not in KINDS or not colon or not place:
-        close = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"Did you mean {close[0]}:{place or 'PATH'}? " if close else ""
+        hint = did_you_mean(kind, KINDS, lambda close: f"{close}:{place or 'PATH'}")
         raise DataError(f"The data {text!r} cannot be read. {hint}{FORMS}.")
     path = Path(place).expanduser().absolute()
     if not path.is_dir():

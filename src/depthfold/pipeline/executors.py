@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 from typing import Any
 
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import InvalidValue
 from depthfold.jobs import Executor, InProcess, Processes, RayCluster
 
 KINDS: dict[str, type] = {"inline": InProcess, "processes": Processes, "ray": RayCluster}
 HIDDEN = frozenset({"runtime_env"})  # has no form on one line
-NUMBERS = {"address": str, "cpus": float, "gpus": float}  # all others are whole
+TYPES = {"address": str, "cpus": float, "gpus": float}  # all others are whole numbers
 
 
 def executor_of(text: str) -> Executor:
     """The executor. A bare number after the name is how many workers there are."""
     name, _, rest = text.partition(":")
     if name not in KINDS:
-        close = difflib.get_close_matches(name, KINDS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise InvalidValue(f"There is no executor {name!r}. {hint}Known are {', '.join(KINDS)}.")
+        raise InvalidValue(f"There is no executor {name!r}. {did_you_mean(name, KINDS)}Known are {', '.join(KINDS)}.")
     known = [field.name for field in dataclasses.fields(KINDS[name]) if field.name not in HIDDEN]
     options: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
@@ -45,7 +43,7 @@ def executor_of(text: str) -> Executor:
 def _read(name: str, key: str, value: str) -> Any:
     if key == "devices":
         return tuple(value.split("+"))
-    kind = NUMBERS.get(key, int)
+    kind = TYPES.get(key, int)
     try:
         return kind(value)
     except ValueError:

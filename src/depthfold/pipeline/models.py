@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from depthfold.core.wording import one_line
+from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
 from depthfold.pipeline.user_file import call, find_in_file, names_file
 from depthfold.pipeline.weights import is_weights_file, load_weights_file
@@ -69,9 +68,8 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         options |= {} if weights is None else {"weights": weights}
     base = name.partition(".")[0] if where == "timm" else name  # timm: resnet18.a1_in1k
     if base not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(f'{where}:{one}' for one in close)}?" if close else ""
-        raise InvalidValue(f"{where} has no model {name!r}.{hint} It has {len(known)} of them.")
+        hint = did_you_mean(name, known, lambda close: f"{where}:{close}", most=3, cutoff=0.5)
+        raise InvalidValue(f"{where} has no model {name!r}. {hint}It has {len(known)} of them.")
     try:
         return make(name, **options)  # type: ignore[no-any-return]
     except Exception as error:  # an option that it does not take, or weights that cannot be downloaded
@@ -103,9 +101,8 @@ def _options(text: str) -> tuple[str, dict[str, Any]]:
 def _guess(text: str) -> str:
     """A bare name is most often one of torchvision's."""
     if ":" in text or not text:
-        close = difflib.get_close_matches(text.partition(":")[0], ("torchvision", "timm"), n=1)
-        return f"Did you mean {close[0]}:{text.partition(':')[2]}? " if close else ""
+        where, _, name = text.partition(":")
+        return did_you_mean(where, ("torchvision", "timm"), lambda close: f"{close}:{name}")
     from depthfold.vision import import_torchvision
 
-    close = difflib.get_close_matches(text, import_torchvision().models.list_models(), n=1)
-    return f"Did you mean torchvision:{close[0]}? " if close else ""
+    return did_you_mean(text, import_torchvision().models.list_models(), lambda close: f"torchvision:{close}")

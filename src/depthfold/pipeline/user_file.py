@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib.util
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from depthfold.core.wording import one_line
+from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
 
 
@@ -34,8 +33,7 @@ def find_in_file(text: str, what: str) -> Any:
     module = _load(path, what)
     if not hasattr(module, name):
         known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(name, known)
         raise InvalidValue(f"{path} has no {name!r}. {hint}It has {', '.join(known) or 'nothing to call'}.")
     return getattr(module, name)
 
@@ -44,8 +42,8 @@ def call(function: Any, text: str, what: str) -> Any:
     """What the function returns; whatever it raises is told as its own error."""
     try:
         return function()
-    except Exception as error:
-        raise InvalidValue(f"{what} {text!r} raised {type(error).__name__}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise InvalidValue(f"{what} {text!r} {_raised(error)}") from error
 
 
 def _load(path: Path, what: str) -> ModuleType:
@@ -59,16 +57,22 @@ def _load(path: Path, what: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InvalidValue(f"{what}: {path} cannot be read as Python.")
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:  # as for a script: it may import the files beside it
-        sys.path.append(str(path.parent))
+    if sys.path[0] != str(path.parent):  # as for a script: the files beside it come before all others
+        sys.path.insert(0, str(path.parent))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InvalidValue(f"{what}: {path} raised {type(error).__name__}: {one_line(error)}") from error
+        raise InvalidValue(f"{what}: {path} {_raised(error)}") from error
     _send_along(module)
     return module
+
+
+def _raised(error: BaseException) -> str:
+    if isinstance(error, SystemExit):  # it would end the command without a word
+        return f"ended the program with sys.exit({error.code!r}). Put what only a script does under __main__."
+    return f"raised {type(error).__name__}: {one_line(error)}"
 
 
 def _send_along(module: ModuleType) -> None:

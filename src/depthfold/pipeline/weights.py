@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 SHOWN = 3
 # Under these names training scripts keep the state dict beside other things.
 INSIDE = ("state_dict", "model_state_dict", "model")
+STATE_DICT = (
+    "Only state dicts of tensors are read, because anything else in such a file could run code. Save one with "
+    "torch.save(model.state_dict(), path), or with safetensors"
+)
 
 
 def is_weights_file(text: str) -> bool:
@@ -48,20 +53,20 @@ def _read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             data = load("safetensors.torch", "train").load_file(path)
         else:
-            data = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other ways to load it: for whoever calls torch.load, not for us
+                data = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, _damaged()) as error:
-        raise InvalidValue(
-            f"The weights in {path} cannot be read: {one_line(error)} Expected a state dict of tensors alone, in "
-            "safetensors or by torch.save(model.state_dict(), path)."
-        ) from error
+        why = one_line(error).rstrip(".")
+        if path.suffix != ".safetensors" and not isinstance(error, OSError):
+            # PyTorch advises to load it with weights_only=False, which would run whatever somebody put there.
+            why = "the file is damaged, or holds more than tensors, such as a whole model"
+        raise InvalidValue(f"The weights in {path} cannot be read: {why}. {STATE_DICT}.") from error
     for key in INSIDE:
         if isinstance(data, Mapping) and isinstance(data.get(key), Mapping):
             data = data[key]
     if not isinstance(data, Mapping) or not all(isinstance(value, Tensor) for value in data.values()):
-        raise InvalidValue(
-            f"{path} holds no state dict, but {type(data).__name__}. Save one with torch.save(model.state_dict(), "
-            "path), or with safetensors."
-        )
+        raise InvalidValue(f"{path} holds no state dict, but {type(data).__name__}. {STATE_DICT}.")
     return {str(key): value for key, value in data.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log10
+from math import ceil, log10
 from typing import Any
 
 from depthfold.core import FlaggedSpan, Network, Score, Span, Timing
@@ -80,7 +80,9 @@ def _map(cells: Sequence[Cell], scale: Figure, depth: int) -> Figure:
         data.append(_trace(unknown, texts, depth, longest, **flat))
     calm = {"showgrid": False, "zeroline": False}
     shown = layout("", "", margin={"l": 56, "r": 16, "t": 12, "b": 52})
-    shown["xaxis"] = axis("Start of the span, position i", range=[-0.5, depth - 0.5], **calm)
+    # Positions are whole numbers; left alone, plotly puts ticks between them where there are few.
+    starts = {"range": [-0.5, depth - 0.5], "dtick": max(1, ceil(depth / 10))}
+    shown["xaxis"] = axis("Start of the span, position i", **starts, **calm)
     shown["yaxis"] = axis("Layers in the span, j \N{MINUS SIGN} i", dtick=max(1, longest // 8), **calm)
     return {"data": data, "layout": shown}
 

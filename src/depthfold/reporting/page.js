@@ -35,7 +35,7 @@ function isDark() {
 }
 
 function follow() {
-  document.getElementById("theme").setAttribute("aria-pressed", String(isDark()));
+  document.getElementById("theme").textContent = isDark() ? "Light theme" : "Dark theme"; // what a click brings
   Object.keys(report.figures).forEach(draw);
 }
 

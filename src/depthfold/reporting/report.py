@@ -42,8 +42,8 @@ def report(findings: Findings, path: str | Path) -> Path:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidValue(
-            f"The report {str(path)!r} cannot be written: {error.strerror}. Name a file in a folder that you may "
-            "write to."
+            f"The report {str(path)!r} cannot be written: {error.strerror}. Check the folder, its permissions and "
+            "its free space, or name another file."
         ) from error
     return path
 

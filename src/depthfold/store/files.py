@@ -13,14 +13,19 @@ from pathlib import Path
 def put_in_place(path: Path) -> Iterator[Path]:
     """A path to write to, beside `path`; what was written there takes its place when the block ends without an error.
 
-    Killed at any byte, `path` is what it was. The file of a killed writer stays beside it and is written over by the
-    next, so there may be only one writer at a time.
+    When it ends with one, nothing is left of it. Killed at any byte, `path` is what it was. The file of a killed writer
+    stays beside it and is written over by the next, so there may be only one writer at a time.
     """
     partial = path.with_name(path.name + ".partial")
-    yield partial
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)  # a file is on disk under its name only when its folder is
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(path)
+        sync(path.parent)  # a file is on disk under its name only when its folder is
+    except BaseException:
+        with contextlib.suppress(OSError):  # it may not be there, and the first error is the one to tell
+            partial.unlink()
+        raise
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from depthfold.core.wording import one_line
 from depthfold.errors import JournalError
 from depthfold.store.files import sync
 
@@ -81,6 +82,21 @@ class Journal:
                 os.ftruncate(self._file, size)
             raise
         self._records.append(plain)
+
+    def replay(self, take: Callable[[Record], None]) -> None:
+        """Hand each record to `take`, in order; one that it cannot use is an error that names its line, and the
+        journal is closed: nobody else may have it yet, and its lock must not outlive it."""
+        for number, record in enumerate(self._records, start=2):  # the header is line 1
+            try:
+                take(record)
+            except (LookupError, TypeError, ValueError) as error:
+                self.close()
+                missing = f"it has no {error}" if isinstance(error, KeyError) else one_line(error).rstrip(".")
+                raise JournalError(
+                    f"{self.path}, line {number} is no record of this journal: {missing}; found "
+                    f"{_dumps(record)[:60]!r}. Delete that line, and what it stood for is done again; or restore the "
+                    "file."
+                ) from error
 
     def __iter__(self) -> Iterator[Record]:
         return iter(tuple(self._records))

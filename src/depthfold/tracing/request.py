@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import glob
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, fx, nn
 
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import TraceError
 from depthfold.tracing.rules import Ignore, ignored
 from depthfold.tracing.tracer import explain
@@ -61,8 +61,8 @@ def by_name(ignore: Ignore, graph: fx.GraphModule, at: str | None) -> tuple[str,
 
 
 def _hint(wrong: str, paths: Sequence[str]) -> str:
-    if close := difflib.get_close_matches(wrong, paths, n=3):
-        return f"Did you mean {' or '.join(map(repr, close))}?"
+    if hint := did_you_mean(wrong, paths, most=3):
+        return hint.rstrip()
     return f"It has {', '.join(paths[:8])}, ..." if paths else "It has no submodules."
 
 

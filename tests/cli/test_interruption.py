@@ -1,0 +1,53 @@
+"""Ctrl-C before a command is under way: the same line and exit code as later, and no traceback of anybody's imports."""
+
+import subprocess
+import sys
+
+import pytest
+
+# The command line in a process that interrupts itself when it is about to import a certain module; or, for the name
+# "get_command", when everything is imported and typer begins.
+SCRIPT = """
+import os, signal, sys
+name = sys.argv[1]
+
+def strike():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(self, module, path=None, target=None):
+        if module == name:
+            strike()
+
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
+if name == "get_command":
+    import typer.main
+    get_command = typer.main.get_command
+    typer.main.get_command = lambda *given: (strike(), get_command(*given))[1]
+from depthfold.cli import main
+sys.argv = ["depthfold", *sys.argv[3:]]
+main()
+"""
+LINE = "Interrupted: run the same command again, and it goes on where it stopped.\n"
+
+
+def start(name, handler, *arguments):
+    command = [sys.executable, "-c", SCRIPT, name, handler, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["typer", "depthfold.cli.group", "get_command", "torch", "numpy.exceptions", "depthfold.pipeline.subject"],
+)
+def test_interrupted_while_it_starts(name, workshop):
+    """numpy.exceptions is imported by NumPy's C code, which makes another error of whatever comes up there."""
+    done = start(name, "default_int_handler", "inspect", f"{workshop / 'net.py'}:model", "--input", "1x8x8")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
+
+
+def test_a_shell_that_has_it_ignored_is_obeyed():
+    done = start("typer", "SIG_IGN", "--version")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("depthfold ")
