@@ -29,7 +29,7 @@ def test_names_that_fall_on_the_run_s_own_are_refused(name):
 
 def test_everything_that_a_run_leaves_is_its_own(run):
     kept = {path.name for path in run.iterdir()} - {"model.pt2"}  # what was exported
-    assert {"config.toml", "result", "finetuning", "latency.jsonl", "importance.jsonl", "report.html"} <= kept
+    assert {"config.toml", "result", "students", "latency.jsonl", "importance.jsonl", "report.html"} <= kept
     for name in kept:
         with pytest.raises(InvalidValue, match="keeps for itself"):
             expect_export_name(f"{name}/model.onnx")

@@ -66,6 +66,7 @@ def time_plans(
     notebook: Notebook,
     timer: Timer,
     progress: Progress,
+    what: str = "networks",
 ) -> None:
     """Whole networks, as the plans fold them."""
     inputs = network_inputs(network)
@@ -76,7 +77,7 @@ def time_plans(
     def size(plan: Plan) -> int:
         return sum(network.merged_shape(span).parameters for span in network.segments(plan))
 
-    _measure("networks", {notebook.name_plan(plan): plan for plan in plans}, build, size, notebook, timer, progress)
+    _measure(what, {notebook.name_plan(plan): plan for plan in plans}, build, size, notebook, timer, progress)
 
 
 def _measure(

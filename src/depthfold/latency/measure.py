@@ -71,7 +71,8 @@ def measure_latency(
             # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
             first = fit(wholes(network, notebook, times, plans), blocks, times)
             guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
-            time_plans(network, backend, fast_plans(network, guess, networks - some), notebook, timer, progress)
+            fast = fast_plans(network, guess, networks - some)
+            time_plans(network, backend, fast, notebook, timer, progress, "fast networks")
             calibration = fit(wholes(network, notebook, times, notebook.plans.values()), blocks, times)
     return LatencyTable(
         network=network.name,

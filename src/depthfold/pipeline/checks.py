@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -12,10 +11,12 @@ from depthfold.backends import get
 from depthfold.core import Budget
 from depthfold.core.coerce import as_text, as_whole
 from depthfold.core.space import Space
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import DepthfoldError, InvalidValue
 from depthfold.exporting.export import FORMATS
 from depthfold.pipeline.data import split_data
 from depthfold.pipeline.executors import executor_of
+from depthfold.pipeline.export_names import expect_export_name
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.user_file import names_file, split_name
 
@@ -44,9 +45,7 @@ def problems(
     makes no sense."""
     for key in table:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            yield f"There is no setting {key!r}.{hint} Known are {', '.join(known)}."
+            yield f"There is no setting {key!r}. {did_you_mean(key, known)}Known are {', '.join(known)}."
     for name in known:
         if name in table and name in uses:
             try:
@@ -118,6 +117,7 @@ def _flag(value: Any) -> None:
 
 def _exports(value: Any) -> None:
     for name in value:
+        expect_export_name(name)
         if Path(name).suffix not in FORMATS:
             raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
 

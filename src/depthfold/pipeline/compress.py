@@ -20,6 +20,7 @@ from depthfold.jobs.base import expect_executor
 from depthfold.merging import merge
 from depthfold.pipeline.choice import chosen
 from depthfold.pipeline.examination import again, findings_of, inputs_of
+from depthfold.pipeline.export_names import expect_export_name
 from depthfold.pipeline.libraries import check_libraries
 from depthfold.pipeline.results import keep_result, student_folder
 from depthfold.pipeline.tables import importance_of, latency_of
@@ -76,6 +77,8 @@ def compress(
     folder, budget = RunFolder.open(run), Budget.parse(budget)
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     expect_executor(executor or InProcess())
+    for name in exports:
+        expect_export_name(name)
     check_libraries(exports)
     with folder.lock():
         network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)

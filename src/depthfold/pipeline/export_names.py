@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from depthfold.errors import InvalidValue
-from depthfold.finetuning.finetune import FOLDER as FINETUNING
 from depthfold.importance.ledger import FILE as IMPORTANCE_JOURNAL
 from depthfold.store import run_folder
 
 OWN = frozenset(
     {
         run_folder.NETWORK,
+        run_folder.WEIGHTS,
         run_folder.LATENCY,
         run_folder.LATENCY_JOURNAL,
         run_folder.IMPORTANCE,
         IMPORTANCE_JOURNAL,
         run_folder.CHOICE,
-        FINETUNING,
+        run_folder.STUDENTS,
         run_folder.RESULT,
         run_folder.FINDINGS,
         run_folder.REPORT,
-        "config.toml",  # by its name: config_file.py asks the settings, and these ask here
+        run_folder.CONFIG,
     }
 )
 

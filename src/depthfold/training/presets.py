@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from types import MappingProxyType
 
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import InvalidValue
 from depthfold.training.recipe import Recipe
 
@@ -37,7 +37,6 @@ PRESETS = MappingProxyType(
 def preset(name: str) -> Recipe:
     """A recipe by name; `.but(...)` changes it."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(str(name), PRESETS, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(str(name), PRESETS)
         raise InvalidValue(f"There is no recipe {name!r}. {hint}Known are {', '.join(PRESETS)}.")
     return PRESETS[name]

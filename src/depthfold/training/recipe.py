@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from depthfold.core import Document
 from depthfold.core.coerce import as_float, as_tuple
+from depthfold.core.wording import did_you_mean
 from depthfold.errors import InvalidValue
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -86,9 +86,8 @@ class Recipe(Document):
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise InvalidValue(f"A recipe has no {name!r}.{hint} It has {', '.join(known)}.")
+                hint = did_you_mean(name, known)
+                raise InvalidValue(f"A recipe has no {name!r}. {hint}It has {', '.join(known)}.")
         for given, other in (("steps", "epochs"), ("epochs", "steps")):
             if changes.get(given) is not None:
                 changes.setdefault(other, None)
