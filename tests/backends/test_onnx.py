@@ -132,10 +132,14 @@ def test_the_exporter_and_the_writer_agree_on_the_operations():
     assert {"Conv", "Clip", "ReduceMean", "Gemm"} <= ours & theirs
 
 
-def test_a_type_that_the_runtime_lacks_is_a_clean_error():
+def test_a_type_that_the_runtime_lacks_is_a_clean_error(tmp_path):
+    """A file keeps the precision of its network; what is compiled here is in float32, whatever the network is in."""
     module, sample = nn.Sequential(nn.Conv2d(4, 4, 3)).bfloat16(), torch.randn(1, 4, 8, 8).bfloat16()
-    with pytest.raises(BackendError, match="ONNX Runtime"):
-        get("onnxruntime").compile(module, (sample,))
+    backend = get("onnxruntime")
+    path = backend.export(module, (sample,), tmp_path / "model.onnx")
+    with pytest.raises(BackendError, match=r"ONNX Runtime rejects this module: .*bfloat16"):
+        backend.open(path, (sample,))
+    backend.compile(module, (sample,)).close()
 
 
 def test_weights_beyond_the_format_are_refused():

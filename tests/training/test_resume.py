@@ -139,7 +139,7 @@ def _never(*_):
 
 
 def test_the_metrics_have_every_line_once(tmp_path):
-    def worse(model, split):  # at every score, so that none of them makes a checkpoint, and lines are ahead of it
+    def worse(model, split):  # at every score, so that none makes a checkpoint after it, and lines are ahead of it
         return -model.norm.num_batches_tracked.item()
 
     def task(at):
@@ -150,7 +150,8 @@ def test_the_metrics_have_every_line_once(tmp_path):
         with pytest.raises(Interruption):
             train(SmallNet(), task(at), RECIPE, folder=tmp_path / "parts")
     assert [line["step"] for line in lines(tmp_path / "parts")] == [3, 4, 6, 8, 9]
-    assert load_weights(SmallNet(), tmp_path / "parts").step == 8
+    state = load_weights(SmallNet(), tmp_path / "parts")
+    assert (state.step, state.unscored) == (9, True)  # written before the score of step 9, whose line is there
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "ep')  # torn by a kill
     train(SmallNet(), task(None), RECIPE, folder=tmp_path / "parts")
@@ -202,9 +203,10 @@ def drawing(fails=None):
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
+@pytest.mark.parametrize("checkpoint", [4, 12])
 @pytest.mark.parametrize("keep", ["last", "best"])
-def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, fails, tmp_path):
-    recipe = RECIPE.but(checkpoint=4, evaluate=4, ema=0.9, keep=keep)
+def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, checkpoint, fails, tmp_path):
+    recipe = RECIPE.but(checkpoint=checkpoint, evaluate=4, ema=0.9, keep=keep)
     whole, resumed = SmallNet(), SmallNet()
     expected = train(whole, FunctionTask(loss=loss, score=drawing(), epoch=4), recipe, folder=tmp_path / "whole")
     with pytest.raises(Interruption):

@@ -75,7 +75,7 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
     if state.identity.about != _about(student):
         raise CheckpointError(
             f"The folder {folder} holds the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
-            f"{_about(student)} here. Name the folder of this one, or fine-tune it."
+            f"{_about(student) or 'no student'} here. Name the folder of this one, or fine-tune it."
         )
     if state.step < state.identity.steps:
         raise CheckpointError(

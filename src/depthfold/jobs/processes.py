@@ -42,7 +42,9 @@ class Processes:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.devices == ("cpu",):
             return
-        gpus = isinstance(self.devices, tuple) and all(_GPU.fullmatch(str(device)) for device in self.devices)
+        gpus = isinstance(self.devices, tuple) and all(
+            isinstance(device, str) and _GPU.fullmatch(device) for device in self.devices
+        )
         if not self.devices or not gpus or len(set(self.devices)) < len(self.devices):
             raise InvalidValue(
                 f'The devices of worker processes are ("cpu",), or GPUs such as ("cuda:0", "cuda:1"), each named once; '

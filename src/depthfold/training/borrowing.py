@@ -92,10 +92,13 @@ def own_precision(device: torch.device) -> Iterator[None]:
     forwards, and scores are taken in the model's own precision. What the caller's has cast is forgotten, because
     weights may change inside."""
     with contextlib.ExitStack() as stack:
-        stack.callback(torch.clear_autocast_cache)
+        # Only where there is one: an autocast of the task's own then stays the outermost, which forgets its casts by
+        # itself when it ends.
         for kind in sorted({"cpu", device.type}):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        torch.clear_autocast_cache()
+            if torch.is_autocast_enabled(kind):
+                stack.callback(torch.clear_autocast_cache)
+                stack.enter_context(torch.autocast(kind, enabled=False))
+                torch.clear_autocast_cache()
         yield
 
 

@@ -65,6 +65,8 @@ class ClassificationTask:
     def __post_init__(self) -> None:
         check_holdout(self.holdout)
         as_whole("score_batch", self.score_batch, InvalidValue)
+        # The int itself: the split is drawn by it, and two that look alike must be alike.
+        object.__setattr__(self, "seed", as_whole("The seed of a task", self.seed, InvalidValue, least=0))
         size = None if self.size is None else as_size(self.size)
         object.__setattr__(self, "size", size)
         if self.normalise is not None:

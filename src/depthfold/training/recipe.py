@@ -28,7 +28,7 @@ class Recipe(Document):
     softened outputs plus the rest times the cross-entropy with the labels, without label smoothing. `ema` is the decay
     of an average of the weights, which is then what is scored and kept. The score is taken every `evaluate` steps and
     at the end (None: only there). Where the training has a folder, a checkpoint is written there every `checkpoint`
-    steps (None: ten times in all), after a score that is the best so far, and at the end. `keep` says which weights the
+    steps (None: about ten times), after a score that is the best so far, and at the end. `keep` says which weights the
     training ends with: the last ones, as in the paper, or those of the best score.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from depthfold.errors import NotFinite
+from depthfold.errors import InvalidValue, NotFinite
 from depthfold.training.borrowing import Seed
 from depthfold.training.curve import Point, Trained
 from depthfold.training.keeper import Keeper
@@ -70,7 +70,7 @@ class Run:
             self.loss = self.losses.mean(so_far=not line)
         if score or checkpoint:
             self._expect_finite(lr)
-        if checkpoint and (score or not line):
+        if score or (checkpoint and not line):
             self._save()  # before the score: that is the task's code and may fail, and must not take the steps with it
         if line:
             self._settle(lr, score=score, checkpoint=checkpoint)
@@ -129,7 +129,7 @@ class Run:
         self.reseed(mix(self.seed, "score", self.done))  # taken after a resumption, it is the same
         stepper.model.eval()
         with torch.no_grad():
-            own = self.task.score(stepper.scored, split)
+            own = _number(self.task.score(stepper.scored, split))
         stepper.model.train()
         # Each process has scored the same weights; that of the first counts, lest they disagree about the best.
         score = float(stepper.place.by_main(lambda: own))
@@ -183,3 +183,12 @@ class Run:
 
     def _seconds(self) -> float:
         return self.before + time.perf_counter() - self.started
+
+
+def _number(score: object) -> float:
+    try:
+        return float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidValue(
+            f"The task's score must be one number, higher for a better model, found {score!r:.80}."
+        ) from error

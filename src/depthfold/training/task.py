@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from depthfold.core.coerce import as_text
+from depthfold.core.coerce import as_text, as_whole
 from depthfold.errors import InvalidValue
 from depthfold.training.recipe import Recipe
 
@@ -74,6 +74,11 @@ class FunctionTask:
 
     def __post_init__(self) -> None:
         as_text("The identity of a task", self.identity, InvalidValue)
+        for name in ("loss", "score"):
+            if not callable(function := getattr(self, name)):
+                raise InvalidValue(f"The {name} of a task is a function, found {function!r:.80}.")
+        if self.epoch is not None:
+            as_whole("The steps of an epoch", self.epoch, InvalidValue)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         if self.epoch is None:
@@ -90,14 +95,15 @@ def expect_task(task: object) -> None:
             f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
             "FunctionTask(loss=..., score=...) makes one of two functions."
         )
+    as_text(f"The identity of a task ({type(task).__name__}.identity)", getattr(task, "identity", ""), InvalidValue)
 
 
 def task_name(task: Task) -> str:
     """What the task says of itself, or its class where it says nothing."""
-    return str(getattr(task, "identity", "")) or type(task).__qualname__
+    return getattr(task, "identity", "") or type(task).__qualname__
 
 
-def holds_out(task: Task) -> bool:
+def holds_out(task: object) -> bool:
     """Whether the task has a hold-out set to score on. One that does not say has one."""
     return bool(getattr(task, "holds_out", True))
 
