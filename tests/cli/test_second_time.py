@@ -112,7 +112,9 @@ def test_a_result_that_is_new_has_no_old_findings(run, monkeypatch):
     assert Findings.loads((run / "findings.json").read_text()).plan == old.plan
 
 
-def test_a_report_on_another_target_is_measured_again(run):
+def test_a_report_on_another_target_is_measured_again(run, tmp_path):
+    shutil.copy(run / "importance.json", tmp_path / "given.json")
+    done("solve", "--run", run, "--importance", tmp_path / "given.json")  # which the run keeps, as the demo's does
     done("report", "--run", run, "--target", "cost_model:launch_us=1.0")
     assert "launch_us=1" in Findings.loads((run / "findings.json").read_text()).environment.runtime
     assert 'target = "cost_model"' in (run / "config.toml").read_text()
@@ -132,6 +134,10 @@ def test_two_processes_in_one_run(run):
     other.start()
     try:
         assert ready.wait(60)
+        table = (run / "importance.json").read_bytes()
+        (run.parent / "given.json").write_text(json.dumps(json.loads(table) | {"provenance": "another"}))
+        refused("solve", "--run", run, "--importance", run.parent / "given.json")
+        assert (run / "importance.json").read_bytes() == table
         for command in ("latency", "importance", "solve", "finetune", "merge", "export", "report", "compress"):
             assert "is in use by another process" in refused(command, "--run", run), command
     finally:

@@ -52,11 +52,17 @@ def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
 
 
 def frontier_stage(settings: Settings) -> Frontier:
-    """Every plan, from the two tables in the run."""
+    """Every plan, from the two tables in the run; an importance table that is given takes its place there first."""
+    if (importance := given_importance(settings)) is not None:
+        folder = RunFolder.at(settings.folder)
+        with folder.lock():
+            folder.write(IMPORTANCE, importance)
+    return _frontier(settings)
+
+
+def _frontier(settings: Settings) -> Frontier:
     folder = RunFolder.at(settings.folder)
     latency = folder.need(LATENCY, LatencyTable, how("latency", settings))
-    if (importance := given_importance(settings)) is not None:
-        folder.write(IMPORTANCE, importance)
     importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
     network = folder.need(NETWORK, Network, how("latency", settings))
     return solve(latency, importance, network=network, alpha=settings.alpha)
@@ -125,7 +131,7 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
         network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
         latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
         importance=folder.need(IMPORTANCE, ImportanceTable, how("importance", settings)),
-        frontier=frontier_stage(settings),
+        frontier=_frontier(settings),
         plan=choice.plan,
         command=again(folder.path),
     )  # fmt: skip

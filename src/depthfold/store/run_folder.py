@@ -61,12 +61,13 @@ class RunFolder:
         except OSError as error:
             raise _unusable(self.path, error) from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(
+                    f"The run folder {self.path} is in use by another process. Wait for it, or name another folder."
+                ) from error
             yield
-        except BlockingIOError as error:
-            raise RunError(
-                f"The run folder {self.path} is in use by another process. Wait for it, or name another folder."
-            ) from error
         finally:
             os.close(handle)
 
@@ -86,7 +87,10 @@ class RunFolder:
     def claim_weights(self, digest: str) -> None:
         """Make the folder that of these weights; what was trained with others is not reused in silence."""
         path = self.path / WEIGHTS
-        there = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        try:
+            there = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+        except OSError as error:
+            raise _unusable(path, error) from error
         if not there:
             self.write_text(WEIGHTS, digest + "\n")
         elif there != digest:
