@@ -1,6 +1,6 @@
 """Latency on a GPU: MobileNetV2-1.0, -1.4 and VGG19-BN at 224, in three precisions, on three runtimes.
 
-    python experiments/latency_gpu.py FOLDER [--minutes 9]
+    python experiments/latency_gpu.py FOLDER [--minutes 9] [--only "tf32 inductor"]
 
 For each network, precision and runtime: the table, measured and calibrated; the original, every block merged, and the
 fastest plan by the table, timed in turns; predicted against measured over 20 random plans (VGG: 10) of all depths and
@@ -11,77 +11,45 @@ again, what is there is not measured again, and what was measured of a table bef
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import active_children
 from pathlib import Path
 from statistics import median
 
 import torch
+from compile_ahead import Workshop
+from latency_cases import Case, build, cases, every_block_merged
 
 import depthfold as df
 from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
 from depthfold.latency import Timer, measure_latency
-from depthfold.latency.blocks import block_module, block_shapes
-from depthfold.latency.candidates import network_inputs, shallow_of
+from depthfold.latency.candidates import network_inputs
 from depthfold.latency.measure import RANDOM_SHARE
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from depthfold.tracing import TracedNetwork
-from depthfold.vision import import_torchvision
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from latency import STEM_AND_HEAD, end_to_end, made_up_importances, predicted
+from latency import end_to_end, made_up_importances, predicted
 from latency import plans_of_all_depths as test_plans
 
-TIMER = Timer(warmup=0.2, turns=4, turn=0.01, extra=4)
-WHOLE = Timer(warmup=0.2, turns=6, turn=0.02)
-# What a user would run: half precision and TF32 like their maps with the channels last.
-PRECISIONS = {"float32": False, "tf32": True, "float16": True}
+TIMER = Timer(warmup=0.1, turns=4, turn=0.01, extra=4)
+WHOLE = Timer(warmup=0.1, turns=6, turn=0.02)
 
 
-def build(name: str, batch: int, size: int) -> TracedNetwork:
-    models = import_torchvision().models
-    x = torch.randn(batch, 3, size, size)
-    torch.manual_seed(0)
-    if name == "vgg19-bn":
-        return df.trace(models.vgg19_bn(weights=None).eval(), x)
-    width = float(name.rpartition("-")[2])
-    return df.trace(models.mobilenet_v2(weights=None, width_mult=width).eval(), x, ignore=STEM_AND_HEAD)
-
-
-def every_block_merged(network: df.Network) -> df.Plan:
-    """Inverted residuals end where the network has no activation, the stages of VGG at its barriers; an activation
-    stands after each."""
-    own = network.activations
-    ends = sorted({l for l in range(1, network.depth) if l not in own} | set(network.barriers))
-    return df.Plan(activations=[*ends, network.depth], cuts=ends)
-
-
-def runtimes(device: str, channels_last: bool, precision: str) -> dict[str, PyTorch | Inductor]:
-    same = dict(device=device, precision=precision, channels_last=channels_last)
-    found: dict[str, PyTorch | Inductor] = {"pytorch": PyTorch(**same)}
-    if device == "cuda":
-        found["pytorch with CUDA graphs"] = PyTorch(**same, cuda_graphs=True)
-    return found | {"inductor": Inductor(**same)}
-
-
-def warm_compiler(name: str, batch: int, size: int, backend: Inductor, worker: int, workers: int) -> None:
-    """Compile a part of what will be timed, so that TorchInductor finds it in its cache."""
-    network = build(name, batch, size)
-    spans = network.spans("paper")
-    blocks = sorted({block.key: block for block in block_shapes(network, spans, batch).values()}.items())
-    for _, block in blocks[worker::workers]:
-        backend.compile(block_module(network, block), block.inputs()).close()
+def plans_known_before(network: TracedNetwork) -> list[df.Plan]:
+    """Those of the whole networks that do not depend on what is measured."""
     networks, tests = counts(network)
-    plans = [*plans_of_all_depths(network, spans, round(RANDOM_SHARE * networks)), *test_plans(network, tests, 1)]
-    for plan in plans[worker::workers]:
-        backend.compile(shallow_of(network, plan), network_inputs(network)).close()
+    random = plans_of_all_depths(network, network.spans("paper"), round(RANDOM_SHARE * networks))
+    return [*random, every_block_merged(network), *test_plans(network, tests, 1)]
 
 
 def errors(network: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
@@ -94,7 +62,9 @@ def counts(network: df.Network) -> tuple[int, int]:
     return (8, 10) if network.depth < 20 else (14, 20)
 
 
-def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) -> tuple[df.LatencyTable, dict]:
+def examine(
+    network: TracedNetwork, backend: PyTorch | Inductor, journal: Path, compile_ahead: Callable[[list[df.Plan]], None]
+) -> tuple[df.LatencyTable, dict]:
     started = time.perf_counter()
     networks, tests = counts(network)
     table = measure_latency(network, backend, journal=journal, timer=TIMER, networks=networks)
@@ -105,6 +75,7 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) 
     random = list(test_plans(network, tests, 1))
     frontier = df.solve(table, made_up_importances(network))
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
+    compile_ahead([fastest, *solved])
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(network, backend, plans, WHOLE)
     result = {
@@ -133,57 +104,66 @@ def row(record: dict) -> str:
     )
 
 
+def measure(case: Case, folder: Path, workshop: Workshop | None) -> dict:
+    started = time.monotonic()
+    network = build(*case.arguments)
+
+    def compile_ahead(plans: list[df.Plan]) -> None:
+        if workshop is not None and isinstance(case.backend, Inductor):
+            wait(workshop.plans(build, case.arguments, case.backend, plans))
+
+    table, result = examine(network, case.backend, case.file(folder, ".journal"), compile_ahead)
+    environment = case.backend.environment(network_inputs(network)).to_json()
+    replace(table, network=case.name).write_csv(case.file(folder, ".csv"))
+    head = {"key": case.key, "network": case.name, "precision": case.precision, "runtime": case.runtime}
+    return head | result | {"environment": environment, "seconds": round(time.monotonic() - started, 1)}
+
+
+def known(results: Path) -> dict[str, dict]:
+    """What was measured before; a last line that was cut off is measured again."""
+    found = {}
+    for line in results.read_text().splitlines() if results.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            found[record["key"]] = record
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after so many")
+    parser.add_argument("--minutes", type=float, default=1e5, help="start nothing new after so many")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", type=int, nargs=2, default=(128, 64), help="of MobileNetV2, and of VGG")
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--workers", type=int, default=10, help="processes that compile ahead for inductor")
-    parser.add_argument("--only", default="", help="part of a name: what to measure, as in 'tf32 inductor'")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile ahead for inductor")
+    parser.add_argument("--compile", action="store_true", help="only compile for inductor, and measure nothing")
+    parser.add_argument("--only", default="", help="parts of a name: what to measure, as in 'tf32 inductor'")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
     results = options.folder / "results.jsonl"
-    done = {json.loads(line)["key"] for line in results.read_text().splitlines()} if results.exists() else set()
-    batches = {
-        "mobilenetv2-1.0": options.batches[0],
-        "mobilenetv2-1.4": options.batches[0],
-        "vgg19-bn": options.batches[1],
-    }
+    done = known(results)
     wanted = [
-        (runtime, precision, name)
-        for runtime in ("pytorch", "pytorch with CUDA graphs", "inductor")
-        for name in batches
-        for precision in PRECISIONS
+        case
+        for case in cases(options)
+        if case.key not in done and all(word in case.key for word in options.only.split())
     ]
-    for runtime, precision, name in wanted:
-        key = f"{name} {precision} {runtime}"
-        if key in done or not all(word in key for word in options.only.split()) or time.monotonic() > deadline:
+    workshop = Workshop(options.workers) if options.workers else None
+    if options.compile and workshop is not None:
+        compile_all([case for case in wanted if isinstance(case.backend, Inductor)], workshop, deadline)
+        return
+    for case in wanted:
+        if time.monotonic() > deadline:
+            break
+        try:
+            done[case.key] = measure(case, options.folder, workshop)
+        except (df.DepthfoldError, RuntimeError) as error:  # the others can still be measured
+            print(f"{case.key}: {type(error).__name__}: {error}", flush=True)
             continue
-        if options.device == "cpu" and precision != "float32":
-            continue
-        backend = runtimes(options.device, PRECISIONS[precision], precision).get(runtime)
-        if backend is None:
-            continue
-        started = time.monotonic()
-        if isinstance(backend, Inductor) and options.workers > 1:
-            jobs = [(name, batches[name], options.size, backend, n, options.workers) for n in range(options.workers)]
-            with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-                list(pool.map(warm_compiler, *zip(*jobs, strict=True)))
-            print(f"{key}: compiled ahead in {time.monotonic() - started:.0f} s", flush=True)
-        network = build(name, batches[name], options.size)
-        journal = options.folder / (key.replace(" ", "_") + ".journal")
-        table, result = examine(network, backend, journal)
-        environment = backend.environment(network_inputs(network)).to_json()
-        head = {"key": key, "network": name, "precision": precision, "runtime": runtime}
-        record = head | result | {"environment": environment, "seconds": round(time.monotonic() - started, 1)}
-        replace(table, network=name).write_csv(options.folder / (key.replace(" ", "_") + ".csv"))
         with results.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        print(row(record), f"{record['seconds']} s", flush=True)
-        del network, table
+            file.write("\n" + json.dumps(done[case.key]))
+        print(row(done[case.key]), f"{done[case.key]['seconds']} s", flush=True)
         gc.collect()
         torch.compiler.reset()
         if options.device == "cuda":
@@ -192,8 +172,25 @@ def main() -> None:
         "| network | precision | runtime | original, ms | every block merged | fastest | times as fast "
         "| error alone, median / worst | in context | in context, solver's plans |\n" + "| --- " * 10 + "|"
     )
-    for line in results.read_text().splitlines():
-        print(row(json.loads(line)))
+    for record in done.values():
+        print(row(record))
+
+
+def compile_all(found: list[Case], workshop: Workshop, deadline: float) -> None:
+    waiting: dict[Future, str] = {}
+    for case in found:
+        plans = plans_known_before(build(*case.arguments))
+        futures = [
+            *workshop.blocks(build, case.arguments, case.backend),
+            *workshop.plans(build, case.arguments, case.backend, plans),
+        ]
+        waiting |= dict.fromkeys(futures, case.key)
+    for case in found:
+        mine = [future for future, key in waiting.items() if key == case.key]
+        done, _ = wait(mine, timeout=max(deadline - time.monotonic(), 0))
+        print(f"{case.key}: {len(done)} of {len(mine)} compiled", flush=True)
+    for child in active_children():  # what has not been compiled by now is not waited for
+        child.kill()
 
 
 if __name__ == "__main__":

@@ -110,7 +110,10 @@ class TorchRun:
         if place.device == "cuda":
             event: Any = torch.cuda.Event
             self._events = event(enable_timing=True), event(enable_timing=True)
-        self()
+        with reasons(f"{what} cannot run this module"), place.settings():
+            forward()  # its outputs stay where they are: those of one block may be half a gigabyte
+            if place.device == "cuda":
+                torch.cuda.synchronize()  # an error of the device is told here, not later and of something else
 
     def __call__(self) -> Inputs:
         with reasons(f"{self._what} cannot run this module"), self._place.settings():
