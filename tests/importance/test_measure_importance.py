@@ -26,6 +26,7 @@ from depthfold.importance.entry import EntrySetup
 from depthfold.jobs import Processes
 from depthfold.store import Journal
 from depthfold.tracing.inputs import Inputs
+from depthfold.training.loop import train
 from depthfold.training.task import FunctionTask
 from depthfold.vision import import_torchvision
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
@@ -92,6 +93,42 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     statistics.norm3.running_mean += 1  # buffers are weights, too
     refused(f"{start}weights: ", network=df.trace(statistics, INPUTS))
     measure_importance(tiny_network(), TinyTask(), RECIPE, run=kept)  # the same once more
+
+
+def test_layers_that_begin_as_they_are_share_the_training_of_the_original(tmp_path):
+    task, run = TinyTask(folder=str(tmp_path)), tmp_path / "run"
+    table = measure_importance(NETWORK, task, RECIPE, afresh=False, run=run)
+    vanilla = df.rewrite(NETWORK, NETWORK.vanilla)
+    train(vanilla, TinyTask(), RECIPE)
+    unchanged = {e.span: e.samples for e in table.entries if importance_plan(NETWORK, e.span) == NETWORK.vanilla}
+    assert len(unchanged) == NETWORK.depth and set(unchanged.values()) == {(holdout_score(vanilla.eval()),)}
+    # An activation inserted at 3 is the same network, whether it stands behind the layer or before the next one.
+    singles = [entry.span for entry in table.entries if len(entry.span.span) == 1]
+    networks = {importance_plan(NETWORK, span) for span in singles}
+    assert len(networks) == 2 < len(singles)
+    assert trainings_in(tmp_path) == len(table.entries) - len(singles) + 2 == len(records(run)) - 1
+    fresh = {entry.span: entry for entry in measure_importance(NETWORK, TinyTask(), RECIPE).entries}
+    others = [entry for entry in table.entries if entry.span not in unchanged]
+    assert {len(entry.span.span) for entry in others} > {1}  # a layer with other activations than its own is among them
+    for entry in others:
+        if len(entry.span.span) > 1:
+            assert entry == fresh[entry.span]
+        else:
+            student = df.rewrite(NETWORK, importance_plan(NETWORK, entry.span))
+            train(student, TinyTask(), RECIPE)
+            assert entry.samples == (holdout_score(student.eval()),) != fresh[entry.span].samples
+    assert measure_importance(NETWORK, task, RECIPE, afresh=False, run=run) == table
+    assert "one layer begin as they are" in table.provenance
+
+
+def test_a_journal_of_layers_that_begin_otherwise_is_refused(kept, tmp_path):
+    differ = r"other importances \(blocks of one layer: {} there, {} here\)"
+    as_they_are, nothing = "begin as they are", "nothing about it"
+    with pytest.raises(TableError, match=differ.format(nothing, as_they_are)):
+        measure_importance(NETWORK, TinyTask(), RECIPE, afresh=False, run=kept)
+    measure_importance(PAIR, TinyTask(), RECIPE, afresh=False, run=tmp_path)
+    with pytest.raises(TableError, match=differ.format(as_they_are, nothing)):
+        measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path)
 
 
 def test_two_functions_have_the_name_that_they_are_given(tmp_path):

@@ -108,6 +108,15 @@ Executor = Annotated[
         metavar="EXECUTOR",
     ),
 ]
+Afresh = Annotated[
+    bool | None,
+    typer.Option(
+        "--afresh/--as-they-are",
+        help="Whether a block of one layer is trained from nothing, as in the paper. With trainings of a few steps, "
+        "as-they-are chooses better. Default: afresh.",
+        show_default=False,
+    ),
+]
 Retry = Annotated[bool, typer.Option("--retry", help="Train again what has failed before.")]
 Alpha = Annotated[
     float | None, typer.Option(help="Even out the importances; the paper uses 1.2 to 1.8. Default: as they are.")

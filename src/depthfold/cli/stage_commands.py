@@ -47,7 +47,7 @@ def importance(
     ctx: typer.Context, model: o.Model = None, run: o.Run = None, config: o.Config = None, weights: o.Weights = None,
     data: o.Data = None, input: o.Input = None, batch: o.Batch = None, ignore: o.Ignore = None, at: o.At = None,
     space: o.Space = None, trainings: o.Trainings = None, executor: o.Executor = None, importance: o.Importance = None,
-    retry: o.Retry = False, debug: o.Debug = False,
+    afresh: o.Afresh = None, retry: o.Retry = False, debug: o.Debug = False,
 ) -> None:  # fmt: skip
     """Measure what every block is worth, by one short training each (I of the paper). Writes importance.json."""
     with settings_of(ctx, "run", "model") as settings:

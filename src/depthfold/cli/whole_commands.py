@@ -24,8 +24,9 @@ def compress(
     ctx: typer.Context, model: o.Model = None, run: o.Run = None, config: o.Config = None, weights: o.Weights = None,
     data: o.Data = None, input: o.Input = None, batch: o.Batch = None, ignore: o.Ignore = None, at: o.At = None,
     space: o.Space = None, target: o.Target = None, budget: o.Budget = None, trainings: o.Trainings = None,
-    importance: o.Importance = None, executor: o.Executor = None, retry: o.Retry = False, alpha: o.Alpha = None,
-    recipe: o.Recipe = None, distil: o.Distil = None, export: o.Export = None, debug: o.Debug = False,
+    importance: o.Importance = None, executor: o.Executor = None, afresh: o.Afresh = None, retry: o.Retry = False,
+    alpha: o.Alpha = None, recipe: o.Recipe = None, distil: o.Distil = None, export: o.Export = None,
+    debug: o.Debug = False,
 ) -> None:  # fmt: skip
     """All of it: from a CNN to a faster one, with a report. Interrupted and run again, it goes on."""
     with settings_of(ctx, "run", "model", "data", "target", "budget") as settings:
@@ -64,7 +65,8 @@ def profile(
     with settings_of(ctx, "model", "target", looks=True) as settings:
         from depthfold.latency import profile as measure
         from depthfold.latency import side_by_side
-        from depthfold.pipeline.stages import has_result, profile_stage
+        from depthfold.pipeline.holdings import has_result
+        from depthfold.pipeline.stages import profile_stage
         from depthfold.pipeline.subject import Subject
 
         subject = Subject.of(settings)

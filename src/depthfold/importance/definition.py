@@ -28,15 +28,15 @@ def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
     return Plan(activations=stands, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
 
 
-def importance_student(network: TracedNetwork, block: FlaggedSpan, seed: int) -> nn.Module:
+def importance_student(network: TracedNetwork, block: FlaggedSpan, seed: int, *, afresh: bool = True) -> nn.Module:
     """The network that is trained for the block's entry.
 
     A block of one layer has lost nothing. What it is worth is what training can put there from nothing, as for the
-    other blocks; so its convolution and its batch norm begin afresh, with PyTorch's own initialisation, drawn by the
-    seed.
+    other blocks; so, if `afresh`, its convolution and its batch norm begin afresh, with PyTorch's own initialisation,
+    drawn by the seed.
     """
     student = rewrite(network, importance_plan(network, block)).cpu()  # where draws are the same on every machine
-    if len(block.span) == 1:
+    if afresh and len(block.span) == 1:
         _reset(student, network, block.j, seed)
     return student
 

@@ -35,11 +35,12 @@ class Result(TypedDict):
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
     """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
-    device; the task without its data; the recipe."""
+    device; the task without its data; the recipe; and whether a block of one layer begins afresh."""
 
     network: TracedNetwork
     task: Task
     recipe: Recipe
+    afresh: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cpu())
@@ -53,7 +54,7 @@ class EntrySetup:
             return self._original()
         ends, seed = payload
         block = FlaggedSpan(*ends)
-        student = importance_student(self.network, block, seed=mix(seed, "reset", ends))
+        student = importance_student(self.network, block, seed=mix(seed, "reset", ends), afresh=self.afresh)
         try:
             trained = train(student, self.task, self.recipe, seed=seed)
         finally:

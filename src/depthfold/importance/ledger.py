@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from depthfold.core import FlaggedSpan, fingerprint
+from depthfold.core import FlaggedSpan, Plan, fingerprint
 from depthfold.core.coerce import as_path
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
+from depthfold.importance.definition import importance_plan
 from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
 from depthfold.store import HeaderMismatch, Journal
@@ -33,6 +34,18 @@ def job_of(block: FlaggedSpan, seed: int) -> Job:
     return Job(key=key_of(block, seed), payload=payload)
 
 
+def trained_for(
+    network: TracedNetwork, blocks: Iterable[FlaggedSpan], *, afresh: bool
+) -> dict[FlaggedSpan, FlaggedSpan]:
+    """Every block, and the one whose training is its own. If layers do not begin afresh, a block of one layer is
+    the network as it is but for its activations, and one training serves all that have the same."""
+    first: dict[Plan, FlaggedSpan] = {}
+    return {
+        block: block if afresh or len(block.span) > 1 else first.setdefault(importance_plan(network, block), block)
+        for block in blocks
+    }
+
+
 @dataclass(slots=True)
 class Ledger:
     """Results and failures. A key that failed and then succeeded has only its result."""
@@ -42,8 +55,11 @@ class Ledger:
     journal: Journal | None = None
 
     @classmethod
-    def open(cls, run: str | Path | None, network: TracedNetwork, task: Task, recipe: Recipe) -> Self:
-        """Read what the run holds; it must be of this network with these weights, this task and this recipe."""
+    def open(
+        cls, run: str | Path | None, network: TracedNetwork, task: Task, recipe: Recipe, *, afresh: bool = True
+    ) -> Self:
+        """Read what the run holds; it must be of this network with these weights, this task, this recipe, and of
+        blocks of one layer that begin as these do."""
         ledger = cls()
         if run is None:
             return ledger
@@ -53,7 +69,7 @@ class Ledger:
             "weights": digest(network),
             "task": task_name(task),
             "recipe": recipe.to_json(),
-        }
+        } | ({} if afresh else {"blocks of one layer": "begin as they are"})
         try:
             ledger.journal = Journal.open(folder / FILE, header)
         except HeaderMismatch as mismatch:
@@ -108,9 +124,13 @@ def _foreign(mismatch: HeaderMismatch) -> TableError:
 
 
 def _differences(of: str, there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
-    for name in here:
-        one, two = there.get(name), here[name]
+    for name in {**there, **here}:
+        one, two = there.get(name), here.get(name)
         if isinstance(one, dict) and isinstance(two, dict):  # the recipe: what differs in it, not all of it twice
             yield from _differences(f"{of}{name}: ", one, two)
         elif one != two:
-            yield f"{of}{name}: {one} there, {two} here"
+            yield f"{of}{name}: {_or_nothing(one)} there, {_or_nothing(two)} here"
+
+
+def _or_nothing(value: object) -> str:
+    return "nothing about it" if value is None else f"{value}"

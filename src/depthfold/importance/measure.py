@@ -13,7 +13,7 @@ from depthfold.core.space import Space
 from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import EntrySetup
-from depthfold.importance.ledger import BASE, Ledger, job_of, key_of
+from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, trained_for
 from depthfold.jobs import Executor, InProcess, Job
 from depthfold.jobs.base import expect_executor
 from depthfold.progress import Progress, progress_bars
@@ -21,6 +21,8 @@ from depthfold.tracing import TracedNetwork
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task, expect_task, holds_out, task_name
+
+AS_THEY_ARE = "; blocks of one layer begin as they are"
 
 
 class IncompleteTable(UserWarning):
@@ -36,14 +38,19 @@ def measure_importance(
     run: str | Path | None = None,
     space: Space = "paper",
     seeds: int = 1,
+    afresh: bool = True,
     retry: bool = False,
     progress: Progress | None = None,
 ) -> ImportanceTable:
     """Train the network once for every block of the search space and every seed, and score it on the hold-out set.
 
     For a block (i, j, a, b) the activations strictly inside go, those at its ends stand as a and b say, and the padding
-    moves; a block of one layer begins afresh. The base score is that of the network as it is, on the same hold-out set.
-    The recipe may be the name of a preset; the n-th training of a block has the recipe's seed plus n.
+    moves. The base score is that of the network as it is, on the same hold-out set. The recipe may be the name of a
+    preset; the n-th training of a block has the recipe's seed plus n.
+
+    A block of one layer begins `afresh`, as in the paper. That asks for trainings long enough to bring a layer back:
+    after a few steps, layers that are slow to learn look as if nothing were lost by merging them. Then measure with
+    afresh=False: a layer that stays as it is costs nothing.
 
     The trainings are jobs of the `executor` (in this process, unless another one is given); each result depends on the
     block and its seed alone. With a folder, `run`, each is kept as it comes: run again, only what is missing is done. A
@@ -53,19 +60,20 @@ def measure_importance(
     executor = InProcess() if executor is None else executor
     _expect(network, task, recipe, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
-    blocks = tuple(network.flagged_spans(space))
+    trainings = trained_for(network, network.flagged_spans(space), afresh=afresh)
     drawn = tuple(recipe.seed + n for n in range(seeds))
-    jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in blocks for seed in drawn)]
+    trained = dict.fromkeys(trainings.values())
+    jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in trained for seed in drawn)]
     with contextlib.ExitStack() as stack:
-        ledger = stack.enter_context(Ledger.open(run, network, task, recipe))
+        ledger = stack.enter_context(Ledger.open(run, network, task, recipe, afresh=afresh))
         bars = progress or stack.enter_context(progress_bars())
-        _train(EntrySetup(network, task, recipe), jobs, ledger, executor, retry, bars)
+        _train(EntrySetup(network, task, recipe, afresh), jobs, ledger, executor, retry, bars)
     table = ImportanceTable(
         network=network.name,
         fingerprint=fingerprint(network),
         base=ledger.results[BASE]["score"],
-        provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}",
-        entries=tuple(_entry(block, drawn, ledger) for block in blocks),
+        provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}{'' if afresh else AS_THEY_ARE}",
+        entries=tuple(_entry(block, training, drawn, ledger) for block, training in trainings.items()),
     )
     _tell_what_is_missing(table, seeds)
     return table
@@ -90,10 +98,10 @@ def _train(
             )
 
 
-def _entry(block: FlaggedSpan, seeds: Sequence[int], ledger: Ledger) -> Score:
-    known = {seed: ledger.results[key] for seed in seeds if (key := key_of(block, seed)) in ledger.results}
+def _entry(block: FlaggedSpan, training: FlaggedSpan, seeds: Sequence[int], ledger: Ledger) -> Score:
+    known = {seed: ledger.results[key] for seed in seeds if (key := key_of(training, seed)) in ledger.results}
     if not known:
-        reasons = dict.fromkeys(ledger.failures[key_of(block, seed)] for seed in seeds)
+        reasons = dict.fromkeys(ledger.failures[key_of(training, seed)] for seed in seeds)
         return Score(span=block, reason="; ".join(reasons))
     curves = tuple(tuple((int(n), loss, score) for n, loss, score in result["curve"]) for result in known.values())
     return Score(

@@ -99,7 +99,7 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
         reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "nothing in this network can be merged"
         raise TableError(
             f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones: {reasons}. "
-            'Measure with mode="alone", or with more networks.'
+            'Measure with more networks, or, in Python, blocks alone with mode="alone".'
         )
     return found
 
@@ -110,7 +110,7 @@ def _no_way(notebook: Notebook) -> TableError:
     reasons = "; ".join(dict.fromkeys(notebook.reasons.values()))
     return TableError(
         f"The runtime rejected so many blocks that no whole network is left: {reasons}. Measure with another runtime "
-        'or other options, or look at the reasons with mode="alone".'
+        'or other options; in Python, mode="alone" gives a table with the reasons.'
     )
 
 

@@ -110,9 +110,12 @@ def _alpha(value: Any) -> None:
         raise InvalidValue(f"The setting 'alpha' must be a number (the paper uses 1.2 to 1.8), found {value!r}.")
 
 
-def _flag(value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidValue(f"The setting 'distil' must be true or false, found {value!r}.")
+def _flag(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, bool):
+            raise InvalidValue(f"The setting {name!r} must be true or false, found {value!r}.")
+
+    return check
 
 
 def _exports(value: Any) -> None:
@@ -142,6 +145,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "executor": _then(_text("executor"), executor_of),
     "alpha": _alpha,
     "recipe": _recipe,
-    "distil": _flag,
+    "afresh": _flag("afresh"),
+    "distil": _flag("distil"),
     "export": _then(_texts("export"), _exports),
 }

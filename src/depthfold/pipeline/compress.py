@@ -60,6 +60,7 @@ def compress(
     recipe: Recipe | str = "quick",
     importance: ImportanceTable | None = None,
     executor: Executor | None = None,
+    afresh: bool = True,
     retry: bool = False,
     alpha: float | None = None,
     distil: bool = True,
@@ -69,10 +70,11 @@ def compress(
     """The model, folded so that it meets the budget on the target, and fine-tuned.
 
     Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
-    result. `trainings` is the recipe of the importances, unless a table is given; `retry` repeats those that failed.
-    `recipe` is that of fine-tuning, for which the model is the teacher if `distil`. `alpha` normalises the importances
-    as the solver says. `exports` are files to write beside the result; their suffixes say in which form. The other
-    arguments are those of the verbs.
+    result. `trainings` is the recipe of the importances, unless a table is given; whether blocks of one layer begin
+    `afresh` in them measure_importance() explains, and `retry` repeats those that failed. `recipe` is that of
+    fine-tuning, for which the model is the teacher if `distil`. `alpha` normalises the importances as the solver says.
+    `exports` are files to write beside the result; their suffixes say in which form. The other arguments are those of
+    the verbs.
     """
     folder, budget = RunFolder.open(run), Budget.parse(budget)
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
@@ -87,7 +89,7 @@ def compress(
 
         latency = latency_of(folder, network, target, space, progress)
         if importance is None:
-            importance = importance_of(folder, network, task, trainings, space, executor, retry, progress)
+            importance = importance_of(folder, network, task, trainings, space, afresh, executor, retry, progress)
         else:
             folder.write(IMPORTANCE, importance)
 

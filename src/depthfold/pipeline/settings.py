@@ -30,6 +30,7 @@ class Settings:
     trainings: str | Mapping[str, Any] = "importance"
     importance: str | None = None
     executor: str = "inline"
+    afresh: bool = True
     alpha: float | None = None
     recipe: str | Mapping[str, Any] = "quick"
     distil: bool = True

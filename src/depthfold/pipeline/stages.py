@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from pathlib import Path
-
-from torch import nn
 
 from depthfold.backends import get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
-from depthfold.errors import CheckpointError, RunError
-from depthfold.exporting import export, load
+from depthfold.errors import RunError
+from depthfold.exporting import export
 from depthfold.exporting.exported import Exported
-from depthfold.finetuning import finetune, finetuned
+from depthfold.finetuning import finetune
 from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.choice import Choice, chosen
 from depthfold.pipeline.compress import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
+from depthfold.pipeline.holdings import choice_of, how, result_of, student_place, trained_student
 from depthfold.pipeline.recipes import recipe_of
-from depthfold.pipeline.results import keep_result, student_folder
+from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
 from depthfold.pipeline.subject import Subject, given_importance
 from depthfold.pipeline.tables import importance_of, latency_of
@@ -29,7 +26,7 @@ from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import CHOICE, FINDINGS, IMPORTANCE, LATENCY, NETWORK, REPORT, RESULT
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, REPORT
 from depthfold.tracing import TracedNetwork
 
 
@@ -48,7 +45,9 @@ def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
             return table
         recipe, executor = recipe_of(settings.trainings), executor_of(settings.executor)
         task = subject.needed_task()
-        return importance_of(folder, network, task, recipe, settings.space, executor, retry, subject.progress)
+        return importance_of(
+            folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
+        )
 
 
 def frontier_stage(settings: Settings) -> Frontier:
@@ -87,8 +86,8 @@ def finetune_stage(subject: Subject) -> Path:
     """The student of the chosen plan, trained; the folder of its training."""
     settings, task = subject.settings, subject.needed_task()
     with subject.folder.lock():
-        plan = _choice(settings).plan
-        student, place = rewrite(subject.weighed(), plan), _student_folder(subject, plan)
+        plan = choice_of(settings).plan
+        student, place = rewrite(subject.weighed(), plan), student_place(subject, plan)
         teacher, recipe = subject.model if settings.distil else None, recipe_of(settings.recipe)
         finetune(student, task, recipe, teacher=teacher, run=place, progress=subject.progress)
         return place
@@ -97,7 +96,7 @@ def finetune_stage(subject: Subject) -> Path:
 def merge_stage(subject: Subject) -> Verification:
     """The fine-tuned student merged, verified and saved."""
     with subject.folder.lock():
-        student = _trained(subject, subject.weighed(), _choice(subject.settings).plan)
+        student = trained_student(subject, subject.weighed(), choice_of(subject.settings).plan)
         shallow = merge(student)
         verification = verify(student, shallow)
         keep_result(subject.folder, shallow)
@@ -115,7 +114,7 @@ def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
     """The page. What it tells is measured first, unless that was done of this result and nothing else is asked for."""
     folder = RunFolder.at(settings.folder)
     with folder.lock():
-        choice, findings = _choice(settings), folder.read(FINDINGS, Findings)
+        choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
         if afresh or findings is None or findings.plan != choice.plan:
             findings = _examine(Subject.of(settings), choice)
             folder.write(FINDINGS, findings)
@@ -126,7 +125,7 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
     settings, folder, task = subject.settings, subject.folder, subject.needed_task()
     network = subject.weighed()
     shallow = result_of(subject)
-    student = _trained(subject, network, choice.plan)
+    student = trained_student(subject, network, choice.plan)
     return findings_of(
         network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
         latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
@@ -153,6 +152,7 @@ def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
         recipe=recipe_of(settings.recipe),
         importance=given_importance(settings),
         executor=executor_of(settings.executor),
+        afresh=settings.afresh,
         retry=retry,
         alpha=settings.alpha,
         distil=settings.distil,
@@ -165,37 +165,3 @@ def profile_stage(subject: Subject) -> dict[str, Profile]:
     """Before and after of a run."""
     network: TracedNetwork = subject.traced()
     return before_and_after(network, result_of(subject), subject.target)
-
-
-def has_result(settings: Settings) -> bool:
-    return settings.run is not None and (Path(settings.run) / RESULT).exists()
-
-
-def result_of(subject: Subject) -> nn.Module:
-    """The merged network of the run."""
-    if not has_result(subject.settings):
-        run = subject.settings.run
-        raise RunError(f"The run folder {run} has no {RESULT} yet. Run: {how('merge', subject.settings)}")
-    return load(subject.folder.path / RESULT, subject.model, subject.inputs)
-
-
-def how(command: str, settings: Settings) -> str:
-    """The command for this run, as a shell takes it."""
-    return f"depthfold {command} --run {shlex.quote(os.path.normpath(settings.folder))}"
-
-
-def _choice(settings: Settings) -> Choice:
-    return RunFolder.at(settings.folder).need(CHOICE, Choice, f"{how('solve', settings)} --budget 60%")
-
-
-def _student_folder(subject: Subject, plan: SolvedPlan) -> Path:
-    settings = subject.settings
-    return student_folder(subject.folder, plan, recipe_of(settings.recipe), distil=settings.distil)
-
-
-def _trained(subject: Subject, network: TracedNetwork, plan: SolvedPlan) -> nn.Module:
-    """The student of the plan with the weights that fine-tuning left."""
-    try:
-        return finetuned(rewrite(network, plan), _student_folder(subject, plan))
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} Run: {how('finetune', subject.settings)}") from error

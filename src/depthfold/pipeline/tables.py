@@ -37,13 +37,15 @@ def importance_of(
     task: Task,
     trainings: Recipe | str,
     space: Space,
+    afresh: bool,
     executor: Executor | None,
     retry: bool,
     progress: Progress | None,
 ) -> ImportanceTable:
     """The run's importance table: what its journal lacks is trained."""
     table = measure_importance(
-        network, task, trainings, space=space, executor=executor, run=folder.path, retry=retry, progress=progress
-    )
+        network, task, trainings, space=space, afresh=afresh, executor=executor, run=folder.path, retry=retry,
+        progress=progress,
+    )  # fmt: skip
     folder.write(IMPORTANCE, table)
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from depthfold.core.coerce import as_tuple_of
-from depthfold.core.wording import count
+from depthfold.core.wording import count, did_you_mean
 from depthfold.errors import DataError, InvalidValue
 from depthfold.training.data.collection import Collection, Normal, Part, listed
 from depthfold.training.data.files import Files
@@ -133,5 +132,5 @@ def _images(folder: Path) -> list[str]:
 
 
 def _missing(name: str, found: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, found, n=1)
-    return f"{name} (did you mean {close[0]}?)" if close else name
+    hint = did_you_mean(name, found, str).rstrip()
+    return f"{name} ({hint[0].lower()}{hint[1:]})" if hint else name
