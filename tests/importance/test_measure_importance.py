@@ -105,8 +105,8 @@ def test_layers_that_begin_as_they_are_share_the_training_of_the_original(tmp_pa
     # An activation inserted at 3 is the same network, whether it stands behind the layer or before the next one.
     singles = [entry.span for entry in table.entries if len(entry.span.span) == 1]
     networks = {importance_plan(NETWORK, span) for span in singles}
-    assert len(networks) == 2 < len(singles)
-    assert trainings_in(tmp_path) == len(table.entries) - len(singles) + 2 == len(records(run)) - 1
+    assert len(networks) == 3 < len(singles)
+    assert trainings_in(tmp_path) == len(table.entries) - len(singles) + 3 == len(records(run)) - 1
     fresh = {entry.span: entry for entry in measure_importance(NETWORK, TinyTask(), RECIPE).entries}
     others = [entry for entry in table.entries if entry.span not in unchanged]
     assert {len(entry.span.span) for entry in others} > {1}  # a layer with other activations than its own is among them
