@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median, stdev
@@ -25,6 +26,13 @@ Mode = Literal["in context", "alone"]
 
 # So many of the whole networks for the calibration are plans of all depths; the rest are nearly as fast as can be.
 RANDOM_SHARE = 0.7
+# A calibration that is further off than this in the median was measured while something else ran, or on a runtime whose
+# latencies are no sums. What we saw on machines that did nothing else: 0.2 to 4 %.
+DOUBTFUL = 0.05
+
+
+class DoubtfulTable(UserWarning):
+    """The whole networks do not fit the times of their blocks, so sums over the table predict little."""
 
 
 def measure_latency(
@@ -74,6 +82,7 @@ def measure_latency(
             fast = fast_plans(network, guess, networks - some)
             time_plans(network, backend, fast, notebook, timer, progress, "fast networks")
             calibration = fit(wholes(network, notebook, times, notebook.plans.values()), blocks, times)
+            _doubt(calibration, journal)
     return LatencyTable(
         network=network.name,
         fingerprint=fingerprint(network),
@@ -102,6 +111,17 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
             'Measure with more networks, or, in Python, blocks alone with mode="alone".'
         )
     return found
+
+
+def _doubt(calibration: Calibration, journal: str | Path | None) -> None:
+    if calibration.median_error > DOUBTFUL:
+        kept = "" if journal is None else f" delete the journal {journal} (in a run folder, latency.json, too), and"
+        warnings.warn(
+            f"The latency table is doubtful: it is {calibration}. If something else ran on this machine,{kept} measure "
+            "again when it is quiet; otherwise trust what choose() times end to end, not sums over the table.",
+            DoubtfulTable,
+            stacklevel=3,
+        )
 
 
 def _no_way(notebook: Notebook) -> TableError:
