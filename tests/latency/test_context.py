@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from statistics import median, stdev
 
 import pytest
 import torch
@@ -121,3 +122,37 @@ def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(networ
     assert fastest in {network.segments(plan) for plan in plans}
     assert fastest not in {network.segments(plan) for plan in plans_of_all_depths(network, table.times, 4)}
     assert len(plans) == table.calibration.networks
+
+
+def test_no_block_is_free_and_the_errors_know_it():
+    """Inside a network blocks lose 0.1 ms, and those that take less alone lose nearly all: no line fits both."""
+    rng = Random(1)
+    spans = [Span(i, i + 1) for i in range(12)]
+    blocks = {span: block(4, 4, 10) for span in spans}
+    times = {span: rng.choice((0.05, 0.2, 2.0)) for span in spans}
+
+    def whole(chosen):
+        latency = sum(max(times[span] - 0.1, 0.001) for span in chosen) * rng.uniform(0.98, 1.02)
+        return Whole(tuple(chosen), latency + 0.2)
+
+    wholes = [whole(rng.sample(spans, rng.randint(4, 12))) for _ in range(8)]
+    calibration = fit(wholes, blocks, times)
+    read, written = blocks[spans[0]].elements
+    moved = calibration.per_read * read / 1e6 + calibration.per_write * written / 1e6
+    assert calibration.slope * 0.05 + calibration.per_segment + moved < 0
+    assert calibration.in_context(0.05, read, written) == pytest.approx(0.001)  # a fiftieth of its time alone
+
+    def error(n):
+        others = fit([*wholes[:n], *wholes[n + 1 :]], blocks, times)
+        inside = sum(others.in_context(times[span], *blocks[span].elements) for span in wholes[n].segments)
+        return abs((others.outside + inside) / wholes[n].latency - 1)
+
+    errors = [error(n) for n in range(len(wholes))]
+    assert (calibration.median_error, calibration.worst_error) == pytest.approx((median(errors), max(errors)))
+
+
+def test_the_deviation_of_an_entry_is_of_its_time_in_context(network):
+    noisy = CostModel(noise=0.05)
+    table = measure_latency(network, noisy, timer=QUICK)
+    for entry in table.entries:
+        assert entry.stdev == pytest.approx(table.calibration.slope * stdev(entry.samples))

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from depthfold.errors import InvalidValue
 
+# Inside a network a block costs this share of its time alone at the least: a fit may come out below nothing for what is
+# small, but a block that costs nothing would be worth any number of them.
+LEAST = 0.02
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -16,7 +20,8 @@ class Calibration:
     and `outside` is what everything else costs (stem, head, the call of the runtime). Alone, a block also pays its own
     launch and the conversion of its input and output, which a network pays once: so the last three are often negative.
 
-    The errors are those of predicting each of the `networks` from a fit to all the others.
+    and LEAST of its time alone at the least. The errors are those of predicting each of the `networks` from a fit to
+    all the others.
     """
 
     slope: float
@@ -33,9 +38,9 @@ class Calibration:
             raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
 
     def in_context(self, time: float, read: float, written: float) -> float:
-        """What a block that takes `time` alone costs inside a network; never less than nothing."""
+        """What a block that takes `time` alone costs inside a network."""
         cost = self.slope * time + self.per_segment + self.per_read * read / 1e6 + self.per_write * written / 1e6
-        return max(cost, 0.0)
+        return max(cost, LEAST * time)
 
     def __str__(self) -> str:
         return (

@@ -10,7 +10,8 @@ from depthfold.core.network import Network
 
 
 def fingerprint(network: Network) -> str:
-    """Sixteen hex digits that change with anything that T and I depend on: shapes, sizes, activations, skips, barriers.
+    """Sixteen hex digits that change with the layers: shapes, sizes, activations, skips, barriers. What stands around
+    the layers has no part in it, because tables travel; journals, which do not, ask for that, too.
 
     Names of modules and the wording of refusals do not count: the same network traced by a newer depthfold keeps its
     tables.

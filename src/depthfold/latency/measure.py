@@ -138,9 +138,11 @@ def _entry(span: Span, block: BlockShape, notebook: Notebook, calibration: Calib
     if block.key in notebook.reasons:
         return Timing(span=span, reason=notebook.reasons[block.key])
     samples, time = notebook.samples(block.key), notebook.time(block.key)
+    deviation = stdev(samples) if len(samples) > 1 else None
     if calibration is not None:
         time = _in_context(span, time, block, calibration)
-    return Timing(span=span, time=time, stdev=stdev(samples) if len(samples) > 1 else None, samples=samples)
+        deviation = deviation and abs(calibration.slope) * deviation
+    return Timing(span=span, time=time, stdev=deviation, samples=samples)
 
 
 def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration) -> float:

@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from depthfold.core import Environment, Network, Plan, fingerprint
+from depthfold.core import Environment, Plan, fingerprint
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.timer import Turns
 from depthfold.store import HeaderMismatch, Journal
+from depthfold.tracing import TracedNetwork
+from depthfold.tracing.surroundings import surroundings
 
 
 @dataclass(slots=True)
@@ -26,12 +28,17 @@ class Notebook:
     journal: Journal | None = None
 
     @classmethod
-    def open(cls, path: str | Path | None, network: Network, environment: Environment) -> Self:
-        """Read what the journal at `path` holds; it must be of this network and this environment."""
+    def open(cls, path: str | Path | None, network: TracedNetwork, environment: Environment) -> Self:
+        """Read what the journal at `path` holds; it must be of this network, what stands around its layers included,
+        and this environment."""
         notebook = cls()
         if path is None:
             return notebook
-        header = {"fingerprint": fingerprint(network), "environment": environment.to_json()}
+        header = {
+            "fingerprint": fingerprint(network),
+            "surroundings": surroundings(network),
+            "environment": environment.to_json(),
+        }
         try:
             notebook.journal = Journal.open(path, header)
         except HeaderMismatch as mismatch:
@@ -104,10 +111,12 @@ def _foreign(path: str | Path, expected: dict[str, Any], found: dict[str, Any]) 
     if not isinstance(found.get("environment"), dict):
         return TableError(f"The journal {path} is not one of latencies. Name another file.")
     here, there = (Environment.from_json(header["environment"]) for header in (expected, found))
-    if here == there:
+    if here != there:
+        what = f"It was measured with: {there}; this run has: {here}."
+    elif found.get("fingerprint") != expected["fingerprint"]:
         what = (
             f"It is of another network (fingerprint {found.get('fingerprint')}; this one is {expected['fingerprint']})."
         )
     else:
-        what = f"It was measured with: {there}; this run has: {here}."
+        what = "It is of a network with the same layers and something else around them (stem, head, pooling)."
     return TableError(f"The journal {path} belongs to something else. {what} Use another journal, or delete this one.")

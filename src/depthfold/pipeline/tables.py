@@ -9,6 +9,7 @@ from depthfold.importance import measure_importance
 from depthfold.jobs import Executor
 from depthfold.latency import measure_latency
 from depthfold.latency.candidates import network_inputs
+from depthfold.latency.notebook import Notebook
 from depthfold.progress import Progress
 from depthfold.store.run_folder import IMPORTANCE, LATENCY, LATENCY_JOURNAL, RunFolder
 from depthfold.tracing import TracedNetwork
@@ -24,9 +25,13 @@ def latency_of(
     environment = get(target).environment(network_inputs(network))
     there = folder.read(LATENCY, LatencyTable)
     same = there is not None and (there.environment, there.fingerprint) == (environment, fingerprint(network))
+    journal = folder.path / LATENCY_JOURNAL
     if there is not None and same and {entry.span for entry in there.entries} == set(network.spans(space)):
+        if journal.exists():
+            with Notebook.open(journal, network, environment):  # refuses what has something else around the same layers
+                pass
         return there
-    table = measure_latency(network, target, space=space, journal=folder.path / LATENCY_JOURNAL, progress=progress)
+    table = measure_latency(network, target, space=space, journal=journal, progress=progress)
     folder.write(LATENCY, table)
     return table
 

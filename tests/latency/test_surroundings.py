@@ -1,0 +1,63 @@
+"""What stands around the layers is part of every latency: journals ask for it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from depthfold.core import fingerprint
+from depthfold.errors import TableError
+from depthfold.latency import measure_latency
+from depthfold.pipeline.tables import latency_of
+from depthfold.store import RunFolder
+from depthfold.tracing.surroundings import surroundings
+from latency_workshop import COST, QUICK
+
+
+class Framed(nn.Module):
+    """Three layers between a stem that is ignored and a head, and a constant that is added."""
+
+    def __init__(self, *, stem=1, power=1.0, pool=1, constant=(1,), middle="middle"):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, stem, padding=stem // 2)
+        self.add_module(middle, nn.Sequential(*(m for _ in range(3) for m in (nn.Conv2d(4, 4, 3), nn.ReLU()))))
+        self.called, self.power, self.pool = middle, power, nn.AdaptiveAvgPool2d(pool)
+        self.register_buffer("constant", torch.zeros(constant))
+
+    def forward(self, x):
+        x = self.get_submodule(self.called)(self.stem(x))
+        return F.softplus(self.pool(x).flatten(1) + self.constant, beta=self.power)
+
+
+def traced(**differences):
+    torch.manual_seed(0)
+    return df.trace(Framed(**differences), torch.randn(1, 3, 32, 32), ignore=["stem"])
+
+
+@pytest.mark.parametrize("difference", [{"stem": 15}, {"power": 2.0}, {"pool": 2}, {"constant": (4,)}])
+def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
+    one, other = traced(), traced(**difference)
+    assert fingerprint(one) == fingerprint(other) and surroundings(one) != surroundings(other)
+    journal = tmp_path / "latency.jsonl"
+    measure_latency(one, COST, timer=QUICK, networks=4, journal=journal)
+    with pytest.raises(TableError, match=r"the same layers and something else around them \(stem, head, pooling\)"):
+        measure_latency(other, COST, timer=QUICK, networks=4, journal=journal)
+
+
+def test_names_and_weights_are_not_what_it_takes_long_for():
+    torch.manual_seed(1)
+    other = df.trace(Framed(middle="trunk"), torch.randn(1, 3, 32, 32), ignore=["stem"])
+    assert surroundings(other) == surroundings(traced())
+
+
+def test_a_finished_table_of_a_run_is_not_taken_for_it(tmp_path):
+    run = RunFolder.open(tmp_path / "run")
+    table = latency_of(run, traced(), COST, "paper", no_progress)
+    assert latency_of(run, traced(), COST, "paper", no_progress) == table
+    with pytest.raises(TableError, match="something else around them"):
+        latency_of(run, traced(stem=15), COST, "paper", no_progress)
+
+
+def no_progress(what, total, done=0):
+    return lambda: None
