@@ -1,4 +1,4 @@
-"""Does the latency table tell the truth? Run: make bench-latency (or with names of runtimes behind it)
+"""Does the latency table tell the truth? Run: make bench-latency, or this file with names of runtimes behind it.
 
 MobileNetV2-1.0 at 224, batch 1, without stem and head, as the paper has it. On each runtime, in one run:
 the table is measured and calibrated; 20 random plans of all depths are built and timed end to end (the first has the
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -127,7 +128,8 @@ def closed_loop(network: TracedNetwork, backend: Backend, table: df.LatencyTable
 
 def bench(network: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     backend = get(target)
-    journal = folder / f"{backend.name}.jsonl"
+    name = re.sub(r"[^\w.-]+", "_", target)  # with its options: one backend may be there twice
+    journal = folder / f"{name}.jsonl"
     journal.unlink(missing_ok=True)
     started = time.perf_counter()
     table = measure_latency(network, backend, journal=journal)
@@ -145,7 +147,7 @@ def bench(network: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     steps = [round(n * (len(frontier) - 1) / (SOLVED - 1)) for n in range(SOLVED)]
     prediction(network, backend, tables, [frontier[n].plan for n in dict.fromkeys(steps)])
     closed_loop(network, backend, table, frontier)
-    (folder / f"{backend.name}.json").write_text(json.dumps(table.to_json()))
+    (folder / f"{name}.json").write_text(json.dumps(table.to_json()))
 
 
 def main() -> None:

@@ -55,6 +55,14 @@ class Case:
     backend: PyTorch | Inductor
 
     @property
+    def batch(self) -> int:
+        return self.arguments[1]
+
+    @property
+    def size(self) -> int:
+        return self.arguments[2]
+
+    @property
     def key(self) -> str:
         return f"{self.name} {self.precision} {self.runtime}"
 

@@ -94,13 +94,14 @@ def examine(
 def row(record: dict) -> str:
     times = list(record["milliseconds"].values())
     random = [abs(error) for error in record["errors in context"]["random"]]
+    compared = [f"{error:+.1%}" for error in record["errors in context"]["compared"]]
     alone = [abs(error) for error in record["errors alone"]["random"]]
     solver = [abs(error) for error in record["errors in context"]["solver"]]
     return (
         f"| {record['network']} | {record['precision']} | {record['runtime']} | "
         + " | ".join(f"{t:.2f}" for t in times)
         + f" | {times[0] / min(times):.2f} | {median(alone):.1%} / {max(alone):.1%} | "
-        f"{median(random):.1%} / {max(random):.1%} | {median(solver):.1%} / {max(solver):.1%} |"
+        f"{median(random):.1%} / {max(random):.1%} | {median(solver):.1%} / {max(solver):.1%} | {', '.join(compared)} |"
     )
 
 
@@ -119,12 +120,18 @@ def measure(case: Case, folder: Path, workshop: Workshop | None) -> dict:
     return head | result | {"environment": environment, "seconds": round(time.monotonic() - started, 1)}
 
 
-def known(results: Path) -> dict[str, dict]:
-    """What was measured before; a last line that was cut off is measured again."""
+def known(results: Path, asked: list[Case]) -> dict[str, dict]:
+    """What was measured before, of these; a last line that was cut off is measured again."""
+    shapes = {case.key: f"{case.batch} of {case.size}" for case in asked}
     found = {}
     for line in results.read_text().splitlines() if results.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             record = json.loads(line)
+            there = f"{record['environment']['batch']} of {record['environment']['input_size'][-1]}"
+            if there != shapes.get(record["key"], there):
+                raise SystemExit(
+                    f"{results}: {record['key']} was measured with a batch of {there}. Name another folder."
+                )
             found[record["key"]] = record
     return found
 
@@ -143,12 +150,9 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
     results = options.folder / "results.jsonl"
-    done = known(results)
-    wanted = [
-        case
-        for case in cases(options)
-        if case.key not in done and all(word in case.key for word in options.only.split())
-    ]
+    asked = list(cases(options))
+    done = known(results, asked)
+    wanted = [case for case in asked if case.key not in done and all(word in case.key for word in options.only.split())]
     workshop = Workshop(options.workers) if options.workers else None
     if options.compile and workshop is not None:
         compile_all([case for case in wanted if isinstance(case.backend, Inductor)], workshop, deadline)
@@ -170,7 +174,9 @@ def main() -> None:
             torch.cuda.empty_cache()
     print(
         "| network | precision | runtime | original, ms | every block merged | fastest | times as fast "
-        "| error alone, median / worst | in context | in context, solver's plans |\n" + "| --- " * 10 + "|"
+        "| error alone, median / worst | in context | in context, solver's plans | in context, those three |\n"
+        + "| --- " * 11
+        + "|"
     )
     for record in done.values():
         print(row(record))
