@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -217,18 +218,30 @@ def test_a_file_in_the_place_of_the_run_folder(asked, tmp_path):
     assert "cannot be used" in refused(*asked("latency"))
 
 
-@pytest.mark.parametrize("name", ["latency.json", "importance.json", "choice.json", "network.json", "findings.json"])
-def test_a_document_cut_short(name, run):
+READERS = {
+    "latency.json": "solve",
+    "importance.json": "solve",
+    "choice.json": "finetune",
+    "network.json": "latency",
+    "findings.json": "report",
+}
+
+
+@pytest.mark.parametrize(("name", "command"), READERS.items())
+def test_a_document_cut_short(name, command, run):
     path = run / name
     path.write_text(path.read_text()[:-20])
-    command = {
-        "latency.json": "solve",
-        "importance.json": "solve",
-        "choice.json": "finetune",
-        "network.json": "latency",
-    }
-    said = refused(command.get(name, "report"), "--run", run)
+    said = refused(command, "--run", run)
     assert f"{name} is damaged: This is not JSON" in said and "Delete it, and run again" in said
+
+
+@pytest.mark.parametrize(("name", "command"), READERS.items())
+def test_a_document_that_was_tampered_with(name, command, run):
+    path = run / name
+    text = path.read_text()
+    number = re.search(r"\d+\.\d+", text) or re.search(r"\d+", text.partition('"version"')[2])
+    path.write_text(text.replace(number[0], f"1{number[0]}", 1))
+    assert f"{name} is damaged: It was changed after depthfold wrote it" in refused(command, "--run", run)
 
 
 def test_a_journal_damaged_in_the_middle(run):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from cli_workshop import depthfold, refused
+from depthfold.core import ImportanceTable
 from depthfold.pipeline.choice import Choice
 from depthfold.pipeline.models import model_of
 from depthfold.reporting import Findings
@@ -68,7 +69,7 @@ def test_a_plan_is_the_same_whatever_its_milliseconds(run):
 
 def test_other_importances_are_another_frontier(run, tmp_path):
     """Both tables lead to frontiers with the same ends; between them another plan is the best."""
-    table = json.loads((run / "importance.json").read_text())
+    table = ImportanceTable.loads((run / "importance.json").read_text()).to_json()
     plans = []
     for good in ((0, 2), (1, 3)):
         for entry in table["entries"]:
@@ -135,7 +136,9 @@ def test_two_processes_in_one_run(run):
     try:
         assert ready.wait(60)
         table = (run / "importance.json").read_bytes()
-        (run.parent / "given.json").write_text(json.dumps(json.loads(table) | {"provenance": "another"}))
+        (run.parent / "given.json").write_text(
+            json.dumps(ImportanceTable.loads(table.decode()).to_json() | {"provenance": "another"})
+        )
         refused("solve", "--run", run, "--importance", run.parent / "given.json")
         assert (run / "importance.json").read_bytes() == table
         for command in ("latency", "importance", "solve", "finetune", "merge", "export", "report", "compress"):

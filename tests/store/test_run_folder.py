@@ -40,6 +40,19 @@ def test_a_damaged_document_is_named(folder):
         folder.read(LATENCY, LatencyTable)
 
 
+def test_a_document_that_was_changed_is_refused_unless_its_seal_is_taken_off(folder):
+    folder.write(LATENCY, latency_table({(0, 1): 1.25}))
+    path = folder.path / LATENCY
+    path.write_text(path.read_text().replace("1.25", "0.25"))
+    with pytest.raises(
+        RunError, match=r"latency.json is damaged: It was changed after depthfold wrote it: its seal.*'seal'"
+    ):
+        folder.read(LATENCY, LatencyTable)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if '"seal"' not in line))
+    assert folder.read(LATENCY, LatencyTable) == latency_table({(0, 1): 0.25})
+
+
 def test_what_is_missing_names_the_command(folder):
     with pytest.raises(RunError, match=r"has no latency.json yet. Run: depthfold latency"):
         folder.need(LATENCY, LatencyTable, "depthfold latency")

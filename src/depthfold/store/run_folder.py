@@ -107,7 +107,7 @@ class RunFolder:
             raise _unusable(self.path / name, error) from error
 
     def write(self, name: str, document: Document) -> None:
-        self.write_text(name, document.dumps() + "\n")
+        self.write_text(name, document.sealed() + "\n")
 
     def write_text(self, name: str, text: str) -> None:
         path = self.path / name
