@@ -1,9 +1,10 @@
-"""Makes what the demo ships: its trained network and its part of Fashion-MNIST.
+"""Makes what the demo ships: its trained network, its part of Fashion-MNIST, and, if asked for, the importances.
 
-    python experiments/demo_network.py FASHION_MNIST RUN
+    python experiments/demo_network.py FASHION_MNIST RUN [--device cuda:0] [--importances 4]
 
 The network is trained on the whole training set but a tenth of each class, and scored on the whole test set. RUN keeps
-the training: interrupted and started again, it goes on. On two ARM cores it takes about half an hour.
+the training: interrupted and started again, it goes on. On two ARM cores it takes about half an hour. The importances
+are trained on the images that ship, by so many workers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import safetensors.torch
 import torch
 
 import depthfold as df
+from depthfold.demo import shipped, show
 from depthfold.demo.network import small_mobilenet
+from depthfold.jobs import Processes
 from depthfold.training.data.fashion_mnist import FashionMnist
 
 SHIPPED = Path(df.__file__).parent / "demo" / "shipped"
@@ -36,11 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--device", help="such as cuda:0; without it, what accelerate finds")
+    parser.add_argument("--importances", type=int, metavar="WORKERS", help="train for the importances, too")
     options = parser.parse_args()
     torch.manual_seed(0)
     task = df.ClassificationTask.fashion_mnist(options.data)
     started = time.perf_counter()
-    model = df.finetune(small_mobilenet(), task, RECIPE, run=options.run).eval()
+    model = df.finetune(small_mobilenet(), task, RECIPE, run=options.run, device=options.device).eval().cpu()
     score = task.score(model, "test")
     print(f"{score:.2f} % of the 10,000 test images, after {time.perf_counter() - started:.0f} s")
     if score < LEAST:
@@ -57,6 +62,18 @@ def main() -> None:
         "script": "experiments/demo_network.py",
     }
     (SHIPPED / "network.json").write_text(json.dumps(record, indent=1) + "\n")
+    if options.importances:
+        (SHIPPED / "importance.json").write_text(importances(options).dumps() + "\n")
+
+
+def importances(options: argparse.Namespace) -> df.ImportanceTable:
+    """Of the network that ships, on the images that ship, for one pass over them each."""
+    on_gpu = options.device is not None and options.device != "cpu"
+    devices = {"devices": (options.device,), "workers_per_device": options.importances}
+    executor = Processes(**devices) if on_gpu else Processes(workers=options.importances, threads=1)
+    network = df.trace(shipped.model(), torch.randn(1, 1, 28, 28))
+    recipe = df.Recipe(**show.TRAININGS).but(steps=None, epochs=1)
+    return df.measure_importance(network, shipped.task(), recipe, afresh=False, executor=executor, run=options.run)
 
 
 def ship(data: Path, part: str, number: int) -> None:

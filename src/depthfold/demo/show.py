@@ -45,6 +45,7 @@ def demo_settings(run: str | Path, *, remeasure: bool = False) -> Settings:
         trainings=dict(TRAININGS),
         importance=None if remeasure else str(IMPORTANCE),
         executor=f"processes:{os.cpu_count() or 1},threads=1",
+        afresh=False,  # in so few steps no layer would come back
         alpha=ALPHA,
         recipe=dict(TUNING),
         export=("model.onnx", "model.pt2"),
