@@ -10,7 +10,7 @@ import depthfold as df
 from cli_workshop import depthfold
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("../README.md", "command-line.md", "own-model.md")
+PAGES = ("../README.md", "command-line.md", "demo.md", "own-model.md")
 
 
 def blocks(page, language):

@@ -55,6 +55,7 @@ EXPECTED = {
         "ResultError: out was made of Sequential (fingerprint",
         "by ONNX Runtime alone: (5, 4)",
     ),
+    "report.md": ("out/report.html",),
     "README.md": ("ONNX, for batches of any size; onnxruntime", "Sequential: 3 layers, 3 activations"),
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds, M"),
