@@ -12,6 +12,7 @@ import torch
 from depthfold.backends import get
 from depthfold.backends.cost_model import CostModel
 from depthfold.testing import backend_cases, check_backend
+from depthfold.testing.backends import _unlike_the_clock
 
 TARGETS = (
     "pytorch",
@@ -27,7 +28,7 @@ TARGETS = (
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_conforms(target):
-    check_backend(get(target))
+    check_backend(get(target), clock=not target.startswith("cost_model"))
 
 
 class Wrapped:
@@ -100,9 +101,52 @@ FAULTS = {
 def test_a_fault_is_found(fault):
     cases = dict(list(backend_cases().items())[:3])
     with pytest.raises(AssertionError, match="does not conform") as caught:
-        check_backend(Faulty(fault=fault), cases=cases)
+        check_backend(Faulty(fault=fault), cases=cases, clock=False)
     assert FAULTS[fault] in str(caught.value)
 
 
 def test_without_a_fault_it_conforms():
-    check_backend(Faulty(fault="none"))
+    check_backend(Faulty(fault="none"), clock=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherUnit:
+    """PyTorch with a clock of another unit."""
+
+    name: ClassVar[str] = "other_unit"
+    factor: float
+
+    def environment(self, inputs):
+        return get("pytorch").environment(inputs)
+
+    def compile(self, module, inputs):
+        compiled = get("pytorch").compile(module, inputs)
+        return Scaled(compiled, self.factor)
+
+    def export(self, module, inputs, path):
+        return CostModel().export(module, inputs, path)
+
+
+class Scaled(Wrapped):
+    def seconds(self):
+        return self.inner.seconds() * self.fault
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e6, 1e-7], ids=["milliseconds", "microseconds", "next to nothing"])
+def test_seconds_are_those_of_the_clock(factor):
+    with pytest.raises(AssertionError, match=r"seconds\(\) gave \S+ in a call that took \S+ s by the clock; exp"):
+        check_backend(OtherUnit(factor=factor))
+    check_backend(OtherUnit(factor=factor), clock=False)
+    check_backend(OtherUnit(factor=1.0))
+    check_backend(OtherUnit(factor=1e-2))  # the mean of a hundred runs takes a hundred times as long as it says
+
+
+def test_seconds_that_are_computed_are_told_apart():
+    with pytest.raises(AssertionError, match="If they are computed, not measured, check with clock=False"):
+        check_backend(CostModel())
+
+
+def test_a_process_that_is_held_up_is_no_fault():
+    samples = [(1e-4, 2e-4), (1e-4, 60.0), (1e-4, 90.0)]
+    assert not list(_unlike_the_clock(samples))
+    assert len(list(_unlike_the_clock(samples[1:]))) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, in_float32, reasons
 from depthfold.backends.machine import environment_of, gpu_name, thread_count
@@ -113,12 +113,14 @@ class OnnxRuntime:
 class _Session:
     """A session with its inputs in place. Bound outputs stay on the device, in the runtime's own memory."""
 
-    __slots__ = ("_binding", "_session")
+    __slots__ = ("_binding", "_session", "_values")
 
     def __init__(self, library: Any, session: Any, inputs: Inputs, device: str) -> None:
         self._session, self._binding = session, session.io_binding()
-        for info, tensor in zip(session.get_inputs(), inputs, strict=True):
-            value = library.OrtValue.ortvalue_from_numpy(tensor.cpu().contiguous().numpy(), device, 0)
+        # On a CPU a value borrows the memory of its array and keeps the array; a binding before version 1.30 keeps
+        # neither. Without these values it would read memory that was given back.
+        self._values = [library.OrtValue.ortvalue_from_numpy(_array(tensor), device, 0) for tensor in inputs]
+        for info, value in zip(session.get_inputs(), self._values, strict=True):
             self._binding.bind_ortvalue_input(info.name, value)
         for info in session.get_outputs():
             self._binding.bind_output(info.name, device)
@@ -138,3 +140,9 @@ class _Session:
 
     def close(self) -> None:
         self._session = self._binding = None
+        self._values = []  # after the binding that reads them
+
+
+def _array(tensor: Tensor) -> Any:
+    """A copy: a file may be opened on tensors that their owner changes."""
+    return tensor.detach().cpu().contiguous().numpy().copy()

@@ -14,7 +14,7 @@ from depthfold.exporting.probe import probe_error
 from depthfold.exporting.reading import RESTORE, differences, read_config, read_tensors
 from depthfold.exporting.result import CONFIG, TENSORS, Result, TensorSpec
 from depthfold.exporting.tensors import home_of, named_tensors, put_tensors
-from depthfold.merging.kernels import random_module
+from depthfold.merging.kernels import empty_module
 from depthfold.merging.merge import build_shallow
 from depthfold.merging.verification import shallow_parts
 from depthfold.rewriting import rewrite
@@ -82,7 +82,7 @@ def _announced(folder: Path, network: TracedNetwork, result: Result) -> nn.Modul
     """The merged network with its convolutions on the device "meta": only their shapes are needed."""
 
     def shaped(span: Span, like: Tensor) -> nn.Module:
-        return random_module(network.merged_shape(span), device="meta", dtype=like.dtype)
+        return empty_module(network.merged_shape(span), like.dtype)
 
     try:
         return build_shallow(rewrite(network, result.plan), shaped)

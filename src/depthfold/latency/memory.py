@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.backends.base import in_float32, reasons
+from depthfold.backends.torch_run import Place, Precision
 from depthfold.core import Environment
 from depthfold.core.wording import one_line
 from depthfold.errors import DepthfoldError
@@ -23,25 +25,31 @@ def peak_memory(
     module: nn.Module, inputs: tuple[Tensor, ...], environment: Environment
 ) -> tuple[int | None, str | None]:
     """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason. On a GPU in
-    the precision of the environment, by CUDA's allocator; elsewhere in float32, by a process of its own."""
+    the precision and layout of the environment, by CUDA's allocator; elsewhere in float32, by a process of its own."""
     try:
-        module, inputs = in_float32(module, inputs)
-        if not (torch.cuda.is_available() and environment.device == torch.cuda.get_device_name()):
-            return _in_subprocess(module, inputs), None
-        half = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(environment.precision or "")
-        if half is not None:
-            module, inputs = module.to(half), tuple(x.to(half) if x.is_floating_point() else x for x in inputs)
-        return _on_cuda(module, inputs), None
+        if torch.cuda.is_available() and environment.device == torch.cuda.get_device_name():
+            return _on_cuda(_place(environment), module, inputs), None
+        return _in_subprocess(*in_float32(module, inputs)), None
     except Exception as error:  # noqa: BLE001 - whatever it is, memory is not worth the rest of a profile
         return None, one_line(error)
 
 
-def _on_cuda(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    module, inputs = module.cuda(), tuple(tensor.cuda() for tensor in inputs)
+def _place(environment: Environment) -> Place:
+    """Where the network was timed, as far as eager PyTorch can follow; in float32 if it lacks the precision."""
+    known: tuple[Precision, ...] = get_args(Precision)
+    precision: Precision = next((each for each in known if each == environment.precision), "float32")
+    last = "channels_last=true" in (environment.runtime or "")
+    return Place(device="cuda", precision=precision, channels_last=last, threads=None)
+
+
+def _on_cuda(place: Place, module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    module, inputs = place.moved(module, inputs)
     torch.cuda.synchronize()
     others = torch.cuda.memory_allocated() - _bytes(module, inputs)
-    torch.cuda.reset_peak_memory_stats()
-    with torch.inference_mode():
+    with place.settings():
+        module(*inputs)  # tries every algorithm for its convolutions, with memory that no later run needs
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
         for _ in range(RUNS):
             module(*inputs)
     torch.cuda.synchronize()

@@ -54,8 +54,9 @@ def conv_kernel(conv: nn.Module, shape: ConvShape) -> Kernel:
     return Kernel.of(shape, conv.weight, bias if isinstance(bias, torch.Tensor) else None)
 
 
-def random_module(shape: ConvShape, **like: Any) -> nn.Module:
-    """A plain convolution layer of this shape. Padding that it cannot hold is left to a padding before it."""
+def empty_module(shape: ConvShape, dtype: torch.dtype | None = None) -> nn.Module:
+    """A plain convolution layer of this shape, without memory and without having drawn random numbers: on "meta".
+    Padding that it cannot hold is left to a padding before it."""
     module: nn.Module = _LAYERS[shape.dims](
         shape.in_channels,
         shape.out_channels,
@@ -64,15 +65,33 @@ def random_module(shape: ConvShape, **like: Any) -> nn.Module:
         padding=tuple(p[0] for p in shape.padding) if shape.symmetric else 0,
         dilation=shape.dilation,
         groups=shape.groups,
-        **like,
+        device="meta",
+        dtype=dtype,
     )
+    return module
+
+
+def random_module(
+    shape: ConvShape, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """Such a layer with random weights, drawn as PyTorch's layers draw theirs, but from a generator of their own: a
+    user's random numbers are the same whether or not a table is measured in between."""
+    module = empty_module(shape, dtype).to_empty(device=device or torch.get_default_device())
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor)
+    if weight.is_meta:  # of a network that is only shapes
+        return module
+    generator = torch.Generator(weight.device).manual_seed(0)
+    bound = weight[0].numel() ** -0.5
+    with torch.no_grad():
+        for tensor in (weight, bias):
+            tensor.uniform_(-bound, bound, generator=generator)
     return module
 
 
 def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
     """A plain convolution layer with this kernel."""
-    # On "meta" first: no memory and no random numbers for weights that are replaced at once.
-    module = random_module(kernel.shape, device="meta")
+    module = empty_module(kernel.shape)
     module.weight = nn.Parameter(kernel.weight.to(like.device, like.dtype).contiguous())
     module.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))
     return module

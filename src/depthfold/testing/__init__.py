@@ -8,8 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthfold.testing.backends import backend_cases as backend_cases
     from depthfold.testing.backends import check_backend as check_backend
+    from depthfold.testing.cases import backend_cases as backend_cases
     from depthfold.testing.executors import check_executor as check_executor
     from depthfold.testing.networks import Block as Block
     from depthfold.testing.networks import Branches as Branches
@@ -28,7 +28,7 @@ _HOME = {
     "NetworkSpec": "networks",
     "Pool": "networks",
     "SmallCNN": "networks",
-    "backend_cases": "backends",
+    "backend_cases": "cases",
     "check_backend": "backends",
     "check_executor": "executors",
     "random_plan": "plans",

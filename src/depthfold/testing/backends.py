@@ -9,79 +9,51 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from random import Random
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.backends import Backend
+from depthfold.backends.base import Compiled
 from depthfold.core import Environment
 from depthfold.errors import BackendError, DepthfoldError
-from depthfold.merging import merge
-from depthfold.rewriting import rewrite
-from depthfold.testing.networks import Block, Conv, NetworkSpec, SmallCNN
-from depthfold.testing.plans import random_plan, randomise_statistics
-from depthfold.tracing import trace
-
-Inputs = tuple[Tensor, ...]
-Case = tuple[nn.Module, Inputs]
+from depthfold.testing.cases import Case, Inputs, backend_cases
 
 # The largest difference from eager PyTorch in float32, relative to the largest output.
 TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
 
+# What a sample may be of the time that its call took by our clock. The clock of a device is another one, so a little
+# more than all of it; a backend that takes the mean of many runs needs many times one sample.
+LONGEST, SHORTEST = 1.05, 1e-5
 
-def check_backend(backend: Backend, *, cases: Mapping[str, Case] | None = None, tolerance: float | None = None) -> None:
+
+def check_backend(
+    backend: Backend,
+    *,
+    cases: Mapping[str, Case] | None = None,
+    tolerance: float | None = None,
+    clock: bool = True,
+) -> None:
     """Raise an AssertionError that lists everything that the backend does wrong.
 
     `cases` are the networks to run, `backend_cases()` unless given; `tolerance` is for runtimes that compute in a
-    precision that is not in `TOLERANCES`.
+    precision that is not in `TOLERANCES`. `clock=False` is for a backend that computes its seconds instead of measuring
+    them, as the cost model does: they are then not compared with the time that passes.
     """
     cases = backend_cases() if cases is None else cases
     problems = [f"environment: {problem}" for problem in _environment(backend, next(iter(cases.values()))[1])]
     for name, (module, inputs) in cases.items():
         allowed = tolerance or TOLERANCES.get(backend.environment(inputs).precision or "", 1e-2)
-        problems += [f"{name}: {problem}" for problem in _network(backend, module, inputs, allowed)]
+        problems += [f"{name}: {problem}" for problem in _network(backend, module, inputs, allowed, clock)]
     problems += [f"errors: {problem}" for problem in _errors(backend)]
     if problems:
         raise AssertionError(
             f"The backend {backend.name!r} does not conform:\n" + "\n".join(f"- {p}" for p in problems)
         )
-
-
-def backend_cases() -> dict[str, Case]:
-    """Small networks of the kinds that tables and merged networks are made of, in training mode, as a user's may be."""
-    torch.manual_seed(0)
-    cases: dict[str, nn.Module] = {
-        "convolution": nn.Conv2d(4, 6, 3, padding=1),
-        "convolution and ReLU6": nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU6()),
-        "depth-wise": nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
-        "dilated, not square": nn.Conv2d(4, 2, (3, 5), padding=(2, 4), dilation=2),
-        "padding not symmetric": SmallCNN(_spec(_conv(6, padding=((0, 2), (1, 0))))),
-        "residual": SmallCNN(_spec(Block(items=(_conv(8), _conv(4)), skip="identity", activation="function"))),
-        "merged": _merged(),
-    }
-    generator = torch.Generator().manual_seed(1)
-    sample = torch.randn(2, 4, 15, 14, generator=generator)
-    return {name: (randomise_statistics(module).train(), (sample.clone(),)) for name, module in cases.items()}
-
-
-def _conv(out: int, padding: tuple[tuple[int, int], ...] = ((1, 1), (1, 1))) -> Conv:
-    return Conv(out=out, kernel=(3, 3), stride=(1, 1), padding=padding, dilation=(1, 1))
-
-
-def _spec(*items: Conv | Block) -> NetworkSpec:
-    return NetworkSpec(channels=4, size=(15, 14), parts=(Block(items=items),))
-
-
-def _merged() -> nn.Module:
-    deep = randomise_statistics(
-        SmallCNN(_spec(_conv(8), _conv(8), Block(items=(_conv(8),), skip="identity"), _conv(4)))
-    )
-    network = trace(deep, (torch.randn(2, 4, 15, 14),))
-    return merge(rewrite(network, random_plan(network, Random(3))))
 
 
 def _environment(backend: Backend, inputs: Inputs) -> Iterator[str]:
@@ -96,7 +68,7 @@ def _environment(backend: Backend, inputs: Inputs) -> Iterator[str]:
         yield "is another one when read back from JSON"
 
 
-def _network(backend: Backend, module: nn.Module, inputs: Inputs, tolerance: float) -> Iterator[str]:
+def _network(backend: Backend, module: nn.Module, inputs: Inputs, tolerance: float, clock: bool) -> Iterator[str]:
     given, expected = copy.deepcopy(module), _eager(module, inputs)
     own = tuple(tensor.clone() for tensor in inputs)
     try:
@@ -110,16 +82,38 @@ def _network(backend: Backend, module: nn.Module, inputs: Inputs, tolerance: flo
         yield "compile() changed the inputs"
     for tensor in own:
         tensor.zero_()  # a compiled module keeps the inputs that it was given, whatever becomes of them
-    first, times, second = compiled(), [compiled.seconds() for _ in range(3)], compiled()
+    first, samples, second = compiled(), [_sample(compiled) for _ in range(3)], compiled()
     if (distance := _distance(first, expected)) > tolerance:
         yield f"differs from eager PyTorch by {distance:.1e} of the largest output; allowed is {tolerance:.0e}"
     if (distance := _distance(second, first)) > tolerance / 100:
         yield f"two runs differ by {distance:.1e} of the largest output"
     if any(tensor.device.type != "cpu" for tensor in first):
         yield "outputs are not on the CPU"
-    if not all(isinstance(t, float) and math.isfinite(t) and t > 0 for t in times):
-        yield f"seconds() must give finite seconds above 0, found {times}"
+    if not all(isinstance(t, float) and math.isfinite(t) and t > 0 for t, _ in samples):
+        yield f"seconds() must give finite seconds above 0, found {[t for t, _ in samples]}"
+    elif clock:
+        yield from _unlike_the_clock(samples)
     compiled.close()
+
+
+def _sample(compiled: Compiled) -> tuple[float, float]:
+    """What seconds() says, and what its call took by the clock."""
+    start = time.perf_counter()
+    seconds = compiled.seconds()
+    return seconds, time.perf_counter() - start
+
+
+def _unlike_the_clock(samples: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A run takes no longer than the call in which it happens, and is not next to nothing of it. A process may be held
+    up around a run for as long as anybody likes, but not around every one: only if all are too short, something is."""
+    ratios = [seconds / passed for seconds, passed in samples]
+    for (seconds, passed), ratio in zip(samples, ratios, strict=True):
+        if ratio > LONGEST or max(ratios) < SHORTEST:
+            yield (
+                f"seconds() gave {seconds:.1e} in a call that took {passed:.1e} s by the clock; expected are the "
+                "seconds of one run, in no other unit. If they are computed, not measured, check with clock=False"
+            )
+            return
 
 
 def _errors(backend: Backend) -> Iterator[str]:

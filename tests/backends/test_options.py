@@ -1,0 +1,194 @@
+"""What the options decide of a runtime's speed, looked up where the runtime reads it.
+
+A backend that states an option and drops it still conforms: nothing but the speed of what it runs is another one.
+"""
+
+import copy
+from unittest.mock import MagicMock
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from depthfold.backends import get, openvino, pytorch
+from depthfold.backends.openvino import _core
+from depthfold.backends.tensorrt import TensorRT
+from depthfold.backends.torch_run import Place
+from depthfold.errors import InvalidValue
+
+CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU())
+INPUTS = (torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0)),)
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAST = torch.channels_last
+
+
+@pytest.fixture
+def watched():
+    """A convolution, and what it finds in its forward: a type and whether it is channels last, of each of its maps."""
+    found = {}
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 6, 3, padding=1)
+
+        def forward(self, x):
+            y = self.conv(x)
+            maps = {"input": x, "weight": self.conv.weight, "output": y}
+            found.update({name: (map.dtype, map.is_contiguous(memory_format=LAST)) for name, map in maps.items()})
+            found["plain input"] = x.is_contiguous()
+            return y
+
+    return Watched(), found
+
+
+@pytest.mark.parametrize("precision", TYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pytorch_computes_in_the_precision_and_the_layout_of_its_options(precision, channels_last, watched):
+    module, found = watched
+    backend = get(f"pytorch:precision={precision},channels_last={str(channels_last).lower()}")
+    for given in (INPUTS[0], INPUTS[0].contiguous(memory_format=LAST)):
+        found.clear()
+        compiled = backend.compile(module, (given,))
+        for run in (compiled, compiled.seconds):
+            run()
+            assert {found[name] for name in ("input", "weight", "output")} == {(TYPES[precision], channels_last)}
+            assert found["plain input"] is not channels_last
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_reduced_precision_has_fewer_digits(precision):
+    expected = copy.deepcopy(CONV).double()(INPUTS[0].double()).detach()
+    error = {
+        kind: float((get(f"pytorch:precision={kind}").compile(CONV, INPUTS)()[0] - expected).abs().max())
+        for kind in ("float32", precision)
+    }
+    digit = torch.finfo(TYPES[precision]).eps
+    assert error["float32"] < digit / 100
+    assert digit / 10 < error[precision] < 20 * digit
+
+
+def test_what_is_no_map_keeps_its_layout_and_what_is_no_fraction_its_type():
+    place = Place(device="cpu", precision="bfloat16", channels_last=True, threads=None)
+    _, (numbers, index) = place.moved(CONV, (torch.randn(3, 5), torch.arange(4)))
+    assert (numbers.dtype, numbers.is_contiguous(), index.dtype) == (torch.bfloat16, True, torch.int64)
+
+
+@pytest.mark.parametrize("options", ["", "precision=bfloat16,", "channels_last=true,", "mode=max-autotune,"])
+def test_inductor_compiles_in_the_precision_the_layout_and_the_mode_of_its_options(options, monkeypatch):
+    tensors, modes, real = [], [], torch.compile
+
+    def spy(function, *, mode, dynamic):
+        modes.append((mode, dynamic))
+        return real(function, backend=lambda graph, given: tensors.extend(given) or graph.forward, dynamic=False)
+
+    monkeypatch.setattr(torch, "compile", spy)
+    get(f"inductor:{options}threads=1").compile(CONV, INPUTS)
+    maps = [tensor for tensor in tensors if tensor.dim() == 4]
+    assert len(maps) == 2  # input and weight
+    assert {map.dtype for map in maps} == {torch.bfloat16 if "bfloat16" in options else torch.float32}
+    assert {map.is_contiguous(memory_format=LAST) for map in maps} == {"channels_last" in options}
+    assert modes == [("max-autotune" if "mode" in options else "default", False)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_tf32_is_on_where_the_precision_allows_it(precision):
+    place = Place(device="cuda", precision=precision, channels_last=False, threads=None)
+    with place.settings():
+        allowed = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        assert allowed == (precision != "float32",) * 2
+        assert torch.backends.cudnn.benchmark
+        assert torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_what_runs_is_captured_if_asked_for(cuda_graphs, monkeypatch):
+    """On a CPU, where nothing can be captured: only that it would be."""
+    monkeypatch.setattr(pytorch, "_captured", lambda forward: lambda: (torch.ones(1),))
+    backend = pytorch.PyTorch(device="cuda", cuda_graphs=cuda_graphs)
+    place = Place(device="cpu", precision="float32", channels_last=False, threads=None)
+    assert backend._run(place, lambda: torch.zeros(1))()[0].item() == cuda_graphs
+
+
+LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_onnx_runtime_optimises_as_far_as_asked_for(level):
+    session = get(f"onnxruntime:optimisation={level}").compile(CONV, INPUTS)._session
+    found = session.get_session_options().graph_optimization_level
+    assert found == getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{LEVELS[level]}")
+
+
+def test_onnx_runtime_optimises_all_and_does_not_spin_on_unless_told_otherwise():
+    options = get("onnxruntime").compile(CONV, INPUTS)._session.get_session_options()
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert options.inter_op_num_threads == 1
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What ONNX Runtime is asked for where it has its GPU providers: a list of model and providers."""
+    sessions = []
+    names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
+
+    def session(model, options, *, providers):
+        sessions.append((onnx.load_from_string(model), providers))
+        raise InvalidValue("There is no GPU here.")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    return sessions
+
+
+PROVIDERS = {
+    "providers=CUDAExecutionProvider+CPUExecutionProvider": "0",
+    "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=tf32": "1",
+    "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=float16": "1",
+}
+
+
+@pytest.mark.parametrize("options", PROVIDERS)
+def test_onnx_runtime_is_told_of_tf32_and_given_the_precision(options, asked):
+    with pytest.raises(InvalidValue, match="no GPU here"):
+        get(f"onnxruntime:{options}").compile(CONV, INPUTS)
+    ((model, providers),) = asked
+    assert providers == [("CUDAExecutionProvider", {"use_tf32": PROVIDERS[options]}), "CPUExecutionProvider"]
+    kind = onnx.TensorProto.FLOAT16 if "float16" in options else onnx.TensorProto.FLOAT
+    assert {info.type.tensor_type.elem_type for info in model.graph.input} == {kind}
+    assert {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 4} == {kind}
+
+
+@pytest.mark.parametrize(("precision", "hint"), [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")])
+def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
+    asked, core = [], _core()
+
+    class Core:
+        read_model = core.read_model
+
+        def compile_model(self, model, device, properties):
+            asked.append(properties)
+            return core.compile_model(model, device, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
+
+    monkeypatch.setattr(openvino, "_core", Core)
+    get(f"openvino:precision={precision},threads=1").compile(CONV, INPUTS)
+    expected = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+    assert asked == [{**expected, "INFERENCE_NUM_THREADS": 1}]
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags"), [("float32", []), ("tf32", ["TF32"]), ("float16", ["TF32", "FP16"])], ids=str
+)
+def test_tensorrt_is_told_of_the_precision_and_the_level(precision, flags):
+    library = MagicMock()
+    config = library.Builder.return_value.create_builder_config.return_value
+    found = {"TF32"}  # TensorRT's own default
+    config.set_flag.side_effect = found.add
+    config.clear_flag.side_effect = found.discard
+    library.BuilderFlag.TF32, library.BuilderFlag.FP16 = "TF32", "FP16"
+    TensorRT(precision=precision, optimisation=5)._engine(library, CONV, INPUTS)
+    assert found == set(flags)
+    assert config.builder_optimization_level == 5

@@ -1,0 +1,67 @@
+"""Peak memory on a GPU: the network runs as it was timed. On a CPU, with counters in the place of CUDA's."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from depthfold.backends.cost_model import CostModel
+from depthfold.backends.torch_run import Place
+from depthfold.latency.memory import RUNS, peak_memory
+
+X = torch.randn(1, 4, 8, 8)
+GPU = "A GPU"
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What happens to a GPU that is not there: it holds 1000 bytes of others, and 5000 at its highest point."""
+    happened = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: GPU)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000 + 4 * (4 * 6 + 6 + X.numel()))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: happened.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
+    real = Place.moved
+
+    def moved(place, module, inputs):
+        precision = "float32" if place.precision == "tf32" else place.precision  # on a CPU there is no TF32
+        return real(dataclasses.replace(place, device="cpu", precision=precision), module, inputs)
+
+    monkeypatch.setattr(Place, "moved", moved)
+    return happened
+
+
+def watched(events):
+    class Watched(nn.Conv2d):
+        def forward(self, x):
+            last = x.is_contiguous(memory_format=torch.channels_last)
+            tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32  # the one is on by default
+            events.append((x.dtype, self.weight.dtype, last, tf32, torch.is_inference_mode_enabled()))
+            return super().forward(x)
+
+    return Watched(4, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "runtime", "seen"),
+    [
+        ("float32", "pytorch", (torch.float32, torch.float32, False, False, True)),
+        ("tf32", "pytorch", (torch.float32, torch.float32, False, True, True)),
+        ("bfloat16", "inductor:mode=default", (torch.bfloat16, torch.bfloat16, False, True, True)),
+        ("float32", "pytorch:channels_last=true", (torch.float32, torch.float32, True, False, True)),
+        ("int8", "mine", (torch.float32, torch.float32, False, False, True)),
+    ],
+)
+def test_the_network_runs_as_it_was_timed(precision, runtime, seen, events):
+    environment = CostModel().environment((X,))
+    environment = dataclasses.replace(environment, device=GPU, precision=precision, runtime=runtime)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    found, reason = peak_memory(watched(events), (X,), environment)
+    assert reason is None
+    assert events == [seen, "reset", *[seen] * RUNS]  # the search for algorithms is over before the peak is taken
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+    if torch.float32 in seen:
+        assert found == 4000
