@@ -11,7 +11,8 @@ from statistics import median
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan, fingerprint
 from depthfold.errors import BackendError, BudgetError, InvalidValue, TableError
-from depthfold.latency.candidates import network_inputs, shallow_of
+from depthfold.latency.building import held
+from depthfold.latency.candidates import build_plan, network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.timer import Timer, Turns
 from depthfold.progress import Progress, progress_bars
@@ -47,9 +48,9 @@ def choose(
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, backend.environment(inputs)))
         tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
-        compiled = backend.compile(shallow_of(network, network.vanilla), inputs)
-        original = stack.enter_context(contextlib.closing(compiled))
-        search = _Search(frontier.points, budget, _in_turns({network.vanilla: original}, timer)[network.vanilla])
+        vanilla = {network.vanilla: build_plan(network, backend, network.vanilla, inputs)}
+        stack.enter_context(held(vanilla))
+        search = _Search(frontier.points, budget, _in_turns(vanilla, timer)[network.vanilla])
         for left in range(steps, 0, -1):
             if (n := search.candidate(last=left == 1)) is None:
                 for _ in range(left):  # it knows enough, and its bar must not stay half way
@@ -57,8 +58,8 @@ def choose(
                 break
             plan = frontier[n].plan
             try:
-                with contextlib.closing(backend.compile(shallow_of(network, plan), inputs)) as candidate:
-                    found = _in_turns({network.vanilla: original, plan: candidate}, timer)
+                with held({plan: build_plan(network, backend, plan, inputs)}) as candidate:
+                    found = _in_turns({**vanilla, **candidate}, timer)
             except BackendError as error:
                 search.rejected[n] = str(error)
             else:

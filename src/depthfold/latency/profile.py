@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 from collections.abc import Mapping
@@ -13,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from depthfold.backends import Backend, get
+from depthfold.backends import Backend, Compiled, get
 from depthfold.backends.base import in_float32, reasons
 from depthfold.core import Profile
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue
+from depthfold.latency.building import held
 from depthfold.latency.memory import peak_memory
 from depthfold.latency.timer import Timer, Turns
 from depthfold.tracing.inputs import Inputs
@@ -36,11 +36,11 @@ def profile_all(
     environment = backend.environment(next(iter(given.values())))
     flops = {name: count_flops(module, given[name]) for name, module in modules.items()}
     turns: dict[str, Turns] = {}
-    with contextlib.ExitStack() as stack:
-        compiled = {
-            name: stack.enter_context(contextlib.closing(backend.compile(module, given[name])))
-            for name, module in modules.items()
-        }
+    compiled: dict[str, Compiled] = {}
+    with held(compiled):
+        for name, module in modules.items():
+            with reasons("It cannot be built"):
+                compiled[name] = backend.compile(module, given[name])
         timer.measure(compiled, turns, fail=_refuse)
     profiles = {}
     for name, module in modules.items():
