@@ -82,10 +82,20 @@ def time_plans(
     def compiled(plan: Plan) -> Compiled:
         return build_plan(network, backend, plan, inputs)
 
+    outside = _numbers_outside(network, inputs)
+
     def size(plan: Plan) -> int:
-        return sum(network.merged_shape(span).parameters for span in network.segments(plan))
+        return outside + sum(network.merged_shape(span).parameters for span in network.segments(plan))
 
     _measure(what, {notebook.name_plan(plan): plan for plan in plans}, compiled, size, notebook, timer, progress)
+
+
+def _numbers_outside(network: TracedNetwork, inputs: Inputs) -> int:
+    """How many numbers a network holds besides the weights of its layers: stem, head and inputs are in every plan."""
+    targets = {node.name: str(node.target) for node in network.graph.graph.nodes}
+    layers = {id(p) for site in network.sites for p in network.graph.get_submodule(targets[site.conv]).parameters()}
+    tensors = (*network.graph.parameters(), *network.graph.buffers(), *inputs)
+    return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)
 
 
 def _measure(
