@@ -95,8 +95,8 @@ def block_shape(network: TracedNetwork, span: Span, batch: int) -> BlockShape:
     return block_shapes(network, (span,), batch)[span]
 
 
-def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int) -> dict[Span, BlockShape]:
-    """What the spans become.
+def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int | None = None) -> dict[Span, BlockShape]:
+    """What the spans become, for batches as they reached the layers while tracing, or of a given size.
 
     The table has no room for both states of the activation at j, so a block has the likelier one: a layer that stays
     alone has what the network has there, and after several in one an activation stands, the network's own or inserted.
@@ -106,7 +106,8 @@ def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int) -> d
     def shape(span: Span) -> BlockShape:
         kind = standing[span.j - 1] if block_is_active(network, span) else None
         size = network.layers[span.i].in_size
-        return BlockShape(network.merged_shape(span), size, _branches(network, span), kind, batch)
+        examples = network.sites[span.i].batch if batch is None else batch
+        return BlockShape(network.merged_shape(span), size, _branches(network, span), kind, examples)
 
     return {span: shape(span) for span in spans}
 

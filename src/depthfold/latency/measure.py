@@ -60,7 +60,7 @@ def measure_latency(
         raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
     backend, inputs, timer = get(target), network_inputs(network), timer or Timer()
     environment = backend.environment(inputs)
-    blocks = block_shapes(network, network.spans(space), batch=inputs[0].shape[0])
+    blocks = block_shapes(network, network.spans(space))
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, environment))
         if retry:
