@@ -14,6 +14,8 @@ from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemor
 from depthfold.latency import choose, measure_latency, profile, profile_all, side_by_side
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
 from depthfold.latency.candidates import shallow_of
+from depthfold.latency.measure import DoubtfulTable, wholes
+from depthfold.latency.notebook import Notebook
 from depthfold.progress import progress_lines
 from depthfold.store import Journal
 from latency_workshop import COST, QUICK, plans, predicted, seconds
@@ -155,6 +157,30 @@ def test_choosing_teaches_the_table(network, frontier, tmp_path):
     choose(network, frontier, "80%", COST, timer=QUICK, journal=journal)
     after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
     assert after.calibration.networks > before.calibration.networks
+    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
+        learnt = [plan for key, plan in notebook.plans.items() if key in notebook.shares and not notebook.timed(key)]
+        _, *found = wholes(network, notebook, before.times, (network.vanilla, *learnt))
+    assert found and [whole.segments for whole in found] == [network.segments(plan) for plan in learnt]
+    for whole, plan in zip(found, learnt, strict=True):
+        assert whole.latency == pytest.approx(seconds(network, plan))
+        assert seconds(network, plan) < 0.9 * seconds(network, network.vanilla)  # a share that is no share would show
+        assert predicted(after, network, plan) == pytest.approx(seconds(network, plan), rel=0.02)
+
+
+def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_path):
+    """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
+    journal = tmp_path / "latency.jsonl"
+    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    surprising = list(frontier)[: len(frontier) // 2]
+    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
+        for solved in surprising:
+            notebook.keep_share(solved.plan, 2 * seconds(network, solved.plan) / seconds(network, network.vanilla))
+    with pytest.warns(DoubtfulTable):
+        after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    for solved in surprising:
+        was = predicted(before, network, solved.plan)
+        assert was == pytest.approx(seconds(network, solved.plan), rel=0.02)
+        assert 1.2 * was < predicted(after, network, solved.plan) < 2.5 * was
 
 
 def test_a_profile_counts_what_can_be_counted_by_hand():
