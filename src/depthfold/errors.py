@@ -33,7 +33,7 @@ class TableError(DepthfoldError, ValueError):
 
 class BudgetError(DepthfoldError, ValueError):
     """A budget cannot be read, or no plan meets it. `fastest` is the share of the original's latency that the fastest
-    plan takes, where that was measured."""
+    plan takes of those that were timed, where any was."""
 
     def __init__(self, message: str, *, fastest: float | None = None) -> None:
         super().__init__(message)

@@ -32,6 +32,8 @@ def profile_all(
 ) -> dict[str, Profile]:
     """Measure several networks, timed in turns so that they can be compared."""
     backend, timer = get(target), timer or Timer(turns=8)
+    if not modules:
+        raise InvalidValue("profile_all() needs one network at least, found none. Give a dict of modules by name.")
     given = {name: _in_order(module, Inputs.of(example_inputs)) for name, module in modules.items()}
     environment = backend.environment(next(iter(given.values())))
     flops = {name: count_flops(module, given[name]) for name, module in modules.items()}
