@@ -119,6 +119,14 @@ def _measure(
     }
     taken = sum(len(notebook.turns[key]) for key in items)
     tally = Tally(what, progress, taken, {key: timer.left(notebook.turns[key]) for key in missing})
+    if not missing:
+        return
+    compiling = Tally(f"compiling {what}", progress, 0, dict.fromkeys(missing, 1))  # may take longer than the turns
+
+    def compile_one(key: str) -> Compiled:
+        candidate = compiled(items[key])
+        compiling.turn(key, 0)
+        return candidate
 
     def keep(key: str, samples: tuple[float, ...]) -> None:
         notebook.keep_turn(key, samples)
@@ -133,34 +141,34 @@ def _measure(
     def reject(key: str, reason: str) -> None:
         notebook.keep_reason(key, reason)
         tally.failed(key)
+        compiling.failed(key)
 
     queues = deque([deque(missing)])
     while queues:
         queue = queues.popleft()
         while queue:
-            candidates = _compile_some(queue, items, compiled, size, reject)
+            candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject)
             with held(candidates):
                 timer.measure(candidates, notebook.turns, keep, fail)
 
 
 def _compile_some(
     queue: deque[str],
-    items: Mapping[str, Item],
-    compiled: Callable[[Item], Compiled],
-    size: Callable[[Item], int],
+    compile_one: Callable[[str], Compiled],
+    size: Callable[[str], int],
     reject: Callable[[str, str], None],
 ) -> dict[str, Compiled]:
     """As many from the front of the queue as fit into memory together."""
     candidates: dict[str, Compiled] = {}
     total = 0
-    while queue and not (candidates and total + size(items[queue[0]]) > TOGETHER):
+    while queue and not (candidates and total + size(queue[0]) > TOGETHER):
         key = queue[0]
         try:
-            candidates[key] = compiled(items[key])
+            candidates[key] = compile_one(key)
         except BackendError as error:
             if candidates and isinstance(error, OutOfMemory):  # perhaps only beside the others: first of the next ones
                 break
             reject(key, str(error))
         queue.popleft()
-        total += size(items[key])
+        total += size(key)
     return candidates
