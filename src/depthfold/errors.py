@@ -33,7 +33,7 @@ class TableError(DepthfoldError, ValueError):
 
 class BudgetError(DepthfoldError, ValueError):
     """A budget cannot be read, or no plan meets it. `fastest` is the share of the original's latency that the fastest
-    plan takes, where that was measured."""
+    plan takes of those that were timed, where any was."""
 
     def __init__(self, message: str, *, fastest: float | None = None) -> None:
         super().__init__(message)
@@ -50,6 +50,11 @@ class BackendError(DepthfoldError, RuntimeError):
 
 class OutOfMemory(BackendError):
     """A module does not fit into the memory of the machine or of its accelerator."""
+
+
+class SpoiledDevice(DepthfoldError, RuntimeError):
+    """The device failed so that every later call to it fails, too, until a new process begins. So it says nothing
+    about the module that was running, and is no BackendError."""
 
 
 class NotFinite(DepthfoldError, ArithmeticError):
@@ -99,3 +104,34 @@ def lacks_memory(error: BaseException) -> bool:
     # PyTorch's own class by its name: this module must not import torch.
     named = any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
     return named or any(sign in str(error).lower() for sign in _MEMORY)
+
+
+# PyTorch says "CUDA error" of everything; other runtimes give only the words of CUDA itself.
+_SPOILS = (
+    "cuda error",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "unspecified launch failure",
+    "device-side assert triggered",
+)
+# What CUDA refuses before anything runs: the device is as it was.
+_REFUSALS = (
+    "invalid configuration argument",
+    "invalid argument",
+    "invalid device function",
+    "too many resources requested for launch",
+    "no kernel image is available",
+    "status_not_supported",
+    "status_invalid_value",
+)
+
+
+def spoils_device(error: BaseException) -> bool:
+    """Whether every later call to the device fails in this process: after an illegal access, a failed assertion."""
+    if isinstance(error, SpoiledDevice):
+        return True
+    text = str(error).lower()
+    return any(sign in text for sign in _SPOILS) and not (
+        lacks_memory(error) or any(sign in text for sign in _REFUSALS)
+    )

@@ -7,14 +7,16 @@ from statistics import median, stdev
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Calibration, ConvShape, Plan, Span
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import BlockShape, block_module, block_shape
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.samples import plans_of_all_depths
-from latency_workshop import QUICK
+from latency_workshop import COST, QUICK
 
 
 def expected_block(module, inputs):
@@ -48,6 +50,30 @@ def test_a_block_computes_what_it_is_timed_for(network, span, additions, project
         wanted = F.relu6(linear) if active else linear
         assert not active or not torch.equal(wanted, linear)
         torch.testing.assert_close(module(*inputs), wanted)
+
+
+class Frames(nn.Module):
+    """A video: its frames go through the layers as one batch, and those of the second stage in pairs."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv2d(8, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, x):
+        x = self.one(x.flatten(0, 1))
+        return self.two(x.reshape(-1, 8, 10, 10))
+
+
+def test_blocks_have_the_batch_that_reaches_their_layers():
+    network = df.trace(Frames(), torch.randn(2, 16, 3, 10, 10))
+    assert network.barriers == (2,)
+    table = measure_latency(network, COST, mode="alone", timer=QUICK)
+    assert set(table.times) == {Span(0, 1), Span(1, 2), Span(0, 2), Span(2, 3), Span(3, 4), Span(2, 4)}
+    for span in table.times:
+        merged = nn.Conv2d(*{0: (3, 4), 1: (4, 4), 2: (8, 4), 3: (4, 4)}[span.i], 1 + 2 * len(span), padding=len(span))
+        x = torch.randn(32 if span.j <= 2 else 16, merged.in_channels, 10, 10)
+        assert table.times[span] == pytest.approx(1000 * COST.compile(merged, (x,)).seconds())
 
 
 def block(channels, out, size):

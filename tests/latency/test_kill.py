@@ -28,6 +28,8 @@ SCRIPT = textwrap.dedent(
 
     def progress(what, total, done):
         def step():
+            if what.startswith("compiling"):
+                return
             print("turn", flush=True)
             time.sleep(float(sys.argv[2]))
         return step

@@ -1,5 +1,6 @@
 """What is said of how far a measurement is."""
 
+import dataclasses
 import io
 import re
 import sys
@@ -9,6 +10,7 @@ import rich.console
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.latency import Timer, measure_latency, progress_bars
+from depthfold.latency.blocks import block_shapes
 from depthfold.latency.tally import Tally
 from latency_workshop import COST, QUICK
 
@@ -63,6 +65,42 @@ def test_the_bar_is_full_when_the_last_turn_was_taken_and_not_before(network):
 def test_without_wide_spreads_or_failures_the_total_is_announced_once(network):
     states = states_of(network, COST, QUICK)
     assert {total for total, _ in states} == {states[0][0]} and states[-1] == (states[0][0], states[0][0])
+
+
+def test_compiling_is_told_of_before_the_first_turn(network):
+    """Whoever watches sees every block that is compiled; known ones are not compiled, and so there is no such bar."""
+    told = []
+
+    def progress(what, total, done):
+        return lambda: told.append((what, total))
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Told(CostModel):
+        def compile(self, module, inputs):
+            told.append("compiled")
+            return CostModel.compile(self, module, inputs)
+
+    measure_latency(network, Told(), mode="alone", timer=QUICK, progress=progress)
+    distinct = told.count("compiled")
+    assert distinct == len(set(block_shapes(network, network.spans("paper")).values()))
+    assert told[: 2 * distinct] == ["compiled", ("compiling blocks", distinct)] * distinct
+    assert told[2 * distinct :] == [("blocks", QUICK.turns * distinct)] * QUICK.turns * distinct
+
+
+def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(network, tmp_path):
+    class Picky(CostModel):
+        def compile(self, module, inputs):
+            if any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
+                raise BackendError("too large")
+            return CostModel.compile(self, module, inputs)
+
+    first, second = Watcher(), Watcher()
+    for watcher in (first, second):
+        given = dict(mode="alone", timer=QUICK, journal=tmp_path / "latency.jsonl")
+        measure_latency(network, Picky(), progress=watcher, **given)
+    states = first.told["compiling blocks"]
+    assert states[-1][0] == states[-1][1] < states[0][0]
+    assert set(second.told) == {"blocks"}
 
 
 def test_what_the_runtime_rejects_is_no_longer_waited_for(network):

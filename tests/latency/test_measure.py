@@ -14,6 +14,8 @@ from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemor
 from depthfold.latency import choose, measure_latency, profile, profile_all, side_by_side
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
 from depthfold.latency.candidates import shallow_of
+from depthfold.latency.measure import DoubtfulTable, wholes
+from depthfold.latency.notebook import Notebook
 from depthfold.progress import progress_lines
 from depthfold.store import Journal
 from latency_workshop import COST, QUICK, plans, predicted, seconds
@@ -77,6 +79,8 @@ def test_a_killed_measurement_goes_on_where_it_was(network, tmp_path):
     def killer(what, total, done):
         def step():
             nonlocal taken
+            if what.startswith("compiling"):
+                return
             taken += 1
             if taken % 10 == 0:
                 raise Killed
@@ -119,6 +123,19 @@ def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(netw
     assert set(without.values()) == {"kernels of 5 and more are too large"}
 
 
+@pytest.mark.parametrize("networks", [-7, 0, 1])
+def test_a_calibration_on_fewer_than_two_networks_is_refused(network, networks):
+    message = rf"needs two whole networks at least, found networks={networks}\..*mode=\"alone\""
+    with pytest.raises(InvalidValue, match=message):
+        measure_latency(network, COST, timer=QUICK, networks=networks)
+    assert measure_latency(network, COST, timer=QUICK, mode="alone", networks=networks).calibration is None
+
+
+def test_a_profile_of_nothing_is_refused():
+    with pytest.raises(InvalidValue, match=r"profile_all\(\) needs one network at least, found none"):
+        profile_all({}, torch.randn(1, 3, 8, 8), COST)
+
+
 def test_an_unknown_mode_is_a_clear_error(network):
     with pytest.raises(InvalidValue, match="no mode 'isolated'; there are 'in context' and 'alone'"):
         measure_latency(network, COST, mode="isolated")
@@ -133,11 +150,16 @@ def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, fronti
     assert plan.importance == max(p.importance for p in meeting)
 
 
+def hopeful(frontier, factor):
+    """The frontier with predictions that are too low by a factor."""
+    points = tuple(dataclasses.replace(point, latency=factor * point.latency) for point in frontier.points)
+    segments = tuple(dataclasses.replace(segment, time=factor * segment.time) for segment in frontier.segments)
+    return dataclasses.replace(frontier, points=points, segments=segments)
+
+
 def test_a_wrong_frontier_is_put_right_by_the_stopwatch(network, frontier):
     """Predictions that are 30 % too low lead to plans that fail; the loop walks on until one fits."""
-    points = tuple(dataclasses.replace(point, latency=0.7 * point.latency) for point in frontier.points)
-    segments = tuple(dataclasses.replace(segment, time=0.7 * segment.time) for segment in frontier.segments)
-    wrong = dataclasses.replace(frontier, points=points, segments=segments)
+    wrong = hopeful(frontier, 0.7)
     original = seconds(network, network.vanilla)
     plan = choose(network, wrong, "80%", COST, timer=QUICK)
     assert seconds(network, plan.plan) <= 0.8 * original
@@ -149,12 +171,66 @@ def test_a_budget_out_of_reach_says_what_the_fastest_is(network, frontier):
         choose(network, frontier, "5%", COST, timer=QUICK)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reach(network, frontier, steps):
+    """The only candidate misses the budget, and the fastest plan of all meets it."""
+    original = seconds(network, network.vanilla)
+    shares = [seconds(network, plan.plan) / original for plan in frontier]
+    assert min(shares) == shares[0] < 0.6
+    plan = choose(network, hopeful(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
+    assert seconds(network, plan.plan) <= 0.7 * original
+    with pytest.raises(BudgetError, match=rf"the fastest one takes .* which is {shares[0]:.1%} of the") as raised:
+        choose(network, hopeful(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
+    assert raised.value.fastest == pytest.approx(shares[0])
+
+
+def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(network, frontier):
+    fastest = COST.compile(shallow_of(network, frontier[0].plan), tuple(network.inputs.args)).seconds()
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Picky(CostModel):
+        def compile(self, module, inputs):
+            compiled = CostModel.compile(self, module, inputs)
+            if compiled.seconds() == pytest.approx(fastest):
+                raise BackendError("not this one")
+            return compiled
+
+    second = seconds(network, frontier[1].plan) / seconds(network, network.vanilla)
+    with pytest.raises(BudgetError, match=r"the fastest one that was timed takes") as raised:
+        choose(network, frontier, "5%", Picky(), timer=QUICK)
+    assert raised.value.fastest == pytest.approx(second)
+
+
 def test_choosing_teaches_the_table(network, frontier, tmp_path):
     journal = tmp_path / "latency.jsonl"
     before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
     choose(network, frontier, "80%", COST, timer=QUICK, journal=journal)
     after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
     assert after.calibration.networks > before.calibration.networks
+    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
+        learnt = [plan for key, plan in notebook.plans.items() if key in notebook.shares and not notebook.timed(key)]
+        _, *found = wholes(network, notebook, before.times, (network.vanilla, *learnt))
+    assert found and [whole.segments for whole in found] == [network.segments(plan) for plan in learnt]
+    for whole, plan in zip(found, learnt, strict=True):
+        assert whole.latency == pytest.approx(seconds(network, plan))
+        assert seconds(network, plan) < 0.9 * seconds(network, network.vanilla)  # a share that is no share would show
+        assert predicted(after, network, plan) == pytest.approx(seconds(network, plan), rel=0.02)
+
+
+def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_path):
+    """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
+    journal = tmp_path / "latency.jsonl"
+    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    surprising = list(frontier)[: len(frontier) // 2]
+    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
+        for solved in surprising:
+            notebook.keep_share(solved.plan, 2 * seconds(network, solved.plan) / seconds(network, network.vanilla))
+    with pytest.warns(DoubtfulTable):
+        after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    for solved in surprising:
+        was = predicted(before, network, solved.plan)
+        assert was == pytest.approx(seconds(network, solved.plan), rel=0.02)
+        assert 1.2 * was < predicted(after, network, solved.plan) < 2.5 * was
 
 
 def test_a_profile_counts_what_can_be_counted_by_hand():
@@ -250,9 +326,7 @@ def drifting(factor):
 @pytest.mark.parametrize("factor", [1.3, 0.8])
 def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(network, frontier, factor):
     """Only what was timed together compares: against the original of a later step, an early failure would fit."""
-    points = tuple(dataclasses.replace(point, latency=0.8 * point.latency) for point in frontier.points)
-    segments = tuple(dataclasses.replace(segment, time=0.8 * segment.time) for segment in frontier.segments)
-    wrong = dataclasses.replace(frontier, points=points, segments=segments)
+    wrong = hopeful(frontier, 0.8)
     plan = choose(network, wrong, "80%", drifting(factor), timer=QUICK)
     assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
 

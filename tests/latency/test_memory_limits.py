@@ -3,7 +3,10 @@
 import dataclasses
 
 import pytest
+import torch
+from torch import nn
 
+import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import OutOfMemory
 from depthfold.latency import candidates, measure_latency
@@ -22,7 +25,8 @@ class Held:
     @property
     def numbers(self):
         module, inputs = self.compiled._module, self.compiled._inputs
-        return sum(p.numel() for p in module.parameters()) + inputs[0].numel() + self.compiled()[0].numel()
+        kept = (*module.parameters(), *module.buffers(), inputs[0], self.compiled()[0])
+        return sum(tensor.numel() for tensor in kept)
 
     def close(self):
         self.held.remove(self)
@@ -81,6 +85,33 @@ def test_so_many_numbers_are_held_at_once(network, times, monkeypatch, limit):
     assert all(count == 1 or numbers <= limit for count, numbers in backend.most)
     most = max(count for count, _ in backend.most)
     assert most == {1: 1, 10**9: len(distinct(network))}.get(limit, most) and (limit == 1 or most > 1)
+    assert backend.held == []
+
+
+class Headed(nn.Module):
+    """Layers with 2,000 numbers, and around them a stem, a head and a buffer with 130,000."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 31, padding=15)
+        self.body = nn.Sequential(*(part for _ in range(4) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())))
+        self.head = nn.Linear(8 * 16 * 16, 40)
+        self.register_buffer("basis", torch.zeros(8 * 16 * 16, 12))
+
+    def forward(self, x):
+        features = self.body(self.stem(x)).flatten(1)
+        return self.head(features), features @ self.basis
+
+
+@pytest.mark.parametrize(("limit", "together"), [(265_000, 1), (450_000, 3)])
+def test_whole_networks_are_counted_with_all_that_they_hold(monkeypatch, limit, together):
+    network = df.trace(Headed(), torch.randn(2, 3, 16, 16), ignore=["stem"])
+    monkeypatch.setattr(candidates, "TOGETHER", limit)
+    backend = Counted()
+    measure_latency(network, backend, timer=QUICK, networks=8)
+    wholes = [(count, numbers) for count, numbers in backend.most if numbers > 130_000]
+    assert len(wholes) >= 5 and all(numbers <= limit for _, numbers in wholes)
+    assert max(count for count, _ in wholes) == together
     assert backend.held == []
 
 

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+import depthfold as df
 from depthfold.backends.cost_model import CostModel
+from depthfold.core import Span
 from depthfold.errors import BackendError, BudgetError, OutOfMemory, TableError
-from depthfold.latency import choose, measure_latency, profile, profile_all
+from depthfold.latency import candidates, choose, measure_latency, profile, profile_all
+from depthfold.latency.blocks import BlockShape
 from depthfold.latency.candidates import shallow_of
 from latency_workshop import COST, QUICK, plans, seconds
 
@@ -93,6 +96,29 @@ def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(network
     fragile.compiled.clear()
     assert measure_latency(network, fragile, **given) == whole  # the old reasons are in the journal, and are history
     assert fragile.compiled == []
+
+
+def test_a_block_that_cannot_even_be_built_for_want_of_memory_has_a_reason_and_the_rest_goes_on():
+    """As one convolution, from ten million channels over a single one to as many, it would have 400 TB of weights."""
+    wide = 10_000_000
+    model = nn.Sequential(nn.Conv2d(wide, 1, 1), nn.ReLU(), nn.Conv2d(1, wide, 1), nn.ReLU())
+    table = measure_latency(df.trace(model, torch.randn(1, wide, 1, 1)), COST, timer=QUICK, mode="alone")
+    assert set(table.times) == {Span(0, 1), Span(1, 2)}
+    (reason,) = [entry.reason for entry in table.entries if entry.time is None]
+    assert reason.startswith("It cannot be built: ") and "not enough memory" in reason and "\n" not in reason
+
+
+def test_inputs_and_networks_that_cannot_be_built_have_reasons(network, monkeypatch, tmp_path):
+    def too_large(*_):
+        raise MemoryError("no room")
+
+    journal = tmp_path / "latency.jsonl"
+    monkeypatch.setattr(candidates, "shallow_of", too_large)
+    with pytest.raises(TableError, match=r"Only 0 whole networks.*: It cannot be built: no room\."):
+        measure_latency(network, COST, timer=QUICK, networks=4, journal=journal)
+    monkeypatch.setattr(BlockShape, "inputs", too_large)
+    table = measure_latency(network, COST, timer=QUICK, mode="alone")
+    assert {entry.reason for entry in table.entries} == {"It cannot be built: no room"}
 
 
 def test_out_of_memory_beside_others_is_tried_again_alone(network):

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from depthfold.core import Environment
 from depthfold.core.wording import one_line
-from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory, lacks_memory
+from depthfold.errors import (
+    BackendError,
+    DepthfoldError,
+    InvalidValue,
+    OutOfMemory,
+    SpoiledDevice,
+    lacks_memory,
+    spoils_device,
+)
 
 Inputs = tuple[Tensor, ...]
 
@@ -99,13 +107,22 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def reasons(what: str) -> Iterator[None]:
-    """Whatever a runtime raises, as a BackendError with its reason in one line."""
+    """Whatever a runtime raises, as a BackendError with its reason in one line. What spoils the device is no reason
+    against a module, and a SpoiledDevice whoever raised it."""
     try:
         yield
-    except DepthfoldError:
+    except SpoiledDevice:
         raise
     except Exception as error:
         text = f"{what}: {one_line(error)}"
+        if spoils_device(error):
+            raise SpoiledDevice(
+                f"{text}. After this error the device does nothing more for this process, so nothing else was tried, "
+                "and nothing is noted against what was running. Start again: what a journal holds is kept. If it ends "
+                "in the same place each time, use other options of the runtime, or another one."
+            ) from error
+        if isinstance(error, DepthfoldError):
+            raise
         if lacks_memory(error):
             raise OutOfMemory(text) from error
         raise BackendError(text) from error

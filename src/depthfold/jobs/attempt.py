@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from depthfold.core.wording import one_line
-from depthfold.errors import DepthfoldError, NotFinite, lacks_memory
+from depthfold.errors import DepthfoldError, NotFinite, lacks_memory, spoils_device
 from depthfold.jobs.base import Failure, Kind, Setup, Work
 
 
@@ -31,7 +31,7 @@ def attempt(work: Work, payload: Any) -> Answer:
     try:
         result, failure = _pickled(work(payload))
     except Exception as error:  # noqa: BLE001 - the work may raise anything, and the other jobs go on
-        result, failure, spoiled = b"", failure_of(error), _spoils(error)
+        result, failure, spoiled = b"", failure_of(error), spoils_device(error)
     return Answer(result=result, failure=failure, seconds=time.perf_counter() - start, spoiled=spoiled)
 
 
@@ -76,8 +76,3 @@ def _pickled(result: Any) -> tuple[bytes, Failure | None]:
     except (pickle.PicklingError, TypeError, AttributeError) as error:  # what pickle raises for what it cannot do
         found = f"the result is a {type(result).__name__}, which cannot be pickled: {one_line(error)}"
         return b"", Failure(kind="error", message=f"{found}. Return plain values: numbers, text, tuples, dicts.")
-
-
-def _spoils(error: Exception) -> bool:
-    """After an illegal access or a failed assertion on the device, every later call of CUDA's fails in this process."""
-    return "CUDA error" in str(error) and not lacks_memory(error)

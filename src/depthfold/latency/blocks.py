@@ -16,7 +16,8 @@ from depthfold.core import ConvShape, Network, Span
 from depthfold.core.document import encode
 from depthfold.core.shape import as_pad_argument
 from depthfold.merging.kernels import random_module
-from depthfold.rewriting.activations import own_activation
+from depthfold.merging.plain import use_plain_layers
+from depthfold.rewriting.activations import activation_named, standing_activations
 from depthfold.tracing import TracedNetwork
 
 
@@ -66,7 +67,7 @@ class BlockShape:
 
 
 def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
-    """One convolution, the additions that stay, and an activation of the network's kind: random weights, for timing."""
+    """One convolution, the additions that stay, and the activation of the shape: random weights, for timing."""
     conv = shape.shape
     parts = nn.ModuleDict({"conv": random_module(conv)})
     graph = fx.Graph()
@@ -81,32 +82,42 @@ def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
             other = graph.call_module(f"projection{n}", (other,))
         x = graph.call_function(operator.add, (x, other))
     if shape.activation is not None:
-        parts["activation"] = own_activation(network, conv.out_channels)
+        parts["activation"] = activation_named(network, shape.activation, conv.out_channels)
         x = graph.call_module("activation", (x,))
     graph.output(x)
-    return fx.GraphModule(parts, graph).eval()
+    block = fx.GraphModule(parts, graph).eval()
+    use_plain_layers(block)  # as in a merged network
+    return block
 
 
-def block_shape(network: Network, span: Span, batch: int) -> BlockShape:
-    """What the span becomes. An addition stays with the layer where its skip ends, unless the span holds the skip.
+def block_shape(network: TracedNetwork, span: Span, batch: int) -> BlockShape:
+    """What the span becomes."""
+    return block_shapes(network, (span,), batch)[span]
+
+
+def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int | None = None) -> dict[Span, BlockShape]:
+    """What the spans become, for batches as they reached the layers while tracing, or of a given size.
 
     The table has no room for both states of the activation at j, so a block has the likelier one: a layer that stays
     alone has what the network has there, and after several in one an activation stands, the network's own or inserted.
     """
-    branches = []
-    for skip in network.skips_into(span.j):
-        if skip.source < span.i:
-            first = network.layers[skip.source]
-            branches.append(Branch(first.shape.in_channels, first.in_size, skip.projection))
-    size = network.layers[span.i].in_size
-    kind = network.own_activation if block_is_active(network, span) else None
-    return BlockShape(network.merged_shape(span), size, tuple(branches), kind, batch)
+    standing = standing_activations(network)
+
+    def shape(span: Span) -> BlockShape:
+        kind = standing[span.j - 1] if block_is_active(network, span) else None
+        size = network.layers[span.i].in_size
+        examples = network.sites[span.i].batch if batch is None else batch
+        return BlockShape(network.merged_shape(span), size, _branches(network, span), kind, examples)
+
+    return {span: shape(span) for span in spans}
+
+
+def _branches(network: Network, span: Span) -> tuple[Branch, ...]:
+    """An addition stays with the layer where its skip ends, unless the span holds the skip."""
+    firsts = [(skip, network.layers[skip.source]) for skip in network.skips_into(span.j) if skip.source < span.i]
+    return tuple(Branch(first.shape.in_channels, first.in_size, skip.projection) for skip, first in firsts)
 
 
 def block_is_active(network: Network, span: Span) -> bool:
     """Whether the block of a span ends in an activation."""
     return bool(network.activations) and (len(span) > 1 or span.j in network.activations)
-
-
-def block_shapes(network: Network, spans: Iterable[Span], batch: int) -> dict[Span, BlockShape]:
-    return {span: block_shape(network, span, batch) for span in spans}

@@ -9,9 +9,11 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from depthfold.backends import Backend, Compiled
+from depthfold.backends.base import Inputs
 from depthfold.core import Plan
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
+from depthfold.latency.building import build, held
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.tally import Tally
 from depthfold.latency.timer import Timer
@@ -26,7 +28,7 @@ Item = TypeVar("Item")
 TOGETHER = 512_000_000
 
 
-def network_inputs(network: TracedNetwork) -> tuple[Tensor, ...]:
+def network_inputs(network: TracedNetwork) -> Inputs:
     given = network.inputs.for_graph(network.graph)
     if not all(isinstance(value, Tensor) for value in given):
         raise InvalidValue(
@@ -42,6 +44,10 @@ def shallow_of(network: TracedNetwork, plan: Plan) -> nn.Module:
     return whole.get_submodule(network.at) if network.at else whole
 
 
+def build_plan(network: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
+    return build(backend, lambda: (shallow_of(network, plan), inputs))
+
+
 def time_blocks(
     network: TracedNetwork,
     backend: Backend,
@@ -53,10 +59,12 @@ def time_blocks(
     """Every block that differs from the others, alone."""
     distinct = {block.key: block for block in blocks}
 
-    def build(block: BlockShape) -> Compiled:
-        return backend.compile(block_module(network, block), block.inputs())
+    def compiled(block: BlockShape) -> Compiled:
+        return build(backend, lambda: (block_module(network, block), block.inputs()))
 
-    _measure("blocks", distinct, build, lambda block: block.parameters + sum(block.elements), notebook, timer, progress)
+    _measure(
+        "blocks", distinct, compiled, lambda block: block.parameters + sum(block.elements), notebook, timer, progress
+    )
 
 
 def time_plans(
@@ -71,19 +79,29 @@ def time_plans(
     """Whole networks, as the plans fold them."""
     inputs = network_inputs(network)
 
-    def build(plan: Plan) -> Compiled:
-        return backend.compile(shallow_of(network, plan), inputs)
+    def compiled(plan: Plan) -> Compiled:
+        return build_plan(network, backend, plan, inputs)
+
+    outside = _numbers_outside(network, inputs)
 
     def size(plan: Plan) -> int:
-        return sum(network.merged_shape(span).parameters for span in network.segments(plan))
+        return outside + sum(network.merged_shape(span).parameters for span in network.segments(plan))
 
-    _measure(what, {notebook.name_plan(plan): plan for plan in plans}, build, size, notebook, timer, progress)
+    _measure(what, {notebook.name_plan(plan): plan for plan in plans}, compiled, size, notebook, timer, progress)
+
+
+def _numbers_outside(network: TracedNetwork, inputs: Inputs) -> int:
+    """How many numbers a network holds besides the weights of its layers: stem, head and inputs are in every plan."""
+    targets = {node.name: str(node.target) for node in network.graph.graph.nodes}
+    layers = {id(p) for site in network.sites for p in network.graph.get_submodule(targets[site.conv]).parameters()}
+    tensors = (*network.graph.parameters(), *network.graph.buffers(), *inputs)
+    return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)
 
 
 def _measure(
     what: str,
     items: Mapping[str, Item],
-    build: Callable[[Item], Compiled],
+    compiled: Callable[[Item], Compiled],
     size: Callable[[Item], int],
     notebook: Notebook,
     timer: Timer,
@@ -91,7 +109,8 @@ def _measure(
 ) -> None:
     """Compile what is not known well enough yet, as much at a time as fits into memory, and time it in turns.
 
-    What the runtime rejects, or fails to run while it is timed, keeps its reason, and the rest goes on.
+    What the runtime rejects, or fails to run while it is timed, keeps its reason, and the rest goes on. A device that
+    is spoiled ends it, and nobody gets a reason: run again, with the journal, it goes on.
     """
     missing = {
         key: item
@@ -100,6 +119,14 @@ def _measure(
     }
     taken = sum(len(notebook.turns[key]) for key in items)
     tally = Tally(what, progress, taken, {key: timer.left(notebook.turns[key]) for key in missing})
+    if not missing:
+        return
+    compiling = Tally(f"compiling {what}", progress, 0, dict.fromkeys(missing, 1))  # may take longer than the turns
+
+    def compile_one(key: str) -> Compiled:
+        candidate = compiled(items[key])
+        compiling.turn(key, 0)
+        return candidate
 
     def keep(key: str, samples: tuple[float, ...]) -> None:
         notebook.keep_turn(key, samples)
@@ -114,37 +141,34 @@ def _measure(
     def reject(key: str, reason: str) -> None:
         notebook.keep_reason(key, reason)
         tally.failed(key)
+        compiling.failed(key)
 
     queues = deque([deque(missing)])
     while queues:
         queue = queues.popleft()
         while queue:
-            candidates = _compile_some(queue, items, build, size, reject)
-            try:
+            candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject)
+            with held(candidates):
                 timer.measure(candidates, notebook.turns, keep, fail)
-            finally:
-                for candidate in candidates.values():
-                    candidate.close()
 
 
 def _compile_some(
     queue: deque[str],
-    items: Mapping[str, Item],
-    build: Callable[[Item], Compiled],
-    size: Callable[[Item], int],
+    compile_one: Callable[[str], Compiled],
+    size: Callable[[str], int],
     reject: Callable[[str, str], None],
 ) -> dict[str, Compiled]:
     """As many from the front of the queue as fit into memory together."""
     candidates: dict[str, Compiled] = {}
     total = 0
-    while queue and not (candidates and total + size(items[queue[0]]) > TOGETHER):
+    while queue and not (candidates and total + size(queue[0]) > TOGETHER):
         key = queue[0]
         try:
-            candidates[key] = build(items[key])
+            candidates[key] = compile_one(key)
         except BackendError as error:
             if candidates and isinstance(error, OutOfMemory):  # perhaps only beside the others: first of the next ones
                 break
             reject(key, str(error))
         queue.popleft()
-        total += size(items[key])
+        total += size(key)
     return candidates

@@ -11,7 +11,8 @@ from statistics import median
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan, fingerprint
 from depthfold.errors import BackendError, BudgetError, InvalidValue, TableError
-from depthfold.latency.candidates import network_inputs, shallow_of
+from depthfold.latency.building import held
+from depthfold.latency.candidates import build_plan, network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.timer import Timer, Turns
 from depthfold.progress import Progress, progress_bars
@@ -37,9 +38,9 @@ def choose(
 
     Each candidate is built with random weights and timed in turns with the original (its batch norms folded, nothing
     else). Shares and speed-ups refer to what the original takes then. What each candidate takes beyond its prediction
-    corrects the predictions of its neighbours; at most `steps` candidates are built. With the `journal` of
-    measure_latency() the table learns from these measurements when it is made again. A candidate that the runtime
-    rejects is passed over.
+    corrects the predictions of its neighbours; at most `steps` candidates are built, and where none of them fits, the
+    fastest one of all, before a budget is said to be out of reach. With the `journal` of measure_latency() the table
+    learns from these measurements when it is made again. A candidate that the runtime rejects is passed over.
     """
     backend, timer, budget = get(target), timer or Timer(turns=8), Budget.parse(budget)
     _expect(network, frontier, steps)
@@ -47,24 +48,30 @@ def choose(
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, backend.environment(inputs)))
         tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
-        compiled = backend.compile(shallow_of(network, network.vanilla), inputs)
-        original = stack.enter_context(contextlib.closing(compiled))
-        search = _Search(frontier.points, budget, _in_turns({network.vanilla: original}, timer)[network.vanilla])
-        for left in range(steps, 0, -1):
-            if (n := search.candidate(last=left == 1)) is None:
-                for _ in range(left):  # it knows enough, and its bar must not stay half way
-                    tick()
-                break
+        vanilla = {network.vanilla: build_plan(network, backend, network.vanilla, inputs)}
+        stack.enter_context(held(vanilla))
+        search = _Search(frontier.points, budget, _in_turns(vanilla, timer)[network.vanilla])
+
+        def measure(n: int) -> None:
             plan = frontier[n].plan
             try:
-                with contextlib.closing(backend.compile(shallow_of(network, plan), inputs)) as candidate:
-                    found = _in_turns({network.vanilla: original, plan: candidate}, timer)
+                with held({plan: build_plan(network, backend, plan, inputs)}) as candidate:
+                    found = _in_turns({**vanilla, **candidate}, timer)
             except BackendError as error:
                 search.rejected[n] = str(error)
             else:
                 search.measured[n] = Measured(found[plan], found[network.vanilla])
                 notebook.keep_share(plan, search.measured[n].share)
+
+        for left in range(steps, 0, -1):
+            if (n := search.candidate(last=left == 1)) is None:
+                for _ in range(left):  # it knows enough, and its bar must not stay half way
+                    tick()
+                break
+            measure(n)
             tick()
+        if search.best() is None and not search.knows_fastest():
+            measure(0)
     if (best := search.best()) is None:
         raise _out_of_reach(budget, search)
     return frontier[best]
@@ -95,8 +102,9 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
             f"{'; '.join(dict.fromkeys(search.rejected.values()))}."
         )
     fastest = min(search.measured.values(), key=lambda found: found.share)
+    which = "the fastest one" if 0 in search.measured else "the fastest one that was timed"
     return BudgetError(
-        f"No plan meets the budget of {budget}: the fastest one takes {fastest.latency:.4g} ms, measured end to end, "
+        f"No plan meets the budget of {budget}: {which} takes {fastest.latency:.4g} ms, measured end to end, "
         f"which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms ({1 / fastest.share:.2f} times as "
         f"fast), and {MARGIN:.0%} are kept to spare, because no stopwatch says the same thing twice. "
         'Ask for less, or measure with the full search space: space="full", or --space full on the command line.',
@@ -128,6 +136,10 @@ class _Search:
 
     def best(self) -> int | None:
         return max((n for n, found in self.measured.items() if self._fits(found)), default=None)
+
+    def knows_fastest(self) -> bool:
+        """Whether the plan with the smallest prediction was tried."""
+        return 0 in self.measured or 0 in self.rejected
 
     def candidate(self, *, last: bool) -> int | None:
         """The best plan that should meet the budget, by the predictions as corrected so far; None when it is known.

@@ -58,9 +58,14 @@ def measure_latency(
     """
     if mode not in get_args(Mode):
         raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
+    if mode == "in context" and networks < 2:
+        raise InvalidValue(
+            f"A calibration needs two whole networks at least, found networks={networks}. Ask for 2 or more (20 unless "
+            'you say otherwise), or for blocks alone with mode="alone".'
+        )
     backend, inputs, timer = get(target), network_inputs(network), timer or Timer()
     environment = backend.environment(inputs)
-    blocks = block_shapes(network, network.spans(space), batch=inputs[0].shape[0])
+    blocks = block_shapes(network, network.spans(space))
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, environment))
         if retry:

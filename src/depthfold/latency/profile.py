@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 from collections.abc import Mapping
@@ -13,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from depthfold.backends import Backend, get
+from depthfold.backends import Backend, Compiled, get
 from depthfold.backends.base import in_float32, reasons
 from depthfold.core import Profile
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue
+from depthfold.latency.building import held
 from depthfold.latency.memory import peak_memory
 from depthfold.latency.timer import Timer, Turns
 from depthfold.tracing.inputs import Inputs
@@ -32,15 +32,17 @@ def profile_all(
 ) -> dict[str, Profile]:
     """Measure several networks, timed in turns so that they can be compared."""
     backend, timer = get(target), timer or Timer(turns=8)
+    if not modules:
+        raise InvalidValue("profile_all() needs one network at least, found none. Give a dict of modules by name.")
     given = {name: _in_order(module, Inputs.of(example_inputs)) for name, module in modules.items()}
     environment = backend.environment(next(iter(given.values())))
     flops = {name: count_flops(module, given[name]) for name, module in modules.items()}
     turns: dict[str, Turns] = {}
-    with contextlib.ExitStack() as stack:
-        compiled = {
-            name: stack.enter_context(contextlib.closing(backend.compile(module, given[name])))
-            for name, module in modules.items()
-        }
+    compiled: dict[str, Compiled] = {}
+    with held(compiled):
+        for name, module in modules.items():
+            with reasons("It cannot be built"):
+                compiled[name] = backend.compile(module, given[name])
         timer.measure(compiled, turns, fail=_refuse)
     profiles = {}
     for name, module in modules.items():

@@ -30,7 +30,7 @@ def number(chains: Chains, values: Values, sizes: Sizes) -> Numbered:
     ends = [position[chain[-1]] for chain in chains.chains]
     return Numbered(
         layers=tuple(_layer(draft, values, sizes) for draft in drafts),
-        sites=tuple(_site(draft) for draft in drafts),
+        sites=tuple(_site(draft, sizes) for draft in drafts),
         skip_sites=tuple(_skip_sites(drafts, position, values)),
         barriers=tuple(ends[:-1]),
         refusals=tuple(_refusals(chains, position, values)),
@@ -48,7 +48,7 @@ def _layer(draft: Draft, values: Values, sizes: Sizes) -> Layer:
     )
 
 
-def _site(draft: Draft) -> LayerSite:
+def _site(draft: Draft, sizes: Sizes) -> LayerSite:
     return LayerSite(
         pad=draft.pad.name if draft.pad else None,
         conv=draft.conv.name,
@@ -57,6 +57,7 @@ def _site(draft: Draft) -> LayerSite:
         additions=tuple(addition.node.name for addition in draft.additions),
         activation=draft.activation.name if draft.activation else None,
         out=draft.tail.name,
+        batch=sizes[draft.source][0],
     )
 
 

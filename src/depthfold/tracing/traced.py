@@ -33,7 +33,8 @@ class SkipSite:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:
     """Where a layer lives in the graph: names of nodes. `linear` is the last one before the additions, `out` the
-    value at the layer's position, activation included. An activation inside a batch norm has the norm's name."""
+    value at the layer's position, activation included. An activation inside a batch norm has the norm's name. `batch`
+    is that of the example inputs as it reached the layer: a forward may have folded another dimension into it."""
 
     pad: str | None
     conv: str
@@ -42,6 +43,7 @@ class LayerSite:
     additions: tuple[str, ...]
     activation: str | None
     out: str
+    batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

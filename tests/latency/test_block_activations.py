@@ -1,0 +1,106 @@
+"""Blocks have the activations that the merged networks have where the blocks end."""
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from depthfold.core import Plan, Span
+from depthfold.latency.blocks import block_is_active, block_module, block_shapes
+from depthfold.latency.candidates import shallow_of
+
+
+class Mixed(nn.Module):
+    """Hardswish most often, PReLU once with a parameter for each channel and once with a single one, GELU exact and
+    approximate, ReLU as a module and as a function, SiLU as a function. One layer has none, and one ends a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(11))
+        self.acts = nn.ModuleList(
+            (
+                nn.ReLU(inplace=True), nn.Hardswish(), nn.PReLU(8), nn.PReLU(), nn.Identity(), nn.Hardswish(),
+                nn.GELU(), nn.GELU(approximate="tanh"), nn.Hardswish(inplace=True),
+            )
+        )  # fmt: skip
+
+    def forward(self, x):
+        for n, act in enumerate(self.acts):
+            x = act(x + self.convs[n](x) if n == 6 else self.convs[n](x))
+        return F.silu(self.convs[10](F.relu(self.convs[9](x))))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    return df.trace(Mixed(), torch.randn(1, 8, 6, 6))
+
+
+def merged_activation(network, span):
+    """What follows the merged convolution, and the additions that stay, in the network that the plan makes: every other
+    layer is left alone."""
+    cuts = [l for l in range(1, network.depth) if not span.i < l < span.j]
+    activations = [l for l in cuts if l in network.activations or (l == span.j and len(span) > 1)]
+    shallow = shallow_of(network, Plan(activations=activations, cuts=cuts))
+    position = sum(cut <= span.i for cut in cuts)
+    convolutions = [
+        node
+        for node in shallow.graph.nodes
+        if isinstance(dict(shallow.named_modules()).get(str(node.target)), nn.Conv2d)
+    ]
+    (node,) = convolutions[position].users
+    if node.target is operator.add:
+        (node,) = node.users
+    return signature(shallow, node)
+
+
+def signature(module, node):
+    if node.op == "call_module":
+        found = module.get_submodule(node.target)
+        if isinstance(found, nn.Conv2d):
+            return None
+        return type(found), getattr(found, "num_parameters", None), getattr(found, "approximate", None)
+    return None if node.op == "output" else same(node.target)
+
+
+def same(function):
+    """The runtime runs the same for F.relu as for nn.ReLU, so one of them is timed for both."""
+    return (nn.ReLU, None, None) if function is F.relu else function
+
+
+def block_activation(network, block):
+    module = block_module(network, block)
+    module(*block.inputs())
+    last = list(module.graph.nodes)[-2]
+    if last.target is operator.add:
+        return None
+    function = getattr(module.get_submodule(last.target), "target", None)
+    return signature(module, last) if function is None else same(function)
+
+
+def test_every_block_has_the_activation_of_the_merged_network(mixed):
+    spans = mixed.spans("full")
+    blocks = block_shapes(mixed, spans, 1)
+    kinds = set()
+    for span in spans:
+        wanted = merged_activation(mixed, span)
+        assert block_activation(mixed, blocks[span]) == wanted, span
+        assert (wanted is not None) == block_is_active(mixed, span)
+        kinds.add(wanted)
+    assert len(kinds) == 8  # ReLU, Hardswish, SiLU, two of PReLU and of GELU each, and none
+
+
+def test_only_blocks_with_the_same_activation_share_an_entry(mixed):
+    singles = [Span(l, l + 1) for l in range(mixed.depth)]
+    shapes = block_shapes(mixed, singles, 1)
+    names = [shapes[span].activation for span in singles]
+    assert names == [
+        "relu", "hardswish", "prelu", "prelu(num_parameters=1)", None, "hardswish", "gelu",
+        "gelu(approximate='tanh')", "hardswish", "relu", "silu",
+    ]  # fmt: skip
+    for one in singles:
+        for other in singles:
+            same = names[one.i] == names[other.i] and 6 not in (one.i, other.i)  # which has an addition
+            assert (shapes[one].key == shapes[other].key) == (same or one == other)

@@ -1,0 +1,119 @@
+"""A device that fails for good: after an illegal access, every later call to it fails in the same process."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from depthfold.backends.base import reasons
+from depthfold.backends.cost_model import CostModel
+from depthfold.errors import BackendError, OutOfMemory, SpoiledDevice, spoils_device
+from depthfold.latency import choose, measure_latency, profile
+from depthfold.latency.candidates import shallow_of
+from latency_workshop import COST, QUICK
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spoilt(CostModel):
+    """The device is spoiled at the call `calls[0]`, and from then on everything fails, closing included."""
+
+    calls: list
+    error: object = RuntimeError(ILLEGAL)
+
+    def environment(self, inputs):
+        return COST.environment(inputs)
+
+    def call(self):
+        self.calls[0] -= 1
+        if self.calls[0] <= 0:
+            raise self.error
+
+    def compile(self, module, inputs):
+        self.call()
+        return _Spoilt(self, CostModel.compile(self, module, inputs))
+
+
+class _Spoilt:
+    def __init__(self, device, compiled):
+        self.device, self.compiled = device, compiled
+
+    def seconds(self):
+        self.device.call()
+        return self.compiled.seconds()
+
+    def close(self):
+        if self.device.calls[0] <= 0:
+            raise self.device.error
+
+
+def reasons_in(journal):
+    return [record for line in journal.read_text().splitlines() if "reason" in (record := json.loads(line))]
+
+
+@pytest.mark.parametrize("error", [RuntimeError(ILLEGAL), BackendError(f"PyTorch cannot run this module: {ILLEGAL}")])
+@pytest.mark.parametrize("calls", [1, 20, 60, 118, 125])
+def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(network, tmp_path, calls, error):
+    """At whatever call it happens: while blocks are compiled, while they are timed, or later, with whole networks."""
+    journal = tmp_path / "latency.jsonl"
+    given = dict(timer=QUICK, networks=6, journal=journal)
+    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device does nothing more.*Start again"):
+        measure_latency(network, Spoilt(calls=[calls], error=error), **given)
+    assert reasons_in(journal) == []
+    before = journal.read_text()
+    assert measure_latency(network, COST, **given) == measure_latency(network, COST, timer=QUICK, networks=6)
+    assert journal.read_text().startswith(before)
+
+
+def test_a_candidate_is_not_passed_over_for_a_spoiled_device(network, frontier):
+    for calls in (1, 4, 6, 8):
+        with pytest.raises(SpoiledDevice, match="illegal memory access"):
+            choose(network, frontier, "80%", Spoilt(calls=[calls]), timer=QUICK)
+
+
+def test_a_profile_on_a_spoiled_device_says_so(network):
+    for calls in (1, 3):
+        with pytest.raises(SpoiledDevice, match="illegal memory access"):
+            profile(shallow_of(network, network.vanilla), torch.randn(1, 3, 32, 32), Spoilt(calls=[calls]), timer=QUICK)
+
+
+PYTORCH_ADDS = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+
+
+@pytest.mark.parametrize(
+    ("message", "spoils"),
+    [
+        (ILLEGAL + PYTORCH_ADDS, True),
+        ("CUDA error: device-side assert triggered" + PYTORCH_ADDS, True),
+        ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", True),
+        ("CUDA failure 719: unspecified launch failure", True),
+        ("CUDA error: invalid configuration argument" + PYTORCH_ADDS, False),
+        ("CUDA error: no kernel image is available for execution on the device" + PYTORCH_ADDS, False),
+        ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", False),
+        ("CUDA error: out of memory" + PYTORCH_ADDS, False),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("kernel size can't be greater than actual input size", False),
+    ],
+)
+def test_what_spoils_a_device_and_what_is_a_reason_against_a_module(message, spoils):
+    error = RuntimeError(message)
+    assert spoils_device(error) == spoils
+    kind = SpoiledDevice if spoils else OutOfMemory if "out of" in message or "ALLOC" in message else BackendError
+    with (
+        pytest.raises(kind, match="PyTorch cannot run this module: ") as raised,
+        reasons("PyTorch cannot run this module"),
+    ):
+        raise error
+    assert type(raised.value) is kind and raised.value.__cause__ is error
+
+
+def test_an_error_that_passes_several_runtimes_is_told_once():
+    with (
+        pytest.raises(SpoiledDevice) as raised,
+        reasons("It ran once and then failed"),
+        reasons("PyTorch cannot run it"),
+    ):
+        raise RuntimeError(ILLEGAL)
+    assert str(raised.value).startswith("PyTorch cannot run it: CUDA error") and str(raised.value).count("CUDA") == 1
