@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -94,7 +94,7 @@ def _data(text: str) -> None:
         raise InvalidValue(f"The data {text!r} is missing: there is no file {path}. Check the path.")
 
 
-def _space(value: Any) -> None:
+def expect_space(value: Any) -> None:
     if value not in get_args(Space):
         raise InvalidValue(f"There is no search space {value!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
 
@@ -118,7 +118,7 @@ def _flag(name: str) -> Callable[[Any], None]:
     return check
 
 
-def _exports(value: Any) -> None:
+def expect_exports(value: Iterable[str]) -> None:
     for name in value:
         expect_export_name(name)
         if Path(name).suffix not in FORMATS:
@@ -137,7 +137,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "input": _then(_text("input"), image_of),
     "batch": lambda value: as_whole("The setting 'batch'", value, InvalidValue),
     "ignore": _texts("ignore"),
-    "space": _space,
+    "space": expect_space,
     "target": _then(_text("target"), get),
     "budget": Budget.parse,
     "trainings": _recipe,
@@ -147,5 +147,5 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "recipe": _recipe,
     "afresh": _flag("afresh"),
     "distil": _flag("distil"),
-    "export": _then(_texts("export"), _exports),
+    "export": _then(_texts("export"), expect_exports),
 }

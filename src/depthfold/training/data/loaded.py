@@ -57,7 +57,12 @@ class Loaded:
         return self._once(("labels", device), lambda: self.train.labels.to(device))
 
     def scored(self, split: Split) -> Subset:
-        return self._once(split, lambda: self._settled(self._unsettled(split), cropped=False))
+        """The part to score, in memory where it fits."""
+        return self._once(split, lambda: self._settled(self.found(split), cropped=False))
+
+    def found(self, split: Split) -> Subset:
+        """The same part where it lies: of files, none is read for it."""
+        return self._once(("found", split), lambda: self._find(split))
 
     def _once(self, name: object, load: Callable[[], T]) -> T:
         if name not in self._kept:
@@ -74,7 +79,7 @@ class Loaded:
         )
         return train, held
 
-    def _unsettled(self, split: Split) -> Subset:
+    def _find(self, split: Split) -> Subset:
         if split == "test":
             found = self._source.read("test")
             return Subset(pictures=found.pictures, labels=found.labels, classes=found.classes)
