@@ -125,7 +125,7 @@ class ClassificationTask:
         """Which data, and how it is seen and split: what a score depends on. Not where the data lies, which may differ
         from machine to machine."""
         seen = f"size {self.size}, normalised by {self.normalise or self.source.normal}"
-        return f"{self.source.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
+        return f"{self._data.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
 
     @property
     def holds_out(self) -> bool:

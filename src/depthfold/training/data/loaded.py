@@ -32,16 +32,23 @@ class Subset:
 
 class Loaded:
     """A source and how it is split and seen. Everything is read on first use and kept; the test set is read for its
-    own score alone. What has been read does not travel: in another process it is read there."""
+    own score alone. What has been read does not travel, but for the title: in another process it is read there."""
 
     __slots__ = ("_holdout", "_kept", "_seed", "_size", "_source")
 
-    def __init__(self, source: Source, size: Size | None, holdout: float | int, seed: int) -> None:
+    def __init__(
+        self, source: Source, size: Size | None, holdout: float | int, seed: int, title: str | None = None
+    ) -> None:
         self._source, self._size, self._holdout, self._seed = source, size, holdout, seed
-        self._kept: dict[object, Any] = {}
+        self._kept: dict[object, Any] = {} if title is None else {"title": title}
 
     def __reduce__(self) -> tuple[type[Loaded], tuple[object, ...]]:
-        return Loaded, (self._source, self._size, self._holdout, self._seed)
+        return Loaded, (self._source, self._size, self._holdout, self._seed, self._kept.get("title"))
+
+    @property
+    def title(self) -> str:
+        """Which dataset it is; a title takes a look at the data, and is asked for often."""
+        return self._once("title", lambda: self._source.title)
 
     @property
     def train(self) -> Subset:
