@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 import depthfold as df
-from cli_workshop import CONFIG, NET, refused
+from cli_workshop import CONFIG, NET, depthfold, refused
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency
 from depthfold.jobs import Processes, RayCluster
@@ -107,7 +107,7 @@ def test_a_hold_out_that_is_missing(compress):
         compress(task(holdout=8), example_inputs=torch.rand(1, 1, 8, 8))
 
 
-@pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs,)])
+@pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs,), lambda inputs: {"input": inputs}])
 def test_images_of_other_channels_than_the_model_takes(wrap, compress):
     with pytest.raises(DataError, match=r"The images of the task have 1 channel, and the inputs .* have 3\. Give"):
         compress(channels=3, example_inputs=wrap(torch.rand(1, 3, 8, 8)))
@@ -176,3 +176,20 @@ def test_the_same_on_the_command_line(change, options, said, tmp_path):
     (tmp_path / "net.py").write_text(NET.replace(*change))
     (tmp_path / "tiny.toml").write_text(CONFIG)
     assert said in refused("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options)
+
+
+@pytest.mark.parametrize("command", ["compress", "importance", "finetune"])
+def test_an_input_that_images_of_the_user_s_own_do_not_have(command, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    told = ("--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x64x32")
+    said = refused(command, *told)
+    assert "The images of the data are 8x8, and --input asks for 64x32. Images that a function in a file gives" in said
+    assert "leave --input out" in said
+
+
+def test_an_input_that_says_what_the_images_are(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    result = depthfold("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x8x8")
+    assert "MeasuredTooEarly" in result.output

@@ -13,6 +13,7 @@ from depthfold.errors import DataError, InvalidValue
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
+from depthfold.tracing.inputs import Inputs
 from depthfold.training.classification import ClassificationTask
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
@@ -76,6 +77,7 @@ def expect_data(task: object, inputs: Any, *, importances: bool) -> None:
 
 def _channels(inputs: Any) -> int | None:
     """Of a batch of images; None where the inputs are something else."""
-    if isinstance(inputs, tuple | list) and len(inputs) == 1:
-        inputs = inputs[0]
-    return int(inputs.shape[1]) if isinstance(inputs, Tensor) and inputs.ndim == 4 else None
+    given = Inputs.of(inputs)
+    values = (*given.args, *given.named.values())
+    first = values[0] if len(values) == 1 else None
+    return first.shape[1] if isinstance(first, Tensor) and first.ndim == 4 else None

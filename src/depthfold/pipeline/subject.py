@@ -13,7 +13,7 @@ from depthfold.errors import DepthfoldError, InvalidValue, TableError
 from depthfold.importance.ledger import digest
 from depthfold.pipeline.checks import MISSING
 from depthfold.pipeline.config_file import keep_first
-from depthfold.pipeline.data import task_of
+from depthfold.pipeline.data import expect_size, task_of
 from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of
 from depthfold.pipeline.settings import Settings, given
@@ -52,6 +52,8 @@ class Subject:
     def needed_task(self) -> Task:
         if self.task is None:
             raise InvalidValue(f"{MISSING['data']}.")
+        if (image := self.settings.image) is not None:
+            expect_size(self.task, image[1:])
         return self.task
 
     def traced(self) -> TracedNetwork:
