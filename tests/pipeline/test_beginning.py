@@ -193,3 +193,22 @@ def test_an_input_that_says_what_the_images_are(tmp_path):
     (tmp_path / "tiny.toml").write_text(CONFIG)
     result = depthfold("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x8x8")
     assert "MeasuredTooEarly" in result.output
+
+
+def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
+    """Trainings begin with it; a look at it, or its latency, needs no weights."""
+    monkeypatch.setattr("depthfold.pipeline.subject.model_of", lambda *_: model())
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+
+    def said(command, name, *options):
+        told = "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options
+        return " ".join(depthfold(command, name, *told).stderr.split())
+
+    random = "Warning: The model 'torchvision:resnet18' has random weights: no others were given"
+    assert random in said("compress", "torchvision:resnet18")
+    assert "--weights DEFAULT for torchvision's" in said("compress", "torchvision:resnet18,num_classes=3")
+    assert "random weights" not in said("compress", "torchvision:resnet18", "--weights", "DEFAULT")
+    assert "random weights" not in said("compress", "timm:resnet18,pretrained=True")
+    assert "random weights" not in said("compress", f"{tmp_path / 'net.py'}:model")
+    assert "random weights" not in said("inspect", "torchvision:resnet18")

@@ -20,6 +20,7 @@ from depthfold.pipeline.export_names import expect_export_name
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.user_file import names_file, split_name
 
+MOST = 2**28  # numbers of an image: a gibibyte, far above what any network is run on
 MISSING = {
     "run": "There is no run folder: name one with --run DIR; it is made if it is not there",
     "model": "There is no model: name torchvision:NAME, timm:NAME or file.py:function",
@@ -35,6 +36,11 @@ def image_of(text: str) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
         raise InvalidValue(f"The input {text!r} cannot be read. Write channels x height x width: 3x224x224.")
     channels, height, width = map(int, parts)
+    if channels * height * width > MOST:
+        raise InvalidValue(
+            f"The input {text!r} is too large: an image has at most {MOST} values, channels x height x width. Write "
+            "the size in which the network will run: 3x224x224."
+        )
     return channels, height, width
 
 
