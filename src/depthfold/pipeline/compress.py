@@ -42,6 +42,18 @@ class Compressed:
     findings: Findings
     folder: Path
 
+    def __repr__(self) -> str:
+        """A line: the findings alone, in full, would fill pages."""
+        found, parts = self.findings, []
+        if found.before and found.after:
+            before, after = found.before.latency, found.after.latency
+            parts.append(f"latency {before:.4g} ms -> {after:.4g} ms ({before / after:.2f}x as fast)")
+        if (one := found.score_before) and (two := found.score_after):
+            form = ".2%" if one.share else ".4g"
+            parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
+        parts.append(f"{found.network.depth} traced convolutions -> {len(self.plan.segments)}")
+        return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
+
 
 def compress(
     model: nn.Module,
