@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from cli_workshop import depthfold, refused
+from depthfold.pipeline.models import model_of
 
 
 @pytest.fixture
@@ -35,6 +36,8 @@ def asked(workshop, tmp_path):
         ("timm:resnet19", "timm has no model 'resnet19'. Did you mean timm:resnet"),
         ("resnet18", "The model 'resnet18' cannot be read. Did you mean torchvision:resnet18?"),
         ("torchvison:resnet18", "Did you mean torchvision:resnet18? A model is torchvision:NAME, timm:NAME or file.py"),
+        ("torchvision:", "'torchvision:' cannot be read. The name of a model of torchvision's is missing. A model is"),
+        ("timm:", "'timm:' cannot be read. The name of a model of timm's is missing. A model is torchvision:NAME"),
         ("torchvision:resnet18,classes=3", "torchvision cannot make 'resnet18' with classes=3: "),
         ("{net}:modle", "net.py has no 'modle'. Did you mean 'model'? It has broken, data, layer, model, number"),
         ("{net}:broken", "net.py:broken' raised RuntimeError: the disk with the images is not mounted"),
@@ -45,6 +48,29 @@ def asked(workshop, tmp_path):
 )
 def test_an_unknown_model(model, said, workshop):
     assert said in refused("inspect", model.format(net=workshop / "net.py"), "--input", "3x64x64")
+
+
+def test_weights_that_torchvision_does_not_have():
+    asked = ("inspect", "torchvision:resnet18", "--input", "3x64x64", "--weights")
+    said = refused(*asked, "best_ckpt")
+    assert "no weights 'best_ckpt' for 'resnet18', and there is no file of that name. It has IMAGENET1K_V1, DEF" in said
+    assert "Did you mean 'IMAGENET1K_V1'? It has" in refused(*asked, "IMAGENET1K_V2")
+
+
+def test_weights_that_torchvision_has(monkeypatch):
+    """Asked for in either way; nothing is downloaded here."""
+    from depthfold.vision import import_torchvision
+
+    asked, models = [], import_torchvision().models
+    monkeypatch.setattr(models, "get_model", lambda name, weights: asked.append(weights) or nn.Identity())
+    for weights in ("DEFAULT", "ResNet18_Weights.IMAGENET1K_V1"):
+        model_of("torchvision:resnet18", weights)
+    assert asked == ["DEFAULT", "ResNet18_Weights.IMAGENET1K_V1"]
+
+
+def test_an_input_that_no_machine_holds():
+    said = refused("inspect", "torchvision:resnet18", "--input", "1x9999999x9999999")
+    assert "The input '1x9999999x9999999' is too large: an image has at most 268435456 values" in said
 
 
 def test_a_file_that_does_not_run(tmp_path):
@@ -80,8 +106,6 @@ def test_weights_that_do_not_fit(suffix, asked, tmp_path):
 
 
 def test_weights_that_fit_are_used(workshop, tmp_path):
-    from depthfold.pipeline.models import model_of
-
     model = model_of(f"{workshop / 'net.py'}:model")
     assert all(map(torch.equal, model.parameters(), model_of(f"{workshop / 'net.py'}:model").parameters()))
     changed = {name: tensor + 1 for name, tensor in model.state_dict().items()}

@@ -1,12 +1,13 @@
 """Settings: read from text, all problems together; and TOML that reads back as it was."""
 
+import datetime
 import tomllib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_workshop import refused
+from cli_workshop import NET, depthfold, refused
 from depthfold.errors import InvalidValue
 from depthfold.jobs import InProcess, Processes, RayCluster
 from depthfold.pipeline.config_file import as_toml, gather
@@ -58,17 +59,43 @@ def test_paths_are_meant_from_where_they_are_written(tmp_path, monkeypatch):
     assert settings.recipe == f"{tmp_path}/deep/r.toml" and settings.data == f"imagefolder:{tmp_path}/deep"
 
 
+def test_paths_in_the_run_s_own_settings_are_meant_from_where_it_lies(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "run/config.toml").write_text('model = "../net.py:model"\ndata = "imagefolder:."\n')
+    monkeypatch.chdir("/")
+    settings = gather({"run": str(tmp_path / "run")}, None, needs=("model",), uses=("data",))
+    assert settings.model == f"{tmp_path}/run/../net.py:model" and settings.data == f"imagefolder:{tmp_path}/run"
+
+
+def test_settings_of_other_commands_are_kept_as_they_were_found(tmp_path):
+    """Whatever they are: the command that uses them says what is wrong with them."""
+    odd = "alpha = inf\nbudget = 2020-01-01\n[recipe.extra]\na = 1\n"
+    (tmp_path / "odd.toml").write_text(odd)
+    (tmp_path / "net.py").write_text(NET)
+    told = (f"{tmp_path / 'net.py'}:model", "--input", "1x8x8", "--target", "cost_model")
+    result = depthfold("latency", *told, "--config", tmp_path / "odd.toml", "--run", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    kept = tomllib.loads((tmp_path / "run/config.toml").read_text())
+    assert {key: kept[key] for key in ("alpha", "budget", "recipe")} == tomllib.loads(odd)
+    assert "'alpha' must be a number" in refused("solve", "--run", tmp_path / "run")
+
+
 PLAIN = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",))),
     st.integers(-(2**63), 2**63 - 1),
     st.booleans(),
-    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False),
+    st.dates(),
+    st.times(),
+    st.datetimes(timezones=st.none() | st.just(datetime.UTC)),
 )
-KEYS = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
+KEYS = st.from_regex(r"[a-z]{1,8}", fullmatch=True) | st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 
-@settings(max_examples=40)
-@given(st.dictionaries(KEYS, PLAIN | st.lists(PLAIN) | st.dictionaries(KEYS, PLAIN, min_size=1)))
+@settings(max_examples=80)
+@given(st.dictionaries(KEYS, NESTED))
 def test_what_is_written_as_toml_is_read_again(table):
     assert tomllib.loads(as_toml(table)) == table
 

@@ -15,7 +15,7 @@ import pytest
 from depthfold.core import Calibration, Environment, Refusal
 from depthfold.errors import InvalidValue, MissingDependency
 from depthfold.reporting import Evaluation, Verified, report
-from depthfold.reporting.exhibits import frontier_section
+from depthfold.reporting.exhibits import frontier_section, tables_section
 from depthfold.reporting.markup import embedded
 from depthfold.reporting.plans import shown
 from depthfold.reporting.report import page
@@ -301,3 +301,12 @@ def test_a_profile_of_a_single_run_has_no_spread_and_one_of_none_is_refused():
     assert single.spread == (2.0, 2.0)
     with pytest.raises(InvalidValue, match="A profile needs at least one sample of the latency, found none"):
         dataclasses.replace(single, samples=())
+
+
+def test_an_empty_cell_of_the_latency_map_may_be_a_span_that_merges():
+    """The paper's search space leaves out spans that could be merged, and the page must not say that they cannot."""
+    findings = made_up_run()
+    held = {entry.span for entry in findings.latency.entries}
+    assert set(findings.network.spans("full")) - held
+    text = " ".join(str(tables_section(findings, ("ms",), ("both",))).split())
+    assert "the table holds no such span: it cannot be merged, or is not in the search space." in text

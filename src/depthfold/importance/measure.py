@@ -20,7 +20,7 @@ from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, expect_task, holds_out, task_name
+from depthfold.training.task import Task, expect_holdout, expect_task, task_name
 
 AS_THEY_ARE = "; blocks of one layer begin as they are"
 
@@ -142,11 +142,7 @@ def _expect(network: object, task: object, recipe: object, executor: object) -> 
             "model with trace(model, inputs), and give what that returns."
         )
     expect_task(task)
-    if not holds_out(task):
-        raise InvalidValue(
-            "Importances are scored on a part of the training set that is held out, and this task holds out nothing. "
-            "Give it one: holdout=0.1 for a tenth of each class, say."
-        )
+    expect_holdout(task)
     expect_executor(executor)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f"measure_importance() takes a Recipe or the name of one, found {recipe!r:.80}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +20,7 @@ from depthfold.pipeline.export_names import expect_export_name
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.user_file import names_file, split_name
 
+MOST = 2**28  # numbers of an image: a gibibyte, far above what any network is run on
 MISSING = {
     "run": "There is no run folder: name one with --run DIR; it is made if it is not there",
     "model": "There is no model: name torchvision:NAME, timm:NAME or file.py:function",
@@ -35,6 +36,11 @@ def image_of(text: str) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
         raise InvalidValue(f"The input {text!r} cannot be read. Write channels x height x width: 3x224x224.")
     channels, height, width = map(int, parts)
+    if channels * height * width > MOST:
+        raise InvalidValue(
+            f"The input {text!r} is too large: an image has at most {MOST} values, channels x height x width. Write "
+            "the size in which the network will run: 3x224x224."
+        )
     return channels, height, width
 
 
@@ -94,7 +100,7 @@ def _data(text: str) -> None:
         raise InvalidValue(f"The data {text!r} is missing: there is no file {path}. Check the path.")
 
 
-def _space(value: Any) -> None:
+def expect_space(value: Any) -> None:
     if value not in get_args(Space):
         raise InvalidValue(f"There is no search space {value!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
 
@@ -118,7 +124,7 @@ def _flag(name: str) -> Callable[[Any], None]:
     return check
 
 
-def _exports(value: Any) -> None:
+def expect_exports(value: Iterable[str]) -> None:
     for name in value:
         expect_export_name(name)
         if Path(name).suffix not in FORMATS:
@@ -137,7 +143,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "input": _then(_text("input"), image_of),
     "batch": lambda value: as_whole("The setting 'batch'", value, InvalidValue),
     "ignore": _texts("ignore"),
-    "space": _space,
+    "space": expect_space,
     "target": _then(_text("target"), get),
     "budget": Budget.parse,
     "trainings": _recipe,
@@ -147,5 +153,5 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "recipe": _recipe,
     "afresh": _flag("afresh"),
     "distil": _flag("distil"),
-    "export": _then(_texts("export"), _exports),
+    "export": _then(_texts("export"), expect_exports),
 }

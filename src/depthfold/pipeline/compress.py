@@ -15,12 +15,11 @@ from depthfold.core.space import Space
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
 from depthfold.importance.ledger import digest
-from depthfold.jobs import Executor, InProcess
-from depthfold.jobs.base import expect_executor
+from depthfold.jobs import Executor
 from depthfold.merging import merge
+from depthfold.pipeline.beginning import expect_arguments, expect_data, recipe_given
 from depthfold.pipeline.choice import chosen
 from depthfold.pipeline.examination import again, findings_of, inputs_of
-from depthfold.pipeline.export_names import expect_export_name
 from depthfold.pipeline.libraries import check_libraries
 from depthfold.pipeline.results import keep_result, student_folder
 from depthfold.pipeline.tables import importance_of, latency_of
@@ -30,7 +29,6 @@ from depthfold.rewriting import rewrite
 from depthfold.solver import solve
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RunFolder
 from depthfold.tracing import trace
-from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task
 
@@ -43,6 +41,18 @@ class Compressed:
     plan: SolvedPlan
     findings: Findings
     folder: Path
+
+    def __repr__(self) -> str:
+        """A line: the findings alone, in full, would fill pages."""
+        found, parts = self.findings, []
+        if found.before and found.after:
+            before, after = found.before.latency, found.after.latency
+            parts.append(f"latency {before:.4g} ms -> {after:.4g} ms ({before / after:.2f}x as fast)")
+        if (one := found.score_before) and (two := found.score_after):
+            form = ".2%" if one.share else ".4g"
+            parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
+        parts.append(f"{found.network.depth} traced convolutions -> {len(self.plan.segments)}")
+        return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
 
 
 def compress(
@@ -76,14 +86,14 @@ def compress(
     `exports` are files to write beside the result; their suffixes say in which form. The other arguments are those of
     the verbs.
     """
-    folder, budget = RunFolder.open(run), Budget.parse(budget)
-    recipe = preset(recipe) if isinstance(recipe, str) else recipe
-    expect_executor(executor or InProcess())
-    for name in exports:
-        expect_export_name(name)
-    check_libraries(exports)
+    trainings, recipe = recipe_given("trainings", trainings), recipe_given("recipe", recipe)
+    expect_arguments(task, target, space, importance, executor, alpha, exports)
+    check_libraries(exports, executor if importance is None else None)
+    budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
+    expect_data(task, inputs, importances=importance is None)
+    folder = RunFolder.open(run)
     with folder.lock():
-        network = trace(model, inputs_of(task, example_inputs), ignore=ignore, at=at)
+        network = trace(model, inputs, ignore=ignore, at=at)
         folder.claim(network)
         folder.claim_weights(digest(network))
 

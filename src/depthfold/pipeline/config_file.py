@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -31,7 +33,7 @@ def gather(
         told = _anchored(_read(path), path.parent) | told
     if isinstance(run := told.get("run"), str):
         kept = Path(run) / CONFIG
-        told = (_read(kept) if kept.exists() else {}) | told
+        told = (_anchored(_read(kept), kept.absolute().parent) if kept.exists() else {}) | told
     return Settings.checked(told, needs=needs, uses=uses)
 
 
@@ -51,20 +53,33 @@ def keep_first(settings: Settings) -> None:
         keep(settings)
 
 
-def as_toml(table: Mapping[str, Any]) -> str:
-    """Plain values first, then the tables; None is left out, as TOML has no word for it."""
+def as_toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
+    """Plain values first, then the tables; None is left out, as TOML has no word for it. `path` is where the table
+    stands among others."""
     told = {key: value for key, value in table.items() if value is not None}
-    lines = [f"{key} = {_value(value)}" for key, value in told.items() if not isinstance(value, Mapping)]
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in told.items() if not isinstance(value, Mapping)]
     for key, value in told.items():
         if isinstance(value, Mapping):
-            lines += ["", f"[{key}]", as_toml(value).rstrip("\n")]
+            here = *path, key
+            lines += ["", f"[{'.'.join(map(_key, here))}]", as_toml(value, here).rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
 def _value(value: Any) -> str:
+    """Whatever a TOML file may hold: what a command does not use is kept as it was found."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
-    # JSON writes numbers, flags and quoted text as TOML does; only DEL, which JSON leaves as it is, TOML forbids.
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items() if one is not None) + "}"
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are words of TOML, and not of JSON
+    # JSON writes whole numbers, flags and quoted text as TOML does; only DEL, which JSON leaves, TOML forbids.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

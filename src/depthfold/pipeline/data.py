@@ -35,6 +35,20 @@ def task_of(text: str, size: tuple[int, int] | None = None) -> Task:
     return KINDS[kind](path, size=size)
 
 
+def expect_size(task: Task, size: tuple[int, int]) -> None:
+    """Refuse images of another size than was asked for, where the task says which: times would be those of one size,
+    scores those of another."""
+    if not isinstance(task, ClassificationTask):
+        return
+    height, width = task.example().shape[2:]
+    if (height, width) != size:
+        raise DataError(
+            f"The images of the data are {height}x{width}, and --input asks for {size[0]}x{size[1]}. Images that a "
+            "function in a file gives stay as they are: leave --input out, or let the function give images of that "
+            "size."
+        )
+
+
 def split_data(text: str) -> tuple[str, Path]:
     """The kind and the path of "kind:PATH", which must be there."""
     kind, colon, place = text.partition(":")

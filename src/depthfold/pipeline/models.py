@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from depthfold.errors import InvalidValue
 from depthfold.pipeline.user_file import call, find_in_file, names_file
 from depthfold.pipeline.weights import is_weights_file, load_weights_file
 
+TRAINED = frozenset({"weights", "pretrained", "checkpoint_path"})  # options by which a library loads weights
 FORMS = "A model is torchvision:NAME, timm:NAME or file.py:function"
 
 
@@ -37,6 +39,25 @@ def model_of(text: str, weights: str | None = None) -> nn.Module:
     if file is not None:
         load_weights_file(model, Path(file), text)
     return model.eval()
+
+
+class UntrainedModel(UserWarning):
+    """The model has the random weights that it began with."""
+
+
+def warn_if_untrained(text: str, weights: str | None) -> None:
+    """Tell that a model of a library was given no weights. One of the user's own may load them itself."""
+    if weights is not None or names_file(text):
+        return
+    _, options = _options(text.partition(":")[2])
+    if not any(options.get(option) for option in TRAINED):
+        warnings.warn(
+            f"The model {text!r} has random weights: no others were given, so what comes out is as good as untrained. "
+            "Give a file of trained weights, or those that the library knows: --weights DEFAULT for torchvision's, "
+            "--weights pretrained for timm's.",
+            UntrainedModel,
+            stacklevel=2,
+        )
 
 
 def _from_file(text: str, named: str | None) -> nn.Module:
@@ -66,6 +87,8 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         library = import_torchvision().models
         known, make = library.list_models(), library.get_model
         options |= {} if weights is None else {"weights": weights}
+        if name in known and weights is not None:
+            _expect_known(weights, name, tuple(library.get_model_weights(name).__members__))
     base = name.partition(".")[0] if where == "timm" else name  # timm: resnet18.a1_in1k
     if base not in known:
         hint = did_you_mean(name, known, lambda close: f"{where}:{close}", most=3, cutoff=0.5)
@@ -75,6 +98,15 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
     except Exception as error:  # an option that it does not take, or weights that cannot be downloaded
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise InvalidValue(f"{where} cannot make {name!r} with {given}: {one_line(error)}") from error
+
+
+def _expect_known(weights: str, name: str, known: tuple[str, ...]) -> None:
+    """torchvision takes them as DEFAULT, or in full, as ResNet18_Weights.DEFAULT."""
+    if weights.rpartition(".")[2] not in known:
+        raise InvalidValue(
+            f"torchvision has no weights {weights!r} for {name!r}, and there is no file of that name. "
+            f"{did_you_mean(weights, known)}It has {', '.join(known)}."
+        )
 
 
 def _pretrained(weights: str) -> bool:
@@ -102,6 +134,8 @@ def _guess(text: str) -> str:
     """A bare name is most often one of torchvision's."""
     if ":" in text or not text:
         where, _, name = text.partition(":")
+        if where in ("torchvision", "timm"):
+            return f"The name of a model of {where}'s is missing. "
         return did_you_mean(where, ("torchvision", "timm"), lambda close: f"{close}:{name}")
     from depthfold.vision import import_torchvision
 

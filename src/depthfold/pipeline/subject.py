@@ -13,9 +13,9 @@ from depthfold.errors import DepthfoldError, InvalidValue, TableError
 from depthfold.importance.ledger import digest
 from depthfold.pipeline.checks import MISSING
 from depthfold.pipeline.config_file import keep_first
-from depthfold.pipeline.data import task_of
+from depthfold.pipeline.data import expect_size, task_of
 from depthfold.pipeline.examination import inputs_of
-from depthfold.pipeline.models import model_of
+from depthfold.pipeline.models import model_of, warn_if_untrained
 from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
 from depthfold.store import RunFolder
@@ -52,6 +52,9 @@ class Subject:
     def needed_task(self) -> Task:
         if self.task is None:
             raise InvalidValue(f"{MISSING['data']}.")
+        if (image := self.settings.image) is not None:
+            expect_size(self.task, image[1:])
+        warn_if_untrained(given(self.settings.model, "model"), self.settings.weights)
         return self.task
 
     def traced(self) -> TracedNetwork:

@@ -73,8 +73,9 @@ def tables_section(findings: Findings, latency: Iterable[str], importance: Itera
             "latency",
             f"Heat map of the latency table: {count(len(findings.latency.times), 'span')} with a time, {untimed} "
             "without. The table below has the figures.",
-            "Each cell is a span of layers as one convolution; empty cells are spans that cannot be merged, grey ones "
-            "have no time. As a multiple of its layers one by one, blue pays and orange costs.",
+            "Each cell is a span of layers as one convolution; grey ones have no time. Where it is empty, the table "
+            "holds no such span: it cannot be merged, or is not in the search space. As a multiple of its layers one "
+            "by one, blue pays and orange costs.",
         ),
         details("The latency table", _latency_table(findings)),
         element("h3", "Importance, I[i, j, a, b]"),

@@ -50,8 +50,9 @@ class ClassificationTask:
     class (the paper's is 50; with 0 there is none, and only "test" can be scored); `seed` chooses it. `score_batch` is
     the batch in which models are scored.
 
-    Data is read when it is first used, in the process that uses it, and the test set only when "test" is scored. The
-    training set is in memory, on the step's device, unless it consists of files that do not fit (see Files.settle).
+    Data is read when it is first used, in the process that uses it, and the test set only when "test" is scored or
+    counted. The training set is in memory, on the step's device, unless it consists of files that do not fit (see
+    Files.settle).
     """
 
     source: Source
@@ -124,7 +125,7 @@ class ClassificationTask:
         """Which data, and how it is seen and split: what a score depends on. Not where the data lies, which may differ
         from machine to machine."""
         seen = f"size {self.size}, normalised by {self.normalise or self.source.normal}"
-        return f"{self.source.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
+        return f"{self._data.title}, {seen}, holdout {self.holdout}, seed {self.seed}"
 
     @property
     def holds_out(self) -> bool:
@@ -138,7 +139,7 @@ class ClassificationTask:
 
     def count(self, split: Split) -> int:
         """How many images a score on this split is over."""
-        return len(self._data.scored(split))
+        return len(self._data.found(split))
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Steps of the recipe's batch that see the training set once, without the hold-out; a rest is dropped."""

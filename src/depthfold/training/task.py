@@ -108,6 +108,14 @@ def holds_out(task: object) -> bool:
     return bool(getattr(task, "holds_out", True))
 
 
+def expect_holdout(task: object) -> None:
+    if not holds_out(task):
+        raise InvalidValue(
+            "Importances are scored on a part of the training set that is held out, and this task holds out nothing. "
+            "Give it one: holdout=0.1 for a tenth of each class, say."
+        )
+
+
 def mix(*parts: object) -> int:
     """One seed out of several things: the same on every machine, and no two alike by accident."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")

@@ -11,6 +11,7 @@ import torch
 
 from depthfold.errors import DataError
 from depthfold.training.data.collection import Collection, Normal, Part, listed
+from depthfold.training.data.digest import digest
 from depthfold.training.data.held import Held
 
 _SIDE = 32
@@ -27,16 +28,18 @@ class _Cifar:
     files: ClassVar[dict[Part, tuple[str, ...]]]
     label_bytes: ClassVar[int]
     class_count: ClassVar[int]
-    title: ClassVar[str]
+    name: ClassVar[str]
     normal: ClassVar[Normal]
 
     path: Path  # the folder, or the one it lies in
 
+    @property
+    def title(self) -> str:
+        folder = self._complete("train")
+        return f"{self.name}, {digest((folder / file).read_bytes() for file in self.files['train'])}"
+
     def read(self, part: Part) -> Collection:
-        folder = self._found()
-        missing = [name for name in (*self.files[part], self.names) if not (folder / name).is_file()]
-        if missing:
-            raise DataError(f"{folder} lacks files of its binary layout:{listed(missing)}\n{self._advice()}")
+        folder = self._complete(part)
         records = np.concatenate([self._records(folder / name) for name in self.files[part]])
         pixels = torch.from_numpy(records[:, self.label_bytes :].reshape(-1, 3, _SIDE, _SIDE).copy())
         return Collection(
@@ -46,6 +49,14 @@ class _Cifar:
             keys=range(len(records)),
             pictures=Held(pixels=pixels),
         )
+
+    def _complete(self, part: Part) -> Path:
+        """The folder, with all files of the part."""
+        folder = self._found()
+        missing = [name for name in (*self.files[part], self.names) if not (folder / name).is_file()]
+        if missing:
+            raise DataError(f"{folder} lacks files of its binary layout:{listed(missing)}\n{self._advice()}")
+        return folder
 
     def _found(self) -> Path:
         every = {name for files in self.files.values() for name in files}
@@ -95,7 +106,7 @@ class Cifar10(_Cifar):
     }
     label_bytes: ClassVar[int] = 1
     class_count: ClassVar[int] = 10
-    title: ClassVar[str] = "CIFAR-10"
+    name: ClassVar[str] = "CIFAR-10"
     normal: ClassVar[Normal] = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
@@ -109,5 +120,5 @@ class Cifar100(_Cifar):
     files: ClassVar[dict[Part, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}
     label_bytes: ClassVar[int] = 2  # the coarse one first
     class_count: ClassVar[int] = 100
-    title: ClassVar[str] = "CIFAR-100"
+    name: ClassVar[str] = "CIFAR-100"
     normal: ClassVar[Normal] = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

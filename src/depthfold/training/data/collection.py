@@ -109,7 +109,7 @@ class Source(Protocol):
 
     @property
     def title(self) -> str:
-        """Which dataset it is, wherever it lies."""
+        """Which dataset it is, wherever it lies: another training set has another title, which takes a look at it."""
         ...
 
     @property

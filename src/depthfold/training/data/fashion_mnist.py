@@ -14,6 +14,7 @@ import torch
 
 from depthfold.errors import DataError
 from depthfold.training.data.collection import Collection, Normal, Part
+from depthfold.training.data.digest import digest
 from depthfold.training.data.held import Held
 
 _CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -25,14 +26,18 @@ _UBYTE = 0x08  # the kind of number, in the third byte of an IDX file; the fourt
 class FashionMnist:
     """60,000 training and 10,000 test images of 10 classes, 28 x 28, of one channel."""
 
-    title: ClassVar[str] = "Fashion-MNIST"
     normal: ClassVar[Normal] = ((0.2860,), (0.3530,))
 
     path: Path  # where FashionMNIST/raw lies, or one of these two folders
 
+    @property
+    def title(self) -> str:
+        # What the files hold, as the same ones may lie packed here and unpacked there.
+        images, labels = self._files("train")
+        return f"Fashion-MNIST, {digest((_idx(images, dimensions=3).tobytes(), _idx(labels, dimensions=1).tobytes()))}"
+
     def read(self, part: Part) -> Collection:
-        images = self._found(f"{_PREFIX[part]}-images-idx3-ubyte")
-        labels = self._found(f"{_PREFIX[part]}-labels-idx1-ubyte")
+        images, labels = self._files(part)
         pixels = _idx(images, dimensions=3)
         return Collection(
             where=f"{images.parent} ({part})",
@@ -41,6 +46,10 @@ class FashionMnist:
             keys=range(len(pixels)),
             pictures=Held(pixels=torch.from_numpy(pixels[:, None].copy())),
         )
+
+    def _files(self, part: Part) -> tuple[Path, Path]:
+        prefix = _PREFIX[part]
+        return self._found(f"{prefix}-images-idx3-ubyte"), self._found(f"{prefix}-labels-idx1-ubyte")
 
     def _found(self, name: str) -> Path:
         for folder in (self.path, self.path / "raw", self.path / "FashionMNIST" / "raw"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from depthfold.core.wording import one_line
 from depthfold.errors import DataError, InvalidValue
 from depthfold.training.data.collection import Collection, Normal, Part
+from depthfold.training.data.digest import digest
 from depthfold.training.data.held import Held
 
 Pair = tuple[Tensor, Tensor]
@@ -43,10 +43,8 @@ class InMemory:
 
     @property
     def title(self) -> str:
-        found = hashlib.sha256()
-        for tensor in self.train:
-            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return f"{len(self.train[0])} images in memory, {found.hexdigest()[:16]}"
+        found = digest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.train)
+        return f"{len(self.train[0])} images in memory, {found}"
 
     def read(self, part: Part) -> Collection:
         pair = self.train if part == "train" else self.test

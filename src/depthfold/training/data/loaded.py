@@ -32,16 +32,23 @@ class Subset:
 
 class Loaded:
     """A source and how it is split and seen. Everything is read on first use and kept; the test set is read for its
-    own score alone. What has been read does not travel: in another process it is read there."""
+    own score alone. What has been read does not travel, but for the title: in another process it is read there."""
 
     __slots__ = ("_holdout", "_kept", "_seed", "_size", "_source")
 
-    def __init__(self, source: Source, size: Size | None, holdout: float | int, seed: int) -> None:
+    def __init__(
+        self, source: Source, size: Size | None, holdout: float | int, seed: int, title: str | None = None
+    ) -> None:
         self._source, self._size, self._holdout, self._seed = source, size, holdout, seed
-        self._kept: dict[object, Any] = {}
+        self._kept: dict[object, Any] = {} if title is None else {"title": title}
 
     def __reduce__(self) -> tuple[type[Loaded], tuple[object, ...]]:
-        return Loaded, (self._source, self._size, self._holdout, self._seed)
+        return Loaded, (self._source, self._size, self._holdout, self._seed, self._kept.get("title"))
+
+    @property
+    def title(self) -> str:
+        """Which dataset it is; a title takes a look at the data, and is asked for often."""
+        return self._once("title", lambda: self._source.title)
 
     @property
     def train(self) -> Subset:
@@ -57,7 +64,12 @@ class Loaded:
         return self._once(("labels", device), lambda: self.train.labels.to(device))
 
     def scored(self, split: Split) -> Subset:
-        return self._once(split, lambda: self._settled(self._unsettled(split), cropped=False))
+        """The part to score, in memory where it fits."""
+        return self._once(split, lambda: self._settled(self.found(split), cropped=False))
+
+    def found(self, split: Split) -> Subset:
+        """The same part where it lies: of files, none is read for it."""
+        return self._once(("found", split), lambda: self._find(split))
 
     def _once(self, name: object, load: Callable[[], T]) -> T:
         if name not in self._kept:
@@ -74,7 +86,7 @@ class Loaded:
         )
         return train, held
 
-    def _unsettled(self, split: Split) -> Subset:
+    def _find(self, split: Split) -> Subset:
         if split == "test":
             found = self._source.read("test")
             return Subset(pictures=found.pictures, labels=found.labels, classes=found.classes)

@@ -1,0 +1,83 @@
+"""What compress() is given, looked at before anything is measured: hours later would be too late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from depthfold.backends import get
+from depthfold.core import ImportanceTable
+from depthfold.core.wording import count
+from depthfold.errors import DataError, InvalidValue
+from depthfold.jobs.base import expect_executor
+from depthfold.pipeline.checks import expect_exports, expect_space
+from depthfold.solver.normalise import checked_alpha
+from depthfold.tracing.inputs import Inputs
+from depthfold.training.classification import ClassificationTask
+from depthfold.training.presets import preset
+from depthfold.training.recipe import Recipe
+from depthfold.training.task import expect_holdout, expect_task
+
+
+def recipe_given(name: str, given: object) -> Recipe:
+    """A recipe, or a preset by name, as the argument of this name."""
+    if isinstance(given, str):
+        return preset(given)
+    if not isinstance(given, Recipe):
+        raise InvalidValue(
+            f"compress() takes as {name} a Recipe or the name of one, found {given!r:.80}. "
+            'preset("quick").but(steps=100) makes one, say.'
+        )
+    return given
+
+
+def expect_arguments(
+    task: object, target: Any, space: object, importance: object, executor: object, alpha: object, exports: object
+) -> None:
+    """Refuse what a later stage would refuse."""
+    expect_task(task)
+    get(target)
+    expect_space(space)
+    if importance is not None and not isinstance(importance, ImportanceTable):
+        raise InvalidValue(
+            f"compress() takes as importance an ImportanceTable, found {importance!r:.80}. "
+            "ImportanceTable.loads(text) makes one of the text of a file."
+        )
+    if executor is not None:
+        expect_executor(executor)
+    if alpha is not None:
+        checked_alpha(alpha)
+    if (
+        isinstance(exports, str)
+        or not isinstance(exports, list | tuple)
+        or not all(isinstance(e, str) for e in exports)
+    ):
+        raise InvalidValue(f'exports must be several names of files, such as ("model.onnx",), found {exports!r:.80}.')
+    expect_exports(exports)
+
+
+def expect_data(task: object, inputs: Any, *, importances: bool) -> None:
+    """Refuse data that lacks a part that will be scored, or that the model does not take. Of a task of the user's own
+    only what it says is asked, as its score may take long."""
+    if importances:
+        expect_holdout(task)
+    if not isinstance(task, ClassificationTask):
+        return
+    if importances:
+        task.count("holdout")
+    task.count("test")
+    wanted, found = _channels(inputs), task.example().shape[1]
+    if wanted is not None and wanted != found:
+        raise DataError(
+            f"The images of the task have {count(found, 'channel')}, and the inputs that the model was to be traced "
+            f"with have {wanted}. Give inputs and a model of {count(found, 'channel')}, or other data."
+        )
+
+
+def _channels(inputs: Any) -> int | None:
+    """Of a batch of images; None where the inputs are something else."""
+    given = Inputs.of(inputs)
+    values = (*given.args, *given.named.values())
+    first = values[0] if len(values) == 1 else None
+    return first.shape[1] if isinstance(first, Tensor) and first.ndim == 4 else None

@@ -1,0 +1,214 @@
+"""What compress() cannot use is refused before anything is measured, in a sentence."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import depthfold as df
+from cli_workshop import CONFIG, NET, depthfold, refused
+from depthfold.core import FlaggedSpan, ImportanceTable, Score
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency
+from depthfold.jobs import Processes, RayCluster
+from depthfold.training.task import FunctionTask
+
+
+class MeasuredTooEarly(Exception):
+    """The run came as far as its first measurement."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured(monkeypatch):
+    def stop(*_):
+        raise MeasuredTooEarly
+
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "latency_of", stop)
+
+
+def model(channels=1):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+
+
+def images(number=24, channels=1):
+    return torch.rand(number, channels, 8, 8), torch.arange(number) % 3
+
+
+def task(**changed):
+    return df.ClassificationTask.tensors(**{"train": images(), "test": images(), "holdout": 0.25} | changed)
+
+
+def own_task(**attributes):
+    """One that offers what the protocol asks for, and no more but these attributes."""
+
+    class Own:
+        def loss(self, model, step):
+            raise AssertionError("not before the first measurement")
+
+        score = steps_per_epoch = loss
+
+    for name, value in attributes.items():
+        setattr(Own, name, value)
+    return Own()
+
+
+@pytest.fixture
+def compress(tmp_path):
+    def command(given=None, **changed):
+        arguments = {"target": "cost_model", "budget": "80%", "run": tmp_path / "run", "exports": ("m.pt2",)} | changed
+        df.compress(model(arguments.pop("channels", 1)), given or task(), **arguments)
+
+    return command
+
+
+def table():
+    entry = Score(span=FlaggedSpan(i=0, j=1, a=True, b=True), samples=(1.0,))
+    return ImportanceTable(network="n", fingerprint="f", base=1.0, entries=(entry,))
+
+
+def test_what_can_be_used_is_measured(compress):
+    with pytest.raises(MeasuredTooEarly):
+        compress()
+    with pytest.raises(MeasuredTooEarly):  # no importance is measured, so nothing needs to be held out
+        compress(task(holdout=0), importance=table())
+
+
+def test_tasks_of_the_user_s_own_are_asked_only_what_they_offer(compress):
+    given = {"example_inputs": torch.rand(1, 1, 8, 8)}
+    with pytest.raises(MeasuredTooEarly):
+        compress(own_task(), **given)
+    with pytest.raises(MeasuredTooEarly):
+        compress(FunctionTask(loss=max, score=max), **given)
+    with pytest.raises(InvalidValue, match="this task holds out nothing"):
+        compress(own_task(holds_out=False), **given)
+
+
+def test_a_test_set_that_is_missing(compress, tmp_path):
+    with pytest.raises(DataError, match="This task has no test images"):
+        compress(task(test=None))
+    with pytest.raises(DataError, match="This task has no test images"):
+        compress(task(test=None), importance=table())
+    for name in "abc":
+        (tmp_path / "images/train" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (8, 8)).save(tmp_path / f"images/train/{name}/{number}.png")
+    with pytest.raises(DataError, match="Expected a folder val in"):
+        compress(df.ClassificationTask.image_folder(tmp_path / "images"), channels=3)
+
+
+def test_a_hold_out_that_is_missing(compress):
+    with pytest.raises(InvalidValue, match="this task holds out nothing"):
+        compress(task(holdout=0))
+    with pytest.raises(DataError, match="cannot be split with holdout=8"):
+        compress(task(holdout=8), example_inputs=torch.rand(1, 1, 8, 8))
+
+
+@pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs,), lambda inputs: {"input": inputs}])
+def test_images_of_other_channels_than_the_model_takes(wrap, compress):
+    with pytest.raises(DataError, match=r"The images of the task have 1 channel, and the inputs .* have 3\. Give"):
+        compress(channels=3, example_inputs=wrap(torch.rand(1, 3, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"exports": ("model.tflite",)}, "'model.tflite' cannot be exported: its suffix must be one of .onnx"),
+        ({"exports": "model.onnx"}, "exports must be several names of files, such as"),
+        ({"exports": (5,)}, "exports must be several names of files, such as"),
+        ({"exports": ("../m.pt2",)}, "would lie outside the run folder"),
+        ({"alpha": "1.2"}, "alpha must be a finite number, found '1.2'"),
+        ({"alpha": float("nan")}, "alpha must be a finite number, found nan"),
+        ({"recipe": 5}, "compress() takes as recipe a Recipe or the name of one, found 5. preset("),
+        ({"recipe": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
+        ({"trainings": None}, "compress() takes as trainings a Recipe or the name of one, found None."),
+        ({"trainings": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
+        ({"importance": "path.json"}, "compress() takes as importance an ImportanceTable, found 'path.json'."),
+        ({"executor": "ray"}, "An executor is an object with the method run"),
+        ({"space": "papr"}, "There is no search space 'papr'"),
+        ({"target": "onnxrutime"}, "no backend 'onnxrutime'"),
+        ({"budget": "what?"}, "what?"),
+        ({"given": [1, 2], "example_inputs": torch.rand(1, 1, 8, 8)}, "A task has the methods loss, score and steps"),
+    ],
+)
+def test_arguments_that_cannot_be_used(changed, said, compress, tmp_path):
+    with pytest.raises(DepthfoldError) as error:
+        compress(**changed)
+    assert said in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "changed"),
+    [
+        ("accelerate", "train", {"importance": table()}),
+        ("safetensors", "train", {}),
+        ("cloudpickle", "processes", {"executor": Processes(workers=1)}),
+        ("ray", "ray", {"executor": RayCluster()}),
+        ("plotly", "report", {}),
+    ],
+)
+def test_libraries_that_are_missing(missing, extra, changed, compress, monkeypatch):
+    for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependency, match=rf"pip install depthfold\[{extra}\]"):
+        compress(**changed)
+
+
+def test_what_no_training_needs_may_be_missing(compress, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MeasuredTooEarly):
+        compress(executor=RayCluster(), importance=table())
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ((", test=(images[64:], labels[64:])", ""), (), "This task has no test images."),
+        (("holdout=0.25", "holdout=0"), (), "this task holds out nothing."),
+        (("rand(96, 1", "rand(96, 2"), ("--input", "1x8x8"), "The images of the task have 2 channels"),
+    ],
+)
+def test_the_same_on_the_command_line(change, options, said, tmp_path):
+    (tmp_path / "net.py").write_text(NET.replace(*change))
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    assert said in refused("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options)
+
+
+@pytest.mark.parametrize("command", ["compress", "importance", "finetune"])
+def test_an_input_that_images_of_the_user_s_own_do_not_have(command, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    told = ("--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x64x32")
+    said = refused(command, *told)
+    assert "The images of the data are 8x8, and --input asks for 64x32. Images that a function in a file gives" in said
+    assert "leave --input out" in said
+
+
+def test_an_input_that_says_what_the_images_are(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    result = depthfold("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x8x8")
+    assert "MeasuredTooEarly" in result.output
+
+
+def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
+    """Trainings begin with it; a look at it, or its latency, needs no weights."""
+    monkeypatch.setattr("depthfold.pipeline.subject.model_of", lambda *_: model())
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+
+    def said(command, name, *options):
+        told = "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options
+        return " ".join(depthfold(command, name, *told).stderr.split())
+
+    random = "Warning: The model 'torchvision:resnet18' has random weights: no others were given"
+    assert random in said("compress", "torchvision:resnet18")
+    assert "--weights DEFAULT for torchvision's" in said("compress", "torchvision:resnet18,num_classes=3")
+    assert "random weights" not in said("compress", "torchvision:resnet18", "--weights", "DEFAULT")
+    assert "random weights" not in said("compress", "timm:resnet18,pretrained=True")
+    assert "random weights" not in said("compress", f"{tmp_path / 'net.py'}:model")
+    assert "random weights" not in said("inspect", "torchvision:resnet18")

@@ -1,0 +1,34 @@
+"""What compress() returns prints as one line."""
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from depthfold.pipeline import Compressed
+from depthfold.reporting import Evaluation
+from runs import made_up_run, measured_run
+
+
+def shown(findings):
+    return repr(Compressed(shallow=nn.Identity(), plan=findings.plan, findings=findings, folder=Path("runs/one")))
+
+
+def test_a_result_prints_as_one_line():
+    findings = measured_run()
+    depth, segments = findings.network.depth, len(findings.plan.cuts) + 1
+    assert shown(findings) == (
+        "Compressed(latency 20 ms -> 12.5 ms (1.60x as fast), top-1 accuracy 72.00% -> 70.50%, "
+        f"{depth} traced convolutions -> {segments}, folder='runs/one')"
+    )
+
+
+@pytest.mark.parametrize("given", [{}, {"score_after": Evaluation(score=0.5)}])
+def test_what_was_not_measured_is_left_out(given):
+    assert shown(made_up_run(**given)).startswith("Compressed(50 traced convolutions -> ")
+
+
+def test_a_score_that_is_no_share():
+    scores = {name: Evaluation(score=score, metric="score", share=False) for name, score in
+              (("score_before", 31.25), ("score_after", -4.5))}  # fmt: skip
+    assert "score 31.25 -> -4.5, " in shown(measured_run(**scores))
