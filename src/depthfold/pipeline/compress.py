@@ -99,7 +99,7 @@ def compress(
         student, place = rewrite(network, plan), student_folder(folder, plan, recipe, distil=distil)
         student = finetune(student, task, recipe, teacher=model if distil else None, run=place, progress=progress)
         shallow = merge(student)
-        keep_result(folder, shallow)
+        keep_result(folder, shallow, place)
         for name in exports:
             export(shallow, folder.path / name)
 

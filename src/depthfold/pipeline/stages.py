@@ -16,7 +16,7 @@ from depthfold.pipeline.choice import Choice, chosen
 from depthfold.pipeline.compress import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
-from depthfold.pipeline.holdings import choice_of, how, result_of, student_place, trained_student
+from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
@@ -87,7 +87,7 @@ def finetune_stage(subject: Subject) -> Path:
     settings, task = subject.settings, subject.needed_task()
     with subject.folder.lock():
         plan = choice_of(settings).plan
-        student, place = rewrite(subject.weighed(), plan), student_place(subject, plan)
+        student, place = rewrite(subject.weighed(), plan), student_place(settings, plan)
         teacher, recipe = subject.model if settings.distil else None, recipe_of(settings.recipe)
         finetune(student, task, recipe, teacher=teacher, run=place, progress=subject.progress)
         return place
@@ -95,11 +95,14 @@ def finetune_stage(subject: Subject) -> Path:
 
 def merge_stage(subject: Subject) -> Verification:
     """The fine-tuned student merged, verified and saved."""
+    settings = subject.settings
     with subject.folder.lock():
-        student = trained_student(subject, subject.weighed(), choice_of(subject.settings).plan)
+        plan = choice_of(settings).plan
+        place = student_place(settings, plan)
+        student = trained_student(subject.weighed(), plan, place, settings)
         shallow = merge(student)
         verification = verify(student, shallow)
-        keep_result(subject.folder, shallow)
+        keep_result(subject.folder, shallow, place)
         return verification
 
 
@@ -115,6 +118,7 @@ def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
     folder = RunFolder.at(settings.folder)
     with folder.lock():
         choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
+        merged_from(settings)  # refuses a result that is out of date, of which no page should be made, either
         if afresh or findings is None or findings.plan != choice.plan:
             findings = _examine(Subject.of(settings), choice)
             folder.write(FINDINGS, findings)
@@ -125,7 +129,7 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
     settings, folder, task = subject.settings, subject.folder, subject.needed_task()
     network = subject.weighed()
     shallow = result_of(subject)
-    student = trained_student(subject, network, choice.plan)
+    student = trained_student(network, choice.plan, merged_from(settings), settings)
     return findings_of(
         network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
         latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),

@@ -25,6 +25,7 @@ IMPORTANCE = "importance.json"  # its journal is importance.jsonl
 CHOICE = "choice.json"
 STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
+RESULT_OF = "result.txt"  # the student that the result was merged from, by the name of its folder
 FINDINGS = "findings.json"
 REPORT = "report.html"
 
@@ -86,11 +87,7 @@ class RunFolder:
 
     def claim_weights(self, digest: str) -> None:
         """Make the folder that of these weights; what was trained with others is not reused in silence."""
-        path = self.path / WEIGHTS
-        try:
-            there = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-        except OSError as error:
-            raise _unusable(path, error) from error
+        there = self.read_line(WEIGHTS)
         if not there:
             self.write_text(WEIGHTS, digest + "\n")
         elif there != digest:
@@ -114,6 +111,14 @@ class RunFolder:
         try:
             with put_in_place(path) as partial:
                 partial.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+    def read_line(self, name: str) -> str:
+        """The text of a file of one line, or nothing if it was never written."""
+        path = self.path / name
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
         except OSError as error:
             raise _unusable(path, error) from error
 
