@@ -30,12 +30,11 @@ def compress(
 ) -> None:  # fmt: skip
     """All of it: from a CNN to a faster one, with a report. Interrupted and run again, it goes on."""
     with settings_of(ctx, "run", "model", "data", "target", "budget") as settings:
-        from depthfold.pipeline.config_file import keep_first
-        from depthfold.pipeline.stages import compress_stage
+        from depthfold.pipeline.stages import begin, compress_stage
         from depthfold.pipeline.subject import Subject
 
         subject = Subject.of(settings, watched())
-        keep_first(settings)
+        begin(subject)
         _summary(compress_stage(subject, retry=retry), settings)
 
 

@@ -17,6 +17,7 @@ from depthfold.pipeline.compress import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
+from depthfold.pipeline.libraries import check_libraries
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
@@ -39,30 +40,36 @@ def latency_stage(subject: Subject) -> LatencyTable:
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
     settings, folder = subject.settings, subject.folder
     with folder.lock():
-        network = subject.weighed()
         if (table := given_importance(settings)) is not None:
+            subject.weighed(table)
             folder.write(IMPORTANCE, table)
             return table
-        recipe, executor = recipe_of(settings.trainings), executor_of(settings.executor)
-        task = subject.needed_task()
+        task, recipe, executor = subject.needed_task(), recipe_of(settings.trainings), executor_of(settings.executor)
+        network = subject.weighed()
         return importance_of(
             folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
         )
 
 
 def frontier_stage(settings: Settings) -> Frontier:
-    """Every plan, from the two tables in the run; an importance table that is given takes its place there first."""
+    """Every plan, from the two tables in the run, or from the importance table that is given. keep_given() puts that
+    one into the run, when all has gone well with it."""
+    return _frontier(settings, given_importance(settings))
+
+
+def keep_given(settings: Settings) -> None:
+    """An importance table that is given takes the place of the run's own."""
     if (importance := given_importance(settings)) is not None:
         folder = RunFolder.at(settings.folder)
         with folder.lock():
             folder.write(IMPORTANCE, importance)
-    return _frontier(settings)
 
 
-def _frontier(settings: Settings) -> Frontier:
+def _frontier(settings: Settings, importance: ImportanceTable | None = None) -> Frontier:
     folder = RunFolder.at(settings.folder)
     latency = folder.need(LATENCY, LatencyTable, how("latency", settings))
-    importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
+    if importance is None:
+        importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
     network = folder.need(NETWORK, Network, how("latency", settings))
     return solve(latency, importance, network=network, alpha=settings.alpha)
 
@@ -138,6 +145,15 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
         plan=choice.plan,
         command=again(folder.path),
     )  # fmt: skip
+
+
+def begin(subject: Subject) -> None:
+    """Check all that can be checked before hours are spent; then the run keeps what it was told, so that it can go on
+    with --run alone if it is interrupted. What is refused here leaves nothing behind."""
+    settings = subject.settings
+    check_libraries(settings.export)
+    subject.needed_task()
+    subject.traced(given_importance(settings))
 
 
 def compress_stage(subject: Subject, *, retry: bool) -> Compressed:

@@ -18,6 +18,7 @@ from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of
 from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
+from depthfold.solver.fit import check_importance
 from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
@@ -54,17 +55,20 @@ class Subject:
             raise InvalidValue(f"{MISSING['data']}.")
         return self.task
 
-    def traced(self) -> TracedNetwork:
-        """The network; where there is a run, its folder is this network's from now on."""
+    def traced(self, importance: ImportanceTable | None = None) -> TracedNetwork:
+        """The network; where there is a run, its folder is this network's from now on. An importance table that is
+        not of this network is refused before that."""
         network = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.at)
+        if importance is not None:
+            check_importance(importance, network)
         if self.settings.run is not None:
             self.folder.claim(network)
             keep_first(self.settings)
         return network
 
-    def weighed(self) -> TracedNetwork:
+    def weighed(self, importance: ImportanceTable | None = None) -> TracedNetwork:
         """The same, for stages that depend on the weights: the run's folder is theirs, too."""
-        network = self.traced()
+        network = self.traced(importance)
         self.folder.claim_weights(digest(network))
         return network
 
