@@ -89,3 +89,27 @@ def test_nor_does_one_that_fits_where_the_command_fails(command, run, tables):
     done(command, "--run", run, "--importance", tables / "fits.json")
     assert json.loads((run / "importance.json").read_text())["provenance"] == "given"
     assert kept(run)["importance"] == str(tables / "fits.json")
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("profile", "--target", "cost_model")])
+def test_commands_that_only_look_make_no_run(command, workshop, tmp_path):
+    asked = (*command, f"{workshop / 'net.py'}:model", "--input", "1x8x8", "--run")
+    done(*asked, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    done(*asked, tmp_path / "empty")
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_inspect_refuses_the_run_of_another_network(workshop, run):
+    said = refused("inspect", f"{workshop / 'net.py'}:other", "--input", "1x8x8", "--run", run)
+    assert "belongs to another network" in said
+
+
+@pytest.mark.parametrize("command", ["compress", "latency", "inspect", "profile", "report", "demo"])
+def test_a_run_without_a_name_is_not_the_current_folder(command, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = () if command == "demo" else ("--config", workshop / "tiny.toml")
+    for name in ("", " "):
+        assert "The run folder has an empty name. Name one with --run DIR" in refused(command, *config, "--run", name)
+    assert not list(tmp_path.iterdir())

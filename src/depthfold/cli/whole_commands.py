@@ -40,7 +40,7 @@ def compress(
 
 @app.command(epilog="Example: depthfold demo --run demo")
 def demo(
-    run: Annotated[str, typer.Option(help="The folder of the run.", metavar="DIR")] = "demo",
+    run: Annotated[str, typer.Option(help="The folder of the run.", metavar="DIR", callback=o.run_name)] = "demo",
     remeasure: Annotated[
         bool, typer.Option("--remeasure", help="Train for the importances here; the table that ships is left aside.")
     ] = False,

@@ -183,5 +183,5 @@ def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
 
 def profile_stage(subject: Subject) -> dict[str, Profile]:
     """Before and after of a run."""
-    network: TracedNetwork = subject.traced()
+    network: TracedNetwork = subject.seen()
     return before_and_after(network, result_of(subject), subject.target)

@@ -55,10 +55,18 @@ class Subject:
             raise InvalidValue(f"{MISSING['data']}.")
         return self.task
 
+    def seen(self) -> TracedNetwork:
+        """The network, for a command that only looks: it writes nothing. The run, if there is one, must be of this
+        network."""
+        network = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.at)
+        if self.settings.run is not None:
+            RunFolder(Path(self.settings.run)).knows(network)
+        return network
+
     def traced(self, importance: ImportanceTable | None = None) -> TracedNetwork:
         """The network; where there is a run, its folder is this network's from now on. An importance table that is
         not of this network is refused before that."""
-        network = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.at)
+        network = self.seen()
         if importance is not None:
             check_importance(importance, network)
         if self.settings.run is not None:
