@@ -1,4 +1,5 @@
-"""A result that is older than the plan or the student of its run: no command takes it for the new one."""
+"""A result that is older than the plan or the student of its run: no command takes it for the new one. And a run that
+is younger than its data: what does not need them goes on without."""
 
 import importlib
 import json
@@ -69,3 +70,33 @@ def test_killed_while_the_result_is_kept_it_is_merged_again(run, monkeypatch):
     assert f"Run: depthfold merge --run {run}" in refused("export", "--run", run)
     done("merge", "--run", run)
     done("export", "--run", run)
+
+
+@pytest.fixture
+def orphan(run, workshop, tmp_path):
+    """A finished run whose data are gone. Where the images were read from does not matter: any name will do."""
+    config = run / "config.toml"
+    gone = config.read_text().replace(
+        f'data = "{workshop / "net.py"}:data"', f'data = "imagefolder:{tmp_path / "gone"}"'
+    )
+    assert "gone" in gone
+    config.write_text(f'input = "1x8x8"\n{gone}')
+    return run
+
+
+def test_a_run_without_its_data_is_of_use(orphan):
+    for command in ("report", "inspect", "latency", "solve", "merge", "export", "profile"):
+        done(command, "--run", orphan)
+
+
+@pytest.mark.parametrize("command", [("finetune",), ("importance",), ("compress",), ("report", *ELSEWHERE)])
+def test_what_needs_the_data_says_that_they_are_gone(command, orphan, tmp_path):
+    said = refused(*command, "--run", orphan)
+    assert f"is missing: there is no folder {tmp_path / 'gone'}" in said
+
+
+def test_where_only_the_size_of_the_images_is_missing_it_can_be_given(orphan):
+    config = orphan / "config.toml"
+    config.write_text(config.read_text().replace('input = "1x8x8"\n', ""))
+    assert "If only the size of its images is needed, --input 3x224x224 says it" in refused("export", "--run", orphan)
+    done("export", "--run", orphan, "--input", "1x8x8")

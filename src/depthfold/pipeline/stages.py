@@ -44,7 +44,7 @@ def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
             subject.weighed(table)
             folder.write(IMPORTANCE, table)
             return table
-        task, recipe, executor = subject.needed_task(), recipe_of(settings.trainings), executor_of(settings.executor)
+        task, recipe, executor = subject.task, recipe_of(settings.trainings), executor_of(settings.executor)
         network = subject.weighed()
         return importance_of(
             folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
@@ -91,7 +91,7 @@ def plan_stage(subject: Subject, frontier: Frontier) -> SolvedPlan:
 
 def finetune_stage(subject: Subject) -> Path:
     """The student of the chosen plan, trained; the folder of its training."""
-    settings, task = subject.settings, subject.needed_task()
+    settings, task = subject.settings, subject.task
     with subject.folder.lock():
         plan = choice_of(settings).plan
         student, place = rewrite(subject.weighed(), plan), student_place(settings, plan)
@@ -133,7 +133,7 @@ def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
 
 
 def _examine(subject: Subject, choice: Choice) -> Findings:
-    settings, folder, task = subject.settings, subject.folder, subject.needed_task()
+    settings, folder, task = subject.settings, subject.folder, subject.task
     network = subject.weighed()
     shallow = result_of(subject)
     student = trained_student(network, choice.plan, merged_from(settings), settings)
@@ -152,7 +152,7 @@ def begin(subject: Subject) -> None:
     with --run alone if it is interrupted. What is refused here leaves nothing behind."""
     settings = subject.settings
     check_libraries(settings.export)
-    subject.needed_task()
+    _ = subject.task  # which is made, and refused if it cannot be
     subject.traced(given_importance(settings))
 
 
@@ -160,7 +160,7 @@ def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
     settings = subject.settings
     return compress(
         subject.model,
-        subject.needed_task(),
+        subject.task,
         subject.target,
         given(settings.budget, "budget"),
         run=subject.folder.path,
