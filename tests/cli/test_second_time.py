@@ -1,5 +1,6 @@
 """A second command on a finished run: what has changed is done again, what has not is reused, nothing is lost."""
 
+import html
 import importlib
 import json
 import multiprocessing
@@ -115,10 +116,24 @@ def test_a_result_that_is_new_has_no_old_findings(run, monkeypatch):
 
 def test_a_report_on_another_target_is_measured_again(run, tmp_path):
     shutil.copy(run / "importance.json", tmp_path / "given.json")
+    shutil.copy(run / "findings.json", run.parent / "kept.json")
     done("solve", "--run", run, "--importance", tmp_path / "given.json")  # which the run keeps, as the demo's does
-    done("report", "--run", run, "--target", "cost_model:launch_us=1.0")
-    assert "launch_us=1" in Findings.loads((run / "findings.json").read_text()).environment.runtime
-    assert 'target = "cost_model"' in (run / "config.toml").read_text()
+    (tmp_path / "other.toml").write_text('target = "cost_model:launch_us=1.0"\n')
+    for asked in (("--target", "cost_model:launch_us=1.0"), ("--config", tmp_path / "other.toml")):
+        (run / "findings.json").write_bytes((run.parent / "kept.json").read_bytes())
+        done("report", "--run", run, *asked)
+        findings = Findings.loads((run / "findings.json").read_text())
+        assert "launch_us=1" in findings.environment.runtime
+        assert findings.title == (
+            "Sequential at 80% on cost_model, examined in another environment (cost_model:launch_us=1.0)"
+        )
+        assert 'target = "cost_model"' in (run / "config.toml").read_text()
+    page = html.unescape((run / "report.html").read_text())
+    assert "was measured in another environment than these networks (runtime: cost_model against" in page
+    assert "the prediction is off by" not in page
+    done("report", "--run", run, "--target", "cost_model")
+    page = html.unescape((run / "report.html").read_text())
+    assert "the prediction is off by" in page and "in another environment" not in page
 
 
 @pytest.mark.parametrize("command", ["inspect", "profile"])

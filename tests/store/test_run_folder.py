@@ -31,6 +31,19 @@ def test_a_folder_belongs_to_one_network(folder):
         folder.claim(vgg19())
 
 
+def test_looking_whether_it_is_a_networks_writes_nothing(folder):
+    assert not folder.knows(mobilenet_v2()) and not list(folder.path.iterdir())
+    folder.claim(mobilenet_v2())
+    assert folder.knows(mobilenet_v2())
+    with pytest.raises(RunError, match="belongs to another network"):
+        folder.knows(vgg19())
+
+
+def test_an_empty_name_is_not_the_current_folder():
+    with pytest.raises(InvalidValue, match="The run folder has an empty name"):
+        RunFolder.open("")
+
+
 def test_a_damaged_document_is_named(folder):
     table = latency_table({(0, 1): 1.0})
     folder.write(LATENCY, table)

@@ -7,11 +7,16 @@ from typing import Annotated
 import typer
 
 from depthfold.cli.group import DEBUG
+from depthfold.store.run_folder import expect_name
 
 
 def _remember(ctx: typer.Context, value: bool) -> bool:
     ctx.meta[DEBUG] = ctx.meta.get(DEBUG) or value
     return value
+
+
+def run_name(value: str | None) -> str | None:
+    return expect_name(value)
 
 
 _NETWORK = "The network"
@@ -29,6 +34,7 @@ Run = Annotated[
     typer.Option(
         help="The folder of the run: everything goes there, and a command that is run again goes on there.",
         metavar="DIR",
+        callback=run_name,
     ),
 ]
 Config = Annotated[

@@ -24,7 +24,7 @@ def inspect(
     with settings_of(ctx, "model", looks=True) as settings:
         from depthfold.pipeline.subject import Subject
 
-        network = Subject.of(settings).traced()
+        network = Subject.of(settings).seen()
         say(network.dumps() if json else network)
 
 
@@ -66,7 +66,7 @@ def solve(
 ) -> None:  # fmt: skip
     """Show every optimal plan; with a budget, choose the one that meets it by the stopwatch. Writes choice.json."""
     with settings_of(ctx, "run") as settings:
-        from depthfold.pipeline.stages import frontier_stage, plan_stage
+        from depthfold.pipeline.stages import frontier_stage, keep_given, plan_stage
         from depthfold.pipeline.subject import Subject
 
         frontier = frontier_stage(settings)
@@ -74,6 +74,7 @@ def solve(
         if settings.budget is not None:
             plan = plan_stage(Subject.of(settings, watched()), frontier)
             say(f"\nChosen for the budget of {settings.budget}, timed end to end:\n{plan}")
+        keep_given(settings)
 
 
 @app.command(epilog="Example: depthfold finetune --run out --recipe quick")
@@ -130,4 +131,4 @@ def report(
     with settings_of(ctx, "run", looks=True) as settings:
         from depthfold.pipeline.stages import report_stage
 
-        say(report_stage(settings, afresh=set(told(ctx)) != {"run"}))
+        say(report_stage(settings, afresh=config is not None or set(told(ctx)) != {"run"}))

@@ -20,7 +20,10 @@ def settings_of(ctx: typer.Context, *needs: str, looks: bool = False) -> Iterato
     the run as it is: the next one must not measure on a target that was named for a glance."""
     from depthfold.pipeline.config_file import gather, keep  # these import torch, which --help must not wait for
 
-    settings = gather(told(ctx), ctx.params.get("config"), needs=needs, uses=set(ctx.params) - APART)
+    uses = set(ctx.params) - APART
+    if "data" not in {*needs, *told(ctx)}:
+        uses -= {"data"}  # a run outlives its data: only a stage that asks for them finds out that they are gone
+    settings = gather(told(ctx), ctx.params.get("config"), needs=needs, uses=uses)
     yield settings
     if settings.run is not None and not looks:
         keep(settings)

@@ -30,18 +30,17 @@ def compress(
 ) -> None:  # fmt: skip
     """All of it: from a CNN to a faster one, with a report. Interrupted and run again, it goes on."""
     with settings_of(ctx, "run", "model", "data", "target", "budget") as settings:
-        from depthfold.pipeline.config_file import keep_first
-        from depthfold.pipeline.stages import compress_stage
+        from depthfold.pipeline.stages import begin, compress_stage
         from depthfold.pipeline.subject import Subject
 
         subject = Subject.of(settings, watched())
-        keep_first(settings)
+        begin(subject)
         _summary(compress_stage(subject, retry=retry), settings)
 
 
 @app.command(epilog="Example: depthfold demo --run demo")
 def demo(
-    run: Annotated[str, typer.Option(help="The folder of the run.", metavar="DIR")] = "demo",
+    run: Annotated[str, typer.Option(help="The folder of the run.", metavar="DIR", callback=o.run_name)] = "demo",
     remeasure: Annotated[
         bool, typer.Option("--remeasure", help="Train for the importances here; the table that ships is left aside.")
     ] = False,

@@ -98,18 +98,19 @@ def compress(
         folder.claim_weights(digest(network))
 
         latency = latency_of(folder, network, target, space, progress)
+        given = importance
         if importance is None:
             importance = importance_of(folder, network, task, trainings, space, afresh, executor, retry, progress)
-        else:
-            folder.write(IMPORTANCE, importance)
 
         frontier = solve(latency, importance, network=network, alpha=alpha)
         plan = chosen(folder, network, frontier, budget, target, progress)
+        if given is not None:  # not before it has led to a plan: the table that the run has may be one of many hours
+            folder.write(IMPORTANCE, given)
 
         student, place = rewrite(network, plan), student_folder(folder, plan, recipe, distil=distil)
         student = finetune(student, task, recipe, teacher=model if distil else None, run=place, progress=progress)
         shallow = merge(student)
-        keep_result(folder, shallow)
+        keep_result(folder, shallow, place)
         for name in exports:
             export(shallow, folder.path / name)
 

@@ -68,8 +68,12 @@ def findings_of(
     """Everything that a report tells of a run: what it was made of, and what is found when both networks are
     examined."""
     verification = verify(student, shallow)
+    found = examined(network, model, shallow, task, target)
+    place, chosen_in = spelled(get(target)), latency.environment
+    if chosen_in.differences(found["environment"]):  # the budget is that of the table, wherever it is looked at
+        place = f"{chosen_in.runtime or 'another runtime'}, examined in another environment ({place})"
     return Findings(
-        title=f"{network.name} at {budget} on {spelled(get(target))}",
+        title=f"{network.name} at {budget} on {place}",
         network=network,
         latency=latency,
         importance=importance,
@@ -77,7 +81,7 @@ def findings_of(
         plan=plan,
         verification=Verified(ok=verification.ok, text=str(verification)),
         command=command,
-        **examined(network, model, shallow, task, target),
+        **found,
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from depthfold.core import Plan
 from depthfold.exporting import save
-from depthfold.store.run_folder import FINDINGS, RESULT, STUDENTS, RunFolder
+from depthfold.store.run_folder import FINDINGS, RESULT, RESULT_OF, STUDENTS, RunFolder
 from depthfold.training.recipe import Recipe
 
 
@@ -21,7 +21,10 @@ def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe, *, distil: boo
     return folder.path / STUDENTS / hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
 
 
-def keep_result(folder: RunFolder, shallow: nn.Module) -> None:
-    """Save the merged network. What was found of the one before goes first: a kill between the two loses nothing."""
+def keep_result(folder: RunFolder, shallow: nn.Module, student: Path) -> None:
+    """Save the merged network, and which student it is of. What was found of the one before goes first, and so does
+    the name of its student: a kill in between leaves a result that nothing is said of, and that is merged again."""
     folder.forget(FINDINGS)
+    folder.forget(RESULT_OF)
     save(shallow, folder.path / RESULT)
+    folder.write_text(RESULT_OF, student.name + "\n")

@@ -16,7 +16,8 @@ from depthfold.pipeline.choice import Choice, chosen
 from depthfold.pipeline.compress import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
-from depthfold.pipeline.holdings import choice_of, how, result_of, student_place, trained_student
+from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
+from depthfold.pipeline.libraries import check_libraries
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
@@ -39,30 +40,36 @@ def latency_stage(subject: Subject) -> LatencyTable:
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
     settings, folder = subject.settings, subject.folder
     with folder.lock():
-        network = subject.weighed()
         if (table := given_importance(settings)) is not None:
+            subject.weighed(table)
             folder.write(IMPORTANCE, table)
             return table
-        recipe, executor = recipe_of(settings.trainings), executor_of(settings.executor)
-        task = subject.needed_task()
+        task, recipe, executor = subject.needed_task(), recipe_of(settings.trainings), executor_of(settings.executor)
+        network = subject.weighed()
         return importance_of(
             folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
         )
 
 
 def frontier_stage(settings: Settings) -> Frontier:
-    """Every plan, from the two tables in the run; an importance table that is given takes its place there first."""
+    """Every plan, from the two tables in the run, or from the importance table that is given. keep_given() puts that
+    one into the run, when all has gone well with it."""
+    return _frontier(settings, given_importance(settings))
+
+
+def keep_given(settings: Settings) -> None:
+    """An importance table that is given takes the place of the run's own."""
     if (importance := given_importance(settings)) is not None:
         folder = RunFolder.at(settings.folder)
         with folder.lock():
             folder.write(IMPORTANCE, importance)
-    return _frontier(settings)
 
 
-def _frontier(settings: Settings) -> Frontier:
+def _frontier(settings: Settings, importance: ImportanceTable | None = None) -> Frontier:
     folder = RunFolder.at(settings.folder)
     latency = folder.need(LATENCY, LatencyTable, how("latency", settings))
-    importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
+    if importance is None:
+        importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
     network = folder.need(NETWORK, Network, how("latency", settings))
     return solve(latency, importance, network=network, alpha=settings.alpha)
 
@@ -87,7 +94,7 @@ def finetune_stage(subject: Subject) -> Path:
     settings, task = subject.settings, subject.needed_task()
     with subject.folder.lock():
         plan = choice_of(settings).plan
-        student, place = rewrite(subject.weighed(), plan), student_place(subject, plan)
+        student, place = rewrite(subject.weighed(), plan), student_place(settings, plan)
         teacher, recipe = subject.model if settings.distil else None, recipe_of(settings.recipe)
         finetune(student, task, recipe, teacher=teacher, run=place, progress=subject.progress)
         return place
@@ -95,11 +102,14 @@ def finetune_stage(subject: Subject) -> Path:
 
 def merge_stage(subject: Subject) -> Verification:
     """The fine-tuned student merged, verified and saved."""
+    settings = subject.settings
     with subject.folder.lock():
-        student = trained_student(subject, subject.weighed(), choice_of(subject.settings).plan)
+        plan = choice_of(settings).plan
+        place = student_place(settings, plan)
+        student = trained_student(subject.weighed(), plan, place, settings)
         shallow = merge(student)
         verification = verify(student, shallow)
-        keep_result(subject.folder, shallow)
+        keep_result(subject.folder, shallow, place)
         return verification
 
 
@@ -115,6 +125,7 @@ def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
     folder = RunFolder.at(settings.folder)
     with folder.lock():
         choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
+        merged_from(settings)  # refuses a result that is out of date, of which no page should be made, either
         if afresh or findings is None or findings.plan != choice.plan:
             findings = _examine(Subject.of(settings), choice)
             folder.write(FINDINGS, findings)
@@ -125,7 +136,7 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
     settings, folder, task = subject.settings, subject.folder, subject.needed_task()
     network = subject.weighed()
     shallow = result_of(subject)
-    student = trained_student(subject, network, choice.plan)
+    student = trained_student(network, choice.plan, merged_from(settings), settings)
     return findings_of(
         network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
         latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
@@ -136,11 +147,20 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
     )  # fmt: skip
 
 
+def begin(subject: Subject) -> None:
+    """Check all that can be checked before hours are spent; then the run keeps what it was told, so that it can go on
+    with --run alone if it is interrupted. What is refused here leaves nothing behind."""
+    settings = subject.settings
+    check_libraries(settings.export)
+    task = subject.needed_task()  # first of all: it may be refused
+    subject.traced(given_importance(settings))
+
+
 def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
     settings = subject.settings
     return compress(
         subject.model,
-        subject.needed_task(),
+        task,
         subject.target,
         given(settings.budget, "budget"),
         run=subject.folder.path,
@@ -163,5 +183,5 @@ def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
 
 def profile_stage(subject: Subject) -> dict[str, Profile]:
     """Before and after of a run."""
-    network: TracedNetwork = subject.traced()
+    network: TracedNetwork = subject.seen()
     return before_and_after(network, result_of(subject), subject.target)

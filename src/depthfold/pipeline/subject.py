@@ -3,43 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.core import ImportanceTable
-from depthfold.errors import DepthfoldError, InvalidValue, TableError
+from depthfold.core.coerce import as_text
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
 from depthfold.importance.ledger import digest
-from depthfold.pipeline.checks import MISSING
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import expect_size, task_of
 from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of, warn_if_untrained
 from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
+from depthfold.solver.fit import check_importance
 from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# No slots: what is made at first use is kept in the dictionary of the object.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """What a command works on. The task is None where the settings name no data. `progress` is told how far each
-    stage is; without one, a terminal shows bars."""
+    """What a command works on. `progress` is told how far each stage is; without one, a terminal shows bars.
+
+    The task is made when a stage asks for it: most of them do well without, and a run outlives its data."""
 
     settings: Settings
     model: nn.Module
-    inputs: Tensor
-    task: Task | None
     progress: Progress | None = None
 
     @classmethod
     def of(cls, settings: Settings, progress: Progress | None = None) -> Subject:
-        size = settings.image[1:] if settings.image else None
-        task = task_of(settings.data, size) if settings.data else None
         model = model_of(given(settings.model, "model"), settings.weights)
-        return cls(settings=settings, model=model, inputs=_inputs(settings, task), task=task, progress=progress)
+        return cls(settings=settings, model=model, progress=progress)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """A batch of the size that was asked for; without one, of an image of the task."""
+        image, batch = self.settings.image, self.settings.batch
+        if image is not None:
+            return torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
+        if self.settings.data is None:
+            raise InvalidValue(
+                "What the model takes is not known. Give --input 3x224x224 (channels, height, width), or --data, whose "
+                "images say it."
+            )
+        try:
+            example: Tensor = inputs_of(self.task, None)
+        except DataError as error:
+            raise DataError(f"{error} If only the size of its images is needed, --input 3x224x224 says it.") from error
+        return example.repeat(batch, 1, 1, 1) if batch > 1 else example
+
+    @cached_property
+    def task(self) -> Task:
+        """What the network is trained and scored on."""
+        size = self.settings.image[1:] if self.settings.image else None
+        return task_of(as_text("The setting 'data'", given(self.settings.data, "data"), InvalidValue), size)
 
     @property
     def folder(self) -> RunFolder:
@@ -50,24 +73,34 @@ class Subject:
         return given(self.settings.target, "target")
 
     def needed_task(self) -> Task:
-        if self.task is None:
-            raise InvalidValue(f"{MISSING['data']}.")
+        """The task, for stages that train or score: its images must be those that the network takes."""
         if (image := self.settings.image) is not None:
             expect_size(self.task, image[1:])
         warn_if_untrained(given(self.settings.model, "model"), self.settings.weights)
         return self.task
 
-    def traced(self) -> TracedNetwork:
-        """The network; where there is a run, its folder is this network's from now on."""
+    def seen(self) -> TracedNetwork:
+        """The network, for a command that only looks: it writes nothing. The run, if there is one, must be of this
+        network."""
         network = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.at)
+        if self.settings.run is not None:
+            RunFolder(Path(self.settings.run)).knows(network)
+        return network
+
+    def traced(self, importance: ImportanceTable | None = None) -> TracedNetwork:
+        """The network; where there is a run, its folder is this network's from now on. An importance table that is
+        not of this network is refused before that."""
+        network = self.seen()
+        if importance is not None:
+            check_importance(importance, network)
         if self.settings.run is not None:
             self.folder.claim(network)
             keep_first(self.settings)
         return network
 
-    def weighed(self) -> TracedNetwork:
+    def weighed(self, importance: ImportanceTable | None = None) -> TracedNetwork:
         """The same, for stages that depend on the weights: the run's folder is theirs, too."""
-        network = self.traced()
+        network = self.traced(importance)
         self.folder.claim_weights(digest(network))
         return network
 
@@ -82,16 +115,3 @@ def given_importance(settings: Settings) -> ImportanceTable | None:
         return ImportanceTable.loads(Path(settings.importance).read_text(encoding="utf-8", errors="replace"))
     except DepthfoldError as error:
         raise TableError(f"The importance table {settings.importance} cannot be read: {error}") from error
-
-
-def _inputs(settings: Settings, task: Task | None) -> Tensor:
-    """A batch of the size that was asked for; without one, of an image of the task."""
-    if settings.image is not None:
-        return torch.randn(settings.batch, *settings.image, generator=torch.Generator().manual_seed(0))
-    if task is None:
-        raise InvalidValue(
-            "What the model takes is not known. Give --input 3x224x224 (channels, height, width), or --data, whose "
-            "images say it."
-        )
-    example: Tensor = inputs_of(task, None)
-    return example.repeat(settings.batch, 1, 1, 1) if settings.batch > 1 else example

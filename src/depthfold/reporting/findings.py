@@ -107,6 +107,12 @@ class Findings(Document):
         return self.plan.latency if self.predicted is None else self.predicted
 
     @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """How the environment of the latency table differs from the one in which the compressed network was measured:
+        where it does, predictions and measurements are not of the same thing."""
+        return self.latency.environment.differences(self.after.environment) if self.after else ()
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """What this report has to leave out, in words."""
         absent = {

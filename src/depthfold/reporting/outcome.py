@@ -76,7 +76,8 @@ def _predicted(findings: Findings) -> Row:
     original, latency = findings.frontier.original, findings.predicted_latency
     texts = words.ms(original) if original else "unknown", words.ms(latency)
     faster = f"{words.times(original / latency)} as fast" if original and latency else ""
-    return ("Latency, predicted from the table", *texts, faster)
+    where = " of another environment" if findings.elsewhere else ""
+    return (f"Latency, predicted from the table{where}", *texts, faster)
 
 
 def _scores(before: Evaluation | None, after: Evaluation | None) -> Row:
@@ -124,7 +125,13 @@ def _share(before: int | None, after: int | None) -> str:
 
 def _remarks(findings: Findings) -> Iterator[str]:
     """What must be said beside the figures, so that nobody reads more into them than they hold."""
-    if findings.after:
+    if findings.elsewhere:
+        yield (
+            "The latency table, by which the plan was chosen, was measured in another environment than these networks "
+            f"({'; '.join(findings.elsewhere)}). So its predictions, here and in the explorer, are not compared with "
+            "what was measured, and the budget was met there, not here."
+        )
+    elif findings.after:
         predicted, measured = findings.predicted_latency, findings.after.latency
         yield (
             f"Predicted against measured: {words.ms(predicted)} were predicted for the compressed network and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span, fingerprint
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver.checks import Table, refuse_missing
+from depthfold.solver.resolution import check_base
 
 
 def check_network(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
@@ -16,6 +17,13 @@ def check_network(latency: LatencyTable, importance: ImportanceTable, network: N
         _check_network(name, table, network, own)
 
 
+def check_importance(importance: ImportanceTable, network: Network) -> None:
+    """The same of an importance table alone, as far as can be said before anything is timed."""
+    _check_network("importance", importance, network, fingerprint(network))
+    check_base(importance)
+    _check_blocks(importance, network)
+
+
 def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
     """Raises TableError if a table has what the network cannot do, or lacks a flagged span that it has."""
     for entry in latency.entries:
@@ -23,8 +31,7 @@ def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Netwo
             raise TableError(
                 f"The latency table has {entry.span}, which does not merge in this network: {refusal.why}."
             )
-    for score in importance.entries:
-        _check_flags(score.span, network, importance.extended)
+    _check_blocks(importance, network)
     # A plain table has (i, j, 1, 1) and nothing else, and that for every span that is timed: nothing more to ask for.
     if importance.extended:
         # With the exclusion rule, which only ever leaves entries out: both search spaces pass.
@@ -44,6 +51,11 @@ def _check_network(name: str, table: Table, network: Network, own: str) -> None:
     # Whatever the search space is, it has the single layers.
     missing = [Span(l - 1, l) for l in range(table.depth + 1, network.depth + 1)]
     refuse_missing(name, missing, "network", f" The table ends at position {table.depth} of {network.depth}.")
+
+
+def _check_blocks(importance: ImportanceTable, network: Network) -> None:
+    for score in importance.entries:
+        _check_flags(score.span, network, importance.extended)
 
 
 def _check_flags(block: FlaggedSpan, network: Network, extended: bool) -> None:

@@ -16,6 +16,7 @@ from depthfold.errors import DepthfoldError, InvalidValue, RunError
 from depthfold.store.files import put_in_place
 
 D = TypeVar("D", bound=Document)
+T = TypeVar("T")
 
 CONFIG = "config.toml"  # what the command line was told
 NETWORK = "network.json"
@@ -25,6 +26,7 @@ IMPORTANCE = "importance.json"  # its journal is importance.jsonl
 CHOICE = "choice.json"
 STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
+RESULT_OF = "result.txt"  # the student that the result was merged from, by the name of its folder
 FINDINGS = "findings.json"
 REPORT = "report.html"
 
@@ -38,7 +40,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """The folder, which is made if it is not there."""
-        folder = as_path("The folder of a run", path, InvalidValue)
+        folder = as_path("The folder of a run", expect_name(path), InvalidValue)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -73,24 +75,24 @@ class RunFolder:
 
     def claim(self, network: Network) -> None:
         """Make the folder this network's; one that belongs to another network is refused."""
+        if not self.knows(network):
+            self.write(NETWORK, Network.from_json(network.to_json()))
+
+    def knows(self, network: Network) -> bool:
+        """Whether the folder is this network's already; one that belongs to another network is refused."""
         own = Network.from_json(network.to_json())
         there = self.read(NETWORK, Network)
-        if there is None:
-            self.write(NETWORK, own)
-        elif fingerprint(there) != fingerprint(own):
+        if there is not None and fingerprint(there) != fingerprint(own):
             raise RunError(
                 f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
                 f"({fingerprint(there)}); this one is {own.name} with {own.depth} ({fingerprint(own)}). Name another "
                 "folder, or trace with the same options as before."
             )
+        return there is not None
 
     def claim_weights(self, digest: str) -> None:
         """Make the folder that of these weights; what was trained with others is not reused in silence."""
-        path = self.path / WEIGHTS
-        try:
-            there = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-        except OSError as error:
-            raise _unusable(path, error) from error
+        there = self.read_line(WEIGHTS)
         if not there:
             self.write_text(WEIGHTS, digest + "\n")
         elif there != digest:
@@ -117,6 +119,14 @@ class RunFolder:
         except OSError as error:
             raise _unusable(path, error) from error
 
+    def read_line(self, name: str) -> str:
+        """The text of a file of one line, or nothing if it was never written."""
+        path = self.path / name
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+        except OSError as error:
+            raise _unusable(path, error) from error
+
     def read(self, name: str, kind: type[D]) -> D | None:
         """The document, or None if it was never written."""
         path = self.path / name
@@ -137,6 +147,13 @@ class RunFolder:
         if found is None:
             raise RunError(f"The run folder {self.path} has no {name} yet. Run: {command}")
         return found
+
+
+def expect_name(path: T) -> T:
+    """The name of a run's folder. An empty one, of a variable that is not set, would be the folder one stands in."""
+    if isinstance(path, str) and not path.strip():
+        raise InvalidValue("The run folder has an empty name. Name one with --run DIR; --run . is the current folder.")
+    return path
 
 
 def _unusable(path: Path, error: OSError) -> RunError:

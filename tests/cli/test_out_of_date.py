@@ -1,0 +1,102 @@
+"""A result that is older than the plan or the student of its run: no command takes it for the new one. And a run that
+is younger than its data: what does not need them goes on without."""
+
+import importlib
+import json
+
+import pytest
+
+from cli_workshop import depthfold, refused
+from depthfold.reporting import Findings
+
+ELSEWHERE = ("--target", "cost_model:launch_us=1.0")
+
+
+def done(*arguments):
+    result = depthfold(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def cuts(document):
+    return json.loads(document.read_text())["plan"]["cuts"]
+
+
+@pytest.mark.parametrize(
+    "command", [("export", "--export", "new.pt2"), ("profile",), ("report",), ("report", *ELSEWHERE)]
+)
+def test_a_result_of_another_plan_is_not_used(command, run):
+    done("solve", "--run", run, "--budget", "100%")
+    done("finetune", "--run", run)
+    assert cuts(run / "choice.json") != cuts(run / "result/config.json")
+    said = refused(*command, "--run", run)
+    assert "is of another plan than the one that was chosen since" in said
+    assert said.endswith(f"Run: depthfold merge --run {run}")
+    assert not (run / "new.pt2").exists()
+    done("merge", "--run", run)
+    assert cuts(run / "choice.json") == cuts(run / "result/config.json")
+    done(*command, "--run", run)
+
+
+@pytest.mark.parametrize(
+    "command", [("export", "--export", "new.pt2"), ("profile",), ("report",), ("report", *ELSEWHERE)]
+)
+def test_a_result_of_another_student_is_not_used(command, run):
+    done("finetune", "--run", run, "--no-distil")
+    said = refused(*command, "--run", run)
+    assert "was not merged from the student that was fine-tuned last" in said
+    assert said.endswith(f"Run: depthfold merge --run {run}")
+    done("merge", "--run", run)
+    done(*command, "--run", run)
+    if command[0] == "report":
+        assert Findings.loads((run / "findings.json").read_text()).verification.ok
+
+
+def test_a_report_is_of_the_student_that_was_merged(run, tmp_path):
+    """Another recipe in the settings is no student yet: the result is compared with its own."""
+    (tmp_path / "recipe.toml").write_text("steps = 3\nbatch = 8\n")
+    (tmp_path / "own.toml").write_text('recipe = "recipe.toml"\ntarget = "cost_model:launch_us=1.0"\n')
+    done("report", "--run", run, "--config", tmp_path / "own.toml", *ELSEWHERE)
+    assert Findings.loads((run / "findings.json").read_text()).verification.ok
+
+
+def test_killed_while_the_result_is_kept_it_is_merged_again(run, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.results"), "save", killed)
+    assert depthfold("merge", "--run", run).exit_code == 130
+    monkeypatch.undo()
+    assert f"Run: depthfold merge --run {run}" in refused("export", "--run", run)
+    done("merge", "--run", run)
+    done("export", "--run", run)
+
+
+@pytest.fixture
+def orphan(run, workshop, tmp_path):
+    """A finished run whose data are gone. Where the images were read from does not matter: any name will do."""
+    config = run / "config.toml"
+    gone = config.read_text().replace(
+        f'data = "{workshop / "net.py"}:data"', f'data = "imagefolder:{tmp_path / "gone"}"'
+    )
+    assert "gone" in gone
+    config.write_text(f'input = "1x8x8"\n{gone}')
+    return run
+
+
+def test_a_run_without_its_data_is_of_use(orphan):
+    for command in ("report", "inspect", "latency", "solve", "merge", "export", "profile"):
+        done(command, "--run", orphan)
+
+
+@pytest.mark.parametrize("command", [("finetune",), ("importance",), ("compress",), ("report", *ELSEWHERE)])
+def test_what_needs_the_data_says_that_they_are_gone(command, orphan, tmp_path):
+    said = refused(*command, "--run", orphan)
+    assert f"is missing: there is no folder {tmp_path / 'gone'}" in said
+
+
+def test_where_only_the_size_of_the_images_is_missing_it_can_be_given(orphan):
+    config = orphan / "config.toml"
+    config.write_text(config.read_text().replace('input = "1x8x8"\n', ""))
+    assert "If only the size of its images is needed, --input 3x224x224 says it" in refused("export", "--run", orphan)
+    done("export", "--run", orphan, "--input", "1x8x8")

@@ -1,0 +1,115 @@
+"""A command that fails leaves the run as it was: no settings, no table, no file of its own."""
+
+import json
+import sys
+import tomllib
+
+import pytest
+
+from cli_workshop import depthfold, refused
+
+
+def done(*arguments):
+    result = depthfold(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def kept(run):
+    return tomllib.loads((run / "config.toml").read_text())
+
+
+@pytest.fixture
+def tables(run, workshop, tmp_path):
+    """Importance tables: of another network, and of this one with another order of its blocks."""
+    other = done("inspect", f"{workshop / 'net.py'}:other", "--input", "1x8x8", "--json").stdout
+    table = json.loads((run / "importance.json").read_text())
+    (tmp_path / "fits.json").write_text(json.dumps(table | {"provenance": "given", "base": table["base"] + 1}))
+    short = [entry for entry in table["entries"] if entry["span"]["j"] <= len(json.loads(other)["layers"])]
+    (tmp_path / "other.json").write_text(json.dumps(table | {"entries": short, "fingerprint": "0" * 16}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--at", "nope"),
+        ("--ignore", "nope"),
+        ("--importance", "{tables}/other.json"),
+        ("--data", "{net}:broken"),
+    ],
+)
+def test_a_first_compress_that_is_refused_leaves_nothing_behind(wrong, workshop, tables, tmp_path):
+    run, again = tmp_path / "new", ("compress", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
+    refused(*again, *(text.format(tables=tables, net=workshop / "net.py") for text in wrong))
+    assert not run.exists() or not list(run.iterdir())
+    done(*again)
+    assert "at" not in kept(run) and kept(run)["ignore"] == [] and "importance" not in kept(run)
+
+
+def test_nor_does_one_whose_libraries_are_missing(workshop, tmp_path, monkeypatch):
+    asked = ("compress", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnx", None)
+        refused(*asked, "--export", "model.onnx")
+    assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
+
+
+def test_a_first_importance_that_is_refused_leaves_nothing_behind(workshop, tables, tmp_path):
+    asked = ("importance", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
+    refused(*asked, "--importance", tables / "other.json")
+    refused(*asked, "--data", f"{workshop / 'net.py'}:broken")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_compress_that_is_under_way_can_go_on_with_the_run_alone(workshop, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    run = tmp_path / "new"
+    monkeypatch.setattr("depthfold.pipeline.tables.measure_latency", interrupted)
+    assert depthfold("compress", "--config", workshop / "tiny.toml", "--run", run).exit_code == 130
+    monkeypatch.undo()
+    done("compress", "--run", run)
+
+
+@pytest.mark.parametrize("command", ["compress", "solve", "importance"])
+def test_a_refused_importance_table_does_not_take_the_place_of_the_runs_own(command, run, tables):
+    own = (run / "importance.json").read_bytes()
+    assert "is not of the network" in refused(command, "--run", run, "--importance", tables / "other.json")
+    assert (run / "importance.json").read_bytes() == own
+    done("solve", "--run", run)
+
+
+@pytest.mark.parametrize("command", ["compress", "solve"])
+def test_nor_does_one_that_fits_where_the_command_fails(command, run, tables):
+    own = (run / "importance.json").read_bytes()
+    refused(command, "--run", run, "--importance", tables / "fits.json", "--budget", "1%")
+    assert (run / "importance.json").read_bytes() == own and "importance" not in kept(run)
+    done(command, "--run", run, "--importance", tables / "fits.json")
+    assert json.loads((run / "importance.json").read_text())["provenance"] == "given"
+    assert kept(run)["importance"] == str(tables / "fits.json")
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("profile", "--target", "cost_model")])
+def test_commands_that_only_look_make_no_run(command, workshop, tmp_path):
+    asked = (*command, f"{workshop / 'net.py'}:model", "--input", "1x8x8", "--run")
+    done(*asked, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    done(*asked, tmp_path / "empty")
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_inspect_refuses_the_run_of_another_network(workshop, run):
+    said = refused("inspect", f"{workshop / 'net.py'}:other", "--input", "1x8x8", "--run", run)
+    assert "belongs to another network" in said
+
+
+@pytest.mark.parametrize("command", ["compress", "latency", "inspect", "profile", "report", "demo"])
+def test_a_run_without_a_name_is_not_the_current_folder(command, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = () if command == "demo" else ("--config", workshop / "tiny.toml")
+    for name in ("", " "):
+        assert "The run folder has an empty name. Name one with --run DIR" in refused(command, *config, "--run", name)
+    assert not list(tmp_path.iterdir())
