@@ -12,6 +12,7 @@ from depthfold.exporting.exported import Exported
 from depthfold.finetuning import finetune
 from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
+from depthfold.pipeline.beginning import expect_data
 from depthfold.pipeline.choice import Choice, chosen
 from depthfold.pipeline.compress import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
@@ -150,17 +151,17 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
 def begin(subject: Subject) -> None:
     """Check all that can be checked before hours are spent; then the run keeps what it was told, so that it can go on
     with --run alone if it is interrupted. What is refused here leaves nothing behind."""
-    settings = subject.settings
-    check_libraries(settings.export)
-    task = subject.needed_task()  # first of all: it may be refused
-    subject.traced(given_importance(settings))
+    settings, importance = subject.settings, given_importance(subject.settings)
+    check_libraries(settings.export, executor_of(settings.executor) if importance is None else None)
+    expect_data(subject.needed_task(), subject.inputs, importances=importance is None)
+    subject.traced(importance)
 
 
 def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
     settings = subject.settings
     return compress(
         subject.model,
-        task,
+        subject.task,
         subject.target,
         given(settings.budget, "budget"),
         run=subject.folder.path,
