@@ -19,6 +19,7 @@ OWN = frozenset(
         run_folder.CHOICE,
         run_folder.STUDENTS,
         run_folder.RESULT,
+        run_folder.RESULT_OF,
         run_folder.FINDINGS,
         run_folder.REPORT,
         run_folder.CONFIG,
