@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from cli_workshop import depthfold, refused
+from depthfold.core import ImportanceTable
 
 
 def done(*arguments):
@@ -23,7 +24,7 @@ def kept(run):
 def tables(run, workshop, tmp_path):
     """Importance tables: of another network, and of this one with another order of its blocks."""
     other = done("inspect", f"{workshop / 'net.py'}:other", "--input", "1x8x8", "--json").stdout
-    table = json.loads((run / "importance.json").read_text())
+    table = ImportanceTable.loads((run / "importance.json").read_text()).to_json()
     (tmp_path / "fits.json").write_text(json.dumps(table | {"provenance": "given", "base": table["base"] + 1}))
     short = [entry for entry in table["entries"] if entry["span"]["j"] <= len(json.loads(other)["layers"])]
     (tmp_path / "other.json").write_text(json.dumps(table | {"entries": short, "fingerprint": "0" * 16}))
