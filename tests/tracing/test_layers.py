@@ -169,7 +169,9 @@ def test_functional_dropout_follows_train_and_eval_after_rewriting(function):
         student = df.rewrite(network, df.Plan((), (1,)))
         assert student.training is training
         student.train()
-        assert not torch.equal(student(x), student(x))
+        torch.manual_seed(0)
+        first, *others = (student(x) for _ in range(16))
+        assert not all(torch.equal(first, other) for other in others)  # two draws for four channels may be the same
         student.eval()
         assert torch.equal(student(x), student(x))
         agree(student(x), model.eval()(x), 1e-6)
