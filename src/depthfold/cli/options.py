@@ -118,8 +118,8 @@ Afresh = Annotated[
     bool | None,
     typer.Option(
         "--afresh/--as-they-are",
-        help="Whether a block of one layer is trained from nothing, as in the paper. With trainings of a few steps, "
-        "as-they-are chooses better. Default: afresh.",
+        help="Whether a block of one layer is trained from nothing, as in the paper. In trainings of a few steps it "
+        "does not come back, and as-they-are is meant for those. Default: afresh.",
         show_default=False,
     ),
 ]

@@ -17,11 +17,11 @@ class Calibration:
 
         slope * its time alone + per_segment + per_read * millions of numbers read + per_write * millions written
 
-    and `outside` is what everything else costs (stem, head, the call of the runtime). Alone, a block also pays its own
-    launch and the conversion of its input and output, which a network pays once: so the last three are often negative.
+    and LEAST of its time alone at the least; `outside` is what everything else costs (stem, head, the call of the
+    runtime). Alone, a block also pays its own launch and the conversion of its input and output, which a network pays
+    once: so the three costs beside the slope are often negative.
 
-    and LEAST of its time alone at the least. The errors are those of predicting each of the `networks` from a fit to
-    all the others.
+    The errors are those of predicting each of the `networks` from a fit to all the others.
     """
 
     slope: float

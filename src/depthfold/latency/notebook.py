@@ -118,5 +118,8 @@ def _foreign(path: str | Path, expected: dict[str, Any], found: dict[str, Any]) 
             f"It is of another network (fingerprint {found.get('fingerprint')}; this one is {expected['fingerprint']})."
         )
     else:
-        what = "It is of a network with the same layers and something else around them (stem, head, pooling)."
+        what = (
+            "It is of a network with the same layers and something else around them (stem, head, pooling), or an older "
+            "depthfold began it."
+        )
     return TableError(f"The journal {path} belongs to something else. {what} Use another journal, or delete this one.")
