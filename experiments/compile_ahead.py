@@ -45,7 +45,7 @@ def _blocks(build: Build, arguments: Arguments, backend: Inductor, worker: int, 
     network = _network(build, arguments)
     distinct = {block.key: block for block in block_shapes(network, network.spans("paper"), arguments[1]).values()}
     for _, block in sorted(distinct.items())[worker::workers]:
-        _compile(backend, partial(_module_of, network, block))
+        _compile(backend.inside(), partial(_module_of, network, block))
 
 
 def _plan(build: Build, arguments: Arguments, backend: Inductor, plan: df.Plan) -> None:

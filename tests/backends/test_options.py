@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from depthfold.backends import get, openvino, pytorch
+from depthfold.backends import get, inductor, openvino, pytorch
 from depthfold.backends.openvino import _core
 from depthfold.backends.tensorrt import TensorRT
 from depthfold.backends.torch_run import Place
@@ -104,12 +104,13 @@ def test_tf32_is_on_where_the_precision_allows_it(precision):
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_what_runs_is_captured_if_asked_for(cuda_graphs, monkeypatch):
+@pytest.mark.parametrize("module", [pytorch, inductor])
+def test_what_runs_is_captured_if_asked_for(module, cuda_graphs, monkeypatch):
     """On a CPU, where nothing can be captured: only that it would be."""
-    monkeypatch.setattr(pytorch, "_captured", lambda forward: lambda: (torch.ones(1),))
-    backend = pytorch.PyTorch(device="cuda", cuda_graphs=cuda_graphs)
+    monkeypatch.setattr(module, "captured", lambda forward: lambda: (torch.ones(1),))
+    backend = {pytorch: pytorch.PyTorch, inductor: inductor.Inductor}[module](device="cuda", cuda_graphs=cuda_graphs)
     place = Place(device="cpu", precision="float32", channels_last=False, threads=None)
-    assert backend._run(place, lambda: torch.zeros(1))()[0].item() == cuda_graphs
+    assert backend._run(place, lambda: (torch.zeros(1),))()[0].item() == cuda_graphs
 
 
 LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}

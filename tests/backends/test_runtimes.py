@@ -11,9 +11,9 @@ from torch import nn
 
 from depthfold.backends import get
 from depthfold.backends.cost_model import CostModel
+from depthfold.backends.cuda import cuda_settings
 from depthfold.backends.machine import machine_name
 from depthfold.backends.openvino import _core
-from depthfold.backends.torch_run import cuda_settings
 from depthfold.errors import BackendError, InvalidValue, MissingDependency, OutOfMemory
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU())

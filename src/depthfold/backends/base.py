@@ -71,6 +71,14 @@ class Exporter(Backend, Protocol):
         """A file that export() wrote, made ready for these inputs, on which it has run once."""
 
 
+@runtime_checkable
+class InsideOthers(Backend, Protocol):
+    """A backend on which a module alone waits for something that a part of a larger network does not wait for."""
+
+    def inside(self) -> Backend:
+        """The backend that runs a module as it would run inside a network: without that."""
+
+
 def private_copy(module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
     """A copy of module and inputs that a backend may do with as it likes, in evaluation mode and without gradients."""
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):

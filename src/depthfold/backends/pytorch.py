@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, dynamic_shapes, expect_suffix, private_copy, reasons
+from depthfold.backends.cuda import captured
 from depthfold.backends.machine import device_name
 from depthfold.backends.torch_run import Device, Place, Placed, Precision, TorchRun
 from depthfold.errors import InvalidValue
@@ -29,8 +30,6 @@ class PyTorch(Placed):
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cuda_graphs and self.device != "cuda":
-            raise InvalidValue("CUDA graphs exist on CUDA devices only. Use device=cuda, or leave out cuda_graphs.")
         self._place()
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
@@ -41,7 +40,7 @@ class PyTorch(Placed):
 
     def _run(self, place: Place, forward: Callable[[], Any]) -> Compiled:
         with reasons("PyTorch cannot run this module"), place.settings():
-            return TorchRun(place, _captured(forward) if self.cuda_graphs else forward, "PyTorch")
+            return TorchRun(place, captured(forward) if self.cuda_graphs else forward, "PyTorch")
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """A program of torch.export, which `torch.export.load` reads."""
@@ -90,23 +89,3 @@ def _on_inputs(program: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]
     if all(map(torch.equal, trial, inputs)):
         return lambda: program(*inputs)
     return lambda: program(*(tensor.clone() for tensor in inputs))
-
-
-def _captured(forward: Callable[[], Any]) -> Callable[[], Any]:
-    """The launches of one forward as a CUDA graph: replayed, they cost the processor one call."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # libraries choose their algorithms and allocate before the capture, not in it
-            forward()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = forward()
-
-    def replay(owner: Callable[[], Any] = forward) -> Any:
-        # The owner keeps the module and its inputs: the graph knows only the addresses of their memory.
-        graph.replay()
-        return output
-
-    return replay

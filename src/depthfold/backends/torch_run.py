@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.backends.base import Inputs, expect_threads, flatten, on_cpu, private_copy, reasons
+from depthfold.backends.cuda import cuda_settings
 from depthfold.backends.machine import device_name, environment_of, thread_count
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
@@ -88,9 +89,17 @@ class Placed:
     device: Device
     precision: Precision
     channels_last: bool
+    cuda_graphs: bool
     threads: int | None
 
+    def inside(self) -> Self:
+        """On a GPU with CUDA graphs: inside a network the processor launches a block while the device works on the one
+        before, so a launch costs next to nothing there. A block alone would wait for it."""
+        return replace(self, cuda_graphs=True) if self.device == "cuda" else self  # type: ignore[type-var]
+
     def _place(self) -> Place:
+        if self.cuda_graphs and self.device != "cuda":
+            raise InvalidValue("CUDA graphs exist on CUDA devices only. Use device=cuda, or leave out cuda_graphs.")
         return Place(
             device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
         )
@@ -161,26 +170,3 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def cuda_settings(*, tf32: bool, benchmark: bool) -> Iterator[None]:
-    """TF32 on or off, and whether the fastest convolution algorithm is searched for.
-
-    PyTorch has two ways to set TF32, which must not contradict each other. The old one sets both, and TorchInductor
-    reads both; the new one can be read whatever the user did. So: read the new one, set the old one, restore both.
-    """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    holders: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, matmul)  # type: ignore[attr-defined]
-    before = [holder.fp32_precision for holder in holders]
-    searched = cudnn.benchmark
-    cudnn.allow_tf32 = matmul.allow_tf32 = tf32
-    cudnn.benchmark = benchmark
-    try:
-        yield
-    finally:
-        cudnn.benchmark = searched
-        cudnn.allow_tf32, matmul.allow_tf32 = before[0] == "tf32", before[2] == "tf32"
-        for holder, precision in zip(holders, before, strict=True):
-            if holder.fp32_precision != precision:
-                holder.fp32_precision = precision

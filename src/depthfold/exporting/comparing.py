@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Exporter, Inputs, flatten, on_cpu, private_copy, reasons, with_batch
-from depthfold.backends.torch_run import cuda_settings
+from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import VerificationError
 from depthfold.merging.comparison import last_digit, output_error
 from depthfold.merging.verification import CHAOS, TOLERANCE

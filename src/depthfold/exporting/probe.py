@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from depthfold.backends.torch_run import cuda_settings
+from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import InvalidValue
 from depthfold.merging.comparison import last_digit, output_error, tensor_error
 from depthfold.merging.verification import CHAOS, TOLERANCE

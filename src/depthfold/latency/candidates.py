@@ -51,19 +51,18 @@ def build_plan(network: TracedNetwork, backend: Backend, plan: Plan, inputs: Inp
 def time_blocks(
     network: TracedNetwork,
     backend: Backend,
-    blocks: Iterable[BlockShape],
+    blocks: Mapping[str, BlockShape],
     notebook: Notebook,
     timer: Timer,
     progress: Progress,
 ) -> None:
-    """Every block that differs from the others, alone."""
-    distinct = {block.key: block for block in blocks}
+    """Blocks by their keys in the notebook, each alone."""
 
     def compiled(block: BlockShape) -> Compiled:
         return build(backend, lambda: (block_module(network, block), block.inputs()))
 
     _measure(
-        "blocks", distinct, compiled, lambda block: block.parameters + sum(block.elements), notebook, timer, progress
+        "blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), notebook, timer, progress
     )
 
 

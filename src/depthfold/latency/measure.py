@@ -10,6 +10,8 @@ from statistics import median, stdev
 from typing import Literal, get_args
 
 from depthfold.backends import Backend, get
+from depthfold.backends.base import InsideOthers
+from depthfold.backends.registry import spelled
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
 from depthfold.core.space import Space
 from depthfold.errors import InvalidValue, TableError
@@ -49,10 +51,11 @@ def measure_latency(
 ) -> LatencyTable:
     """Measure how long every span of the search space takes as one convolution.
 
-    Blocks that are equal are timed once, each alone. In the mode "in context" some whole networks (`networks` of them)
-    are timed, too, and the table is calibrated so that its sum over a plan predicts the latency of the merged network;
-    "alone" is the paper's table. With a `journal` everything measured is kept as it comes: run again, it goes on;
-    with `retry`, what the runtime rejected before (out of memory, say) is tried once more.
+    Blocks that are equal are timed once, each alone. In the mode "in context" they run as the runtime runs them inside
+    a network, where it can say how that differs; some whole networks (`networks` of them) are timed, too, and the table
+    is calibrated so that its sum over a plan predicts the latency of the merged network. "alone" is the paper's table.
+    With a `journal` everything measured is kept as it comes: run again, it goes on; with `retry`, what the runtime
+    rejected before (out of memory, say) is tried once more.
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
     one, a terminal shows bars with the time that is left.
     """
@@ -66,13 +69,18 @@ def measure_latency(
     backend, inputs, timer = get(target), network_inputs(network), timer or Timer()
     environment = backend.environment(inputs)
     blocks = block_shapes(network, network.spans(space))
+    block_backend = backend.inside() if mode == "in context" and isinstance(backend, InsideOthers) else backend
+    # What the blocks are called in the journal: those that another runtime runs must not be taken for them.
+    runtime = "" if block_backend == backend else f"{spelled(block_backend)} "
+    keys = {span: runtime + block.key for span, block in blocks.items()}
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, environment))
         if retry:
             notebook.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
-        time_blocks(network, backend, blocks.values(), notebook, timer, progress)
-        times = {span: notebook.time(block.key) for span, block in blocks.items() if notebook.timed(block.key)}
+        distinct = {keys[span]: block for span, block in blocks.items()}
+        time_blocks(network, block_backend, distinct, notebook, timer, progress)
+        times = {span: notebook.time(key) for span, key in keys.items() if notebook.timed(key)}
         calibration = None
         if mode == "in context":
             some = max(2, round(RANDOM_SHARE * networks))
@@ -93,7 +101,7 @@ def measure_latency(
         fingerprint=fingerprint(network),
         environment=environment,
         calibration=calibration,
-        entries=tuple(_entry(span, block, notebook, calibration) for span, block in blocks.items()),
+        entries=tuple(_entry(span, block, keys[span], notebook, calibration) for span, block in blocks.items()),
     )
 
 
@@ -139,10 +147,10 @@ def _no_way(notebook: Notebook) -> TableError:
     )
 
 
-def _entry(span: Span, block: BlockShape, notebook: Notebook, calibration: Calibration | None) -> Timing:
-    if block.key in notebook.reasons:
-        return Timing(span=span, reason=notebook.reasons[block.key])
-    samples, time = notebook.samples(block.key), notebook.time(block.key)
+def _entry(span: Span, block: BlockShape, key: str, notebook: Notebook, calibration: Calibration | None) -> Timing:
+    if key in notebook.reasons:
+        return Timing(span=span, reason=notebook.reasons[key])
+    samples, time = notebook.samples(key), notebook.time(key)
     deviation = stdev(samples) if len(samples) > 1 else None
     if calibration is not None:
         time = _in_context(span, time, block, calibration)

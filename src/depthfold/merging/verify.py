@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.backends.torch_run import cuda_settings
+from depthfold.backends.cuda import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.merging.comparison import last_digit, output_error, tensor_error

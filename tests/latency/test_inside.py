@@ -1,0 +1,107 @@
+"""Blocks that wait for something when they run alone, and not inside a network: a GPU waits for launches."""
+
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import ClassVar
+
+import pytest
+
+from depthfold.backends.cost_model import CostModel
+from depthfold.backends.inductor import Inductor
+from depthfold.backends.pytorch import PyTorch
+from depthfold.errors import InvalidValue
+from depthfold.latency import measure_latency
+from depthfold.latency.blocks import block_module, block_shape
+from depthfold.latency.candidates import network_inputs, shallow_of
+from depthfold.latency.samples import plans_of_all_depths
+from latency_workshop import QUICK
+
+LEAST = 60e-6  # seconds: more than a short block takes, less than any whole network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(CostModel):
+    """No call takes less than LEAST, like one of a network whose kernels are shorter than their launches."""
+
+    name: ClassVar[str] = "waiting"
+    waits: bool = True
+
+    def compile(self, module, inputs):
+        compiled = CostModel.compile(self, module, inputs)
+        return _Slow(compiled) if self.waits else compiled
+
+    def inside(self):
+        return replace(self, waits=False)
+
+
+class _Slow:
+    def __init__(self, compiled):
+        self._compiled = compiled
+        self.close = compiled.close
+
+    def __call__(self):
+        return self._compiled()
+
+    def seconds(self):
+        return max(LEAST, self._compiled.seconds())
+
+
+WAITING = Waiting(network_us=0.0)
+
+
+def measured_ms(network, plan):
+    return 1e3 * WAITING.compile(shallow_of(network, plan), network_inputs(network)).seconds()
+
+
+def worst(network, table):
+    """How far the table is off, at worst, over plans that it has not seen."""
+    errors = []
+    for plan in plans_of_all_depths(network, network.spans("paper"), 12, seed=5):
+        guess = sum(table.times[span] for span in network.segments(plan))
+        errors.append(abs(guess / measured_ms(network, plan) - 1))
+    return max(errors)
+
+
+def test_blocks_in_context_are_timed_as_they_run_inside_a_network(network, tmp_path):
+    """One journal for both: neither takes the times of the other for its own."""
+    journal = tmp_path / "latency.jsonl"
+    alone = measure_latency(network, WAITING, mode="alone", journal=journal, timer=QUICK)
+    inside = measure_latency(network, WAITING, journal=journal, timer=QUICK, networks=12)
+    again = measure_latency(network, WAITING, mode="alone", journal=journal, timer=QUICK)
+    assert alone.entries == again.entries
+    samples = {entry.span: entry.samples for entry in inside.entries}
+    for entry in alone.entries:
+        computed = CostModel.compile(WAITING, *block_of(network, entry.span)).seconds()
+        assert median(entry.samples) == pytest.approx(1e3 * max(LEAST, computed))
+        assert median(samples[entry.span]) == pytest.approx(1e3 * computed)
+    assert min(map(median, samples.values())) < 1e3 * LEAST < measured_ms(network, network.vanilla)
+    assert worst(network, inside) < 1e-3
+
+
+def block_of(network, span):
+    block = block_shape(network, span, batch=1)
+    return block_module(network, block), block.inputs()
+
+
+@pytest.mark.parametrize("backend", [PyTorch(), Inductor(), Inductor(mode="reduce-overhead")])
+def test_on_a_processor_nothing_is_hidden(backend):
+    assert backend.inside() == backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "inside"),
+    [
+        (PyTorch(device="cuda", precision="tf32"), PyTorch(device="cuda", precision="tf32", cuda_graphs=True)),
+        (Inductor(device="cuda", threads=2), Inductor(device="cuda", threads=2, cuda_graphs=True)),
+        (Inductor(device="cuda", mode="reduce-overhead"), Inductor(device="cuda", mode="reduce-overhead")),
+    ],
+)
+def test_on_a_gpu_launches_are_captured(backend, inside):
+    assert backend.inside() == inside
+
+
+def test_graphs_of_graphs_are_refused():
+    with pytest.raises(InvalidValue, match="makes CUDA graphs by itself"):
+        Inductor(device="cuda", mode="reduce-overhead", cuda_graphs=True)
+    with pytest.raises(InvalidValue, match="CUDA devices only"):
+        Inductor(cuda_graphs=True)
