@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import lru_cache, partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ class Workshop:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent)
 
     def blocks(self, build: Build, arguments: Arguments, backend: Inductor) -> list[Future]:
         parts = ((build, arguments, backend, n, self._workers) for n in range(self._workers))
@@ -34,6 +36,18 @@ class Workshop:
 
     def plans(self, build: Build, arguments: Arguments, backend: Inductor, plans: Iterable[df.Plan]) -> list[Future]:
         return [self._pool.submit(_plan, build, arguments, backend, plan) for plan in plans]
+
+
+def _end_with_parent() -> None:
+    """A worker that outlived a parent that was killed would go on compiling, beside the next measurement."""
+
+    def wait() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 @lru_cache

@@ -1,0 +1,63 @@
+"""Why predictions on a GPU are off: do the activations that a plan leaves out, and a table's blocks have, explain it?
+
+    python experiments/left_out_activations.py [experiments/latency-h200]
+
+For every row of results.jsonl: over its random plans, the correlation of predicted minus measured milliseconds with the
+elements of the activations left out, and the errors before and after a constant per element is taken off. The constant
+is fitted to the same plans, so this shows what could be had, not what is predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from latency_cases import build
+
+import depthfold as df
+from depthfold.latency.blocks import block_is_active
+from depthfold.tracing import TracedNetwork
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from latency import plans_of_all_depths, predicted
+
+HERE = Path(__file__).parent / "latency-h200"
+
+
+@cache
+def network_named(name: str) -> TracedNetwork:
+    return build(name, 1, 224)  # elements of one example: the batch is one more constant
+
+
+def left_out(network: TracedNetwork, plan: df.Plan) -> int:
+    ends = [span.j for span in network.segments(plan) if block_is_active(network, span)]
+    layers = [network.layers[j - 1] for j in ends if j not in plan.activations]
+    return sum(layer.shape.out_channels * math.prod(layer.out_size) for layer in layers)
+
+
+def main(folder: Path) -> None:
+    print("correlation, errors before (median / worst), after | row")
+    for line in (folder / "results.jsonl").read_text().splitlines():
+        record = json.loads(line or "{}")
+        if not record:
+            continue
+        network = network_named(record["network"])
+        table = df.LatencyTable.read_csv(folder / (record["key"].replace(" ", "_") + ".csv"))
+        errors = np.array(record["errors in context"]["random"])
+        plans = list(plans_of_all_depths(network, len(errors), 1))
+        guesses = np.array([predicted(table, network.segments(plan)) for plan in plans])
+        measured = guesses / (1 + errors)
+        elements = np.array([left_out(network, plan) for plan in plans], dtype=float)
+        constant = elements @ (guesses - measured) / (elements @ elements)
+        after = (guesses - constant * elements) / measured - 1
+        correlation = np.corrcoef(elements, guesses - measured)[0, 1]
+        before_and_after = (f"{np.median(abs(e)):.1%} / {abs(e).max():.1%}" for e in (errors, after))
+        print(f"{correlation:+.2f}, {', '.join(before_and_after)} | {record['key']}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
