@@ -21,7 +21,7 @@ setup: .venv/installed  ## make .venv and install the pinned set
 	touch $@
 
 demo: setup  ## see it work: a small network, compressed for this machine (4 minutes; RUN=folder)
-	$(BIN)/depthfold demo --run $(RUN)
+	$(BIN)/depthfold demo --run "$(RUN)"
 
 lint: setup  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
