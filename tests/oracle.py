@@ -34,6 +34,23 @@ def every_merging(latency: LatencyTable) -> dict[int, Fraction]:
     return found
 
 
+def fastest_with(latency: LatencyTable, activations: int) -> Fraction | None:
+    """The least exact sum over every S that goes with these activations: a span that ends where none of them stands
+    takes its bare time. None where there is no such S."""
+    times, bare, last = latency.times, latency.bare_times, latency.depth
+    totals: list[Fraction] = []
+
+    def walk(position: int, total: Fraction) -> None:
+        if position == last:
+            totals.append(total)
+        for span in times:
+            if span.i == position and not any(activations >> p & 1 for p in span.inner):
+                walk(span.j, total + Fraction((times if activations >> span.j & 1 else bare)[span]))
+
+    walk(0, Fraction(0))
+    return min(totals, default=None)
+
+
 def every_blocking(importance: ImportanceTable) -> dict[int, Fraction]:
     """Every A (L included where its flag is 1), with the best exact sum over every B that goes with it."""
     last = importance.depth
@@ -56,6 +73,16 @@ def every_blocking(importance: ImportanceTable) -> dict[int, Fraction]:
 
 def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
     """Exact latency and importance of every plan that no other plan beats, over all A, B and S; empty without one."""
+    plans = _plans(latency, importance) if latency.times == latency.bare_times else _plans_by_A(latency, importance)
+    front: list[Plan] = []
+    for time, value in sorted(plans, key=lambda plan: (plan[0], -plan[1])):
+        if not front or value > front[-1][1]:
+            front.append((time, value))
+    return front
+
+
+def _plans(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
+    """The fastest plan of each A, where no time depends on A."""
     mergings = sorted(every_merging(latency).items(), key=lambda item: item[1])
     inner = (1 << latency.depth) - 1  # L is no cut
     plans = []
@@ -64,21 +91,24 @@ def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> l
             if not activations & inner & ~cuts:
                 plans.append((time, value))
                 break
-    front: list[Plan] = []
-    for time, value in sorted(plans, key=lambda plan: (plan[0], -plan[1])):
-        if not front or value > front[-1][1]:
-            front.append((time, value))
-    return front
+    return plans
+
+
+def _plans_by_A(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
+    best = ((fastest_with(latency, A), value) for A, value in every_blocking(importance).items())
+    return [(time, value) for time, value in best if time is not None]
 
 
 def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float) -> tuple[float, float]:
     """Latency and importance of the best plan under the budget, by HiGHS.
 
-    A path of spans for S, a path of flagged blocks for B, and: where B's path passes an activation, S's path has a
-    cut.
+    A path of spans for S, each with an activation at its end or without, a path of flagged blocks for B, and: where
+    B's path passes an activation, S's path has a span that ends with one, and nowhere else.
     """
-    times, values = latency.times, importance.importances
-    spans, blocks, L = list(times), list(values), latency.depth
+    values, L = importance.importances, latency.depth
+    spans = [(span, flag) for flag in (True, False) for span in latency.times]
+    times = [(latency.times if flag else latency.bare_times)[span] for span, flag in spans]
+    blocks = list(values)
     rows: list[tuple[int, int, float]] = []
     low: list[float] = []
     high: list[float] = []
@@ -91,18 +121,19 @@ def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float)
     def column(n: int) -> int:
         return len(spans) + n
 
+    for p in range(1, L + 1):
+        activation = {column(n): 1.0 for n, f in enumerate(blocks) if (f.j, f.b) == (p, True)}
+        active = {n: -1.0 for n, (s, flag) in enumerate(spans) if s.j == p and flag}
+        constrain(activation | active, 0.0, 0.0)
     for p in range(L):
-        flow = {n: 1.0 for n, s in enumerate(spans) if s.i == p} | {n: -1.0 for n, s in enumerate(spans) if s.j == p}
-        constrain(flow, float(p == 0), float(p == 0))
+        out_of = {n: 1.0 for n, (s, _) in enumerate(spans) if s.i == p}
+        constrain(out_of | {n: -1.0 for n, (s, _) in enumerate(spans) if s.j == p}, float(p == 0), float(p == 0))
         for flag in (False, True):
             out = {column(n): 1.0 for n, f in enumerate(blocks) if (f.i, f.a) == (p, flag)}
             into = {column(n): -1.0 for n, f in enumerate(blocks) if (f.j, f.b) == (p, flag)}
             source = float((p, flag) == (0, True))
             constrain(out | into, source, source)
-            if flag and p:
-                cut = {n: -1.0 for n, s in enumerate(spans) if s.j == p}
-                constrain(dict.fromkeys(into, 1.0) | cut, -np.inf, 0.0)
-    constrain(dict(enumerate(times.values())), 0.0, budget)
+    constrain(dict(enumerate(times)), 0.0, budget)
 
     row, col, factor = zip(*rows, strict=True)
     size = len(spans) + len(blocks)
@@ -116,5 +147,5 @@ def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float)
     )
     assert result.success, result.message
     chosen = result.x > 0.5
-    time = math.fsum(t for t, x in zip(times.values(), chosen[: len(spans)], strict=True) if x)
+    time = math.fsum(t for t, x in zip(times, chosen[: len(spans)], strict=True) if x)
     return time, math.fsum(v for v, x in zip(values.values(), chosen[len(spans) :], strict=True) if x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 
@@ -15,6 +16,11 @@ def latency_table(times: dict[tuple[int, int], float], **fields: object) -> Late
 def importance_table(values: dict[tuple[int, int, int, int], float], **fields: object) -> ImportanceTable:
     entries = tuple(Score(span=FlaggedSpan(*key), samples=(value,)) for key, value in values.items())
     return ImportanceTable(entries=entries, **fields)
+
+
+def with_bare(latency: LatencyTable, bare: Callable[[Timing], float | None]) -> LatencyTable:
+    """The table with what the entries that have a time take without their activation."""
+    return replace(latency, entries=[replace(e, bare=bare(e)) if e.time is not None else e for e in latency.entries])
 
 
 def plausible_tables(
@@ -59,6 +65,19 @@ def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
     shift = rng.choice((0.0, 3.0, 3.0, -3.0))  # 3: every block is a gain, so that latency and importance conflict
     latency, importance = latency_table(times), importance_table({block: value() + shift for block in blocks})
     return (_untimed(rng, latency), importance) if rng.random() < 0.2 else (latency, importance)
+
+
+def bare_instance(seed: int, *, cheaper: bool = False) -> tuple[LatencyTable, ImportanceTable]:
+    """A small instance with bare times: `cheaper` ones, or any: some equal, some more, many ties, and some zero."""
+    rng = random.Random(f"bare {seed}")
+    latency, importance = small_instance(seed)
+
+    def bare(entry: Timing) -> float | None:
+        time = entry.time or 0.0
+        less = (None, 0.0, time, time / 2, max(time - 0.25, 0.0), max(time - 1.0, 0.0), time * rng.random())
+        return rng.choice(less if cheaper else (*less, time + 0.5, rng.uniform(0.0, 3.0)))
+
+    return with_bare(latency, bare), importance
 
 
 def _flags(rng: random.Random, depth: int, barriers: set[int], extended: bool) -> list[tuple[int, ...]]:

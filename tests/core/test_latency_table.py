@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from depthfold.core import Environment, FlaggedSpan, LatencyTable, Span, Timing
+from depthfold.core import Environment, FlaggedSpan, LatencyTable, Plan, Span, Timing
 from depthfold.core.latency_table import sum_rounded_up
 from depthfold.errors import TableError
+from structures import chain
 
 PUBLISHED = """,st,end,time,stdev,kernel
 0,0.0,1.0,0.5,0.01,3
@@ -47,6 +48,84 @@ def test_csv_and_json_give_the_same_table_again(tmp_path: Path) -> None:
     assert again.times == table.times
     assert again.entries[1] == table.entries[1]
     assert (tmp_path / "out.csv").read_text().startswith("st,end,time,stdev,reason\n0,1,0.2,")
+
+
+def test_bare_times_survive_json_and_csv(tmp_path: Path) -> None:
+    table = LatencyTable(
+        entries=(
+            Timing(span=Span(0, 1), time=0.5, bare=0.1),
+            Timing(span=Span(0, 2), reason="out of memory"),
+            Timing(span=Span(1, 2), time=1 / 3, stdev=0.25),
+            Timing(span=Span(1, 3), time=1.0, bare=0.0),
+            Timing(span=Span(2, 3), time=1.0, bare=1.5),  # nobody says that it must be less
+        ),
+    )
+    assert table.times == {Span(0, 1): 0.5, Span(1, 2): 1 / 3, Span(1, 3): 1.0, Span(2, 3): 1.0}
+    assert table.bare_times == {Span(0, 1): 0.1, Span(1, 2): 1 / 3, Span(1, 3): 0.0, Span(2, 3): 1.5}
+    assert table.original == sum_rounded_up([0.5, 1 / 3, 1.0])
+    assert LatencyTable.loads(table.dumps()) == table
+    table.write_csv(tmp_path / "out.csv")
+    assert LatencyTable.read_csv(tmp_path / "out.csv") == table
+    assert (tmp_path / "out.csv").read_text().startswith("st,end,time,stdev,bare,reason\n0,1,0.5,,0.1,\n")
+
+
+def test_files_of_before_have_no_bare_times(tmp_path: Path) -> None:
+    table = LatencyTable(entries=(Timing(span=Span(0, 1), time=0.5),))
+    data = table.to_json()
+    del data["entries"][0]["bare"]  # as it was written before
+    assert LatencyTable.from_json(data) == table
+    table.write_csv(tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "st,end,time,stdev\n0,1,0.5,\n"
+    published = LatencyTable.read_csv(write(tmp_path, PUBLISHED))
+    assert published.bare_times == published.times
+    assert [entry.bare for entry in published.entries] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("bare", "message"),
+    [
+        (math.nan, r"The latency of \(0, 1\] without its activation is NaN"),
+        (math.inf, r"The latency of \(0, 1\] without its activation is infinite"),
+        (-0.5, r"The latency of \(0, 1\] without its activation is negative \(-0\.5 ms\)"),
+        ("1", r"The latency of \(0, 1\] without its activation must be milliseconds from 0 on, found '1'"),
+    ],
+)
+def test_refuses_bad_bare_times(bare: object, message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        Timing(span=Span(0, 1), time=1.0, bare=bare)
+
+
+def test_refuses_a_bare_time_of_what_has_no_time(tmp_path: Path) -> None:
+    message = r"The latency entry \(0, 1\] has a time without its activation \(2 ms\) and a reason why it has no time"
+    with pytest.raises(TableError, match=message):
+        Timing(span=Span(0, 1), bare=2.0, reason="out of memory")
+    with pytest.raises(TableError, match=f"line 2: {message}"):
+        LatencyTable.read_csv(write(tmp_path, "st,end,time,bare,reason\n0,1,,2,out of memory\n"))
+    with pytest.raises(TableError, match="line 2: column 'bare' must hold a number, found 'fast'"):
+        LatencyTable.read_csv(write(tmp_path, "st,end,time,bare\n0,1,1,fast\n"))
+
+
+def test_predicts_what_a_plan_takes() -> None:
+    """Three layers with a barrier at 1, which is a cut whether the plan says so or not."""
+    network = chain(3, 3, 3, barriers=(1,))
+    table = LatencyTable(
+        entries=(
+            Timing(span=Span(0, 1), time=1.0, bare=0.5),
+            Timing(span=Span(1, 2), time=20.0, bare=10.0),
+            Timing(span=Span(2, 3), time=300.0, bare=200.0),
+            Timing(span=Span(1, 3), time=4000.0),
+        ),
+    )
+    assert table.predict(network, network.vanilla) == table.original == 321.0
+    assert table.predict(network, Plan({1, 3}, (1, 2))) == 1 + 10 + 300
+    assert table.predict(network, Plan({2}, (1, 2))) == 0.5 + 20 + 200
+    assert table.predict(network, Plan((), ())) == 0.5 + 4000  # whoever gives one time means both
+    assert table.predict(network, Plan({1, 3}, (1,))) == 1 + 4000
+    tenths = LatencyTable(entries=tuple(Timing(span=Span(l, l + 1), time=0.1) for l in range(10)))
+    ten = chain(*[3] * 10)
+    assert tenths.predict(ten, ten.vanilla) == tenths.original > 1.0
+    with pytest.raises(TableError, match=r"no time for \(0, 2\], which the plan merges"):
+        tenths.predict(ten, Plan({2}, range(2, 10)))
 
 
 def test_measured_entries_keep_their_samples() -> None:
@@ -91,7 +170,10 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'st' is missing. Expected the columns st,end,time, if you like also stdev,reason; found an empty file"),
+        (
+            "",
+            "'st' is missing. Expected the columns st,end,time, if you like also stdev,bare,reason; found an empty",
+        ),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", "the latency table is empty; expected one line per span"),
         ("st,end,time,stdev\n0,1,fast,0\n", "line 2: column 'time' must hold a number, found 'fast'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from depthfold.errors import InvalidValue
@@ -17,9 +18,11 @@ class Calibration:
 
         slope * its time alone + per_segment + per_read * millions of numbers read + per_write * millions written
 
+    less per_activation * millions of numbers of the activation that a block has in the table and the plan leaves out,
     and LEAST of its time alone at the least; `outside` is what everything else costs (stem, head, the call of the
     runtime). Alone, a block also pays its own launch and the conversion of its input and output, which a network pays
-    once: so the three costs beside the slope are often negative.
+    once: so the three costs beside the slope are often negative. Where activations are fused into convolutions,
+    `per_activation` is about 0.
 
     The errors are those of predicting each of the `networks` from a fit to all the others.
     """
@@ -32,15 +35,22 @@ class Calibration:
     networks: int
     median_error: float
     worst_error: float
+    per_activation: float = 0.0
 
     def __post_init__(self) -> None:
         if self.networks < 2:
             raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
+        if not (math.isfinite(self.per_activation) and self.per_activation >= 0):
+            raise InvalidValue(
+                f"What an activation costs must be milliseconds per million numbers, 0 or more; found per_activation="
+                f"{self.per_activation!r}."
+            )
 
-    def in_context(self, time: float, read: float, written: float) -> float:
-        """What a block that takes `time` alone costs inside a network."""
+    def in_context(self, time: float, read: float, written: float, left_out: float = 0.0) -> float:
+        """What a block that takes `time` alone costs inside a network. `left_out` is the size of the activation that it
+        has alone and does not have there."""
         cost = self.slope * time + self.per_segment + self.per_read * read / 1e6 + self.per_write * written / 1e6
-        return max(cost, LEAST * time)
+        return max(cost - self.per_activation * left_out / 1e6, LEAST * time)
 
     def __str__(self) -> str:
         return (

@@ -15,11 +15,14 @@ from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of
 from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
+from depthfold.core.network import Network
+from depthfold.core.plan import Plan
 from depthfold.core.span import Position, Span
 from depthfold.core.wording import count
 from depthfold.errors import TableError
 
 COLUMNS = ("st", "end", "time", "stdev")
+FURTHER = ("bare", "reason")  # not in the published tables
 LONGEST = 1e9  # milliseconds, eleven days: nobody measures that, but a placeholder looks like it
 
 
@@ -28,11 +31,14 @@ class Timing:
     """One entry: the time of a span in milliseconds with its samples, or the reason why it has none.
 
     `time` is what the solver sums; whoever measured chose how it follows from the samples. Published tables have no
-    samples, only their mean and standard deviation.
+    samples, only their mean and standard deviation. `bare` is the time in a plan that has no activation at the end of
+    the span; None means the same as `time`. It may be more than `time`: a runtime may have the faster kernel for a
+    convolution with its activation, and two measurements differ by noise.
     """
 
     span: Span
     time: float | None = None
+    bare: float | None = None
     stdev: float | None = None
     samples: tuple[float, ...] = ()
     reason: str | None = None
@@ -49,6 +55,14 @@ class Timing:
             )
         if self.time is not None:
             object.__setattr__(self, "time", _checked(f"The latency of {self.span}", self.time))
+        if self.bare is not None:
+            bare = _checked(f"The latency of {self.span} without its activation", self.bare)
+            object.__setattr__(self, "bare", bare)
+            if self.time is None:
+                raise TableError(
+                    f"The latency entry {self.span} has a time without its activation ({bare:g} ms) and a reason why "
+                    "it has no time. Give its time, too, or leave out both."
+                )
         what = f"A sample of the latency of {self.span}"
         samples = as_tuple(f"The samples of {self.span}", self.samples, TableError)
         object.__setattr__(self, "samples", tuple(_checked(what, sample) for sample in samples))
@@ -108,20 +122,40 @@ class LatencyTable(Document):
         return {entry.span: entry.time for entry in self.entries if entry.time is not None}
 
     @property
+    def bare_times(self) -> Mapping[Span, float]:
+        """The same spans, with what they take where the plan has no activation at their end."""
+        times = ((entry.span, entry.time if entry.bare is None else entry.bare) for entry in self.entries)
+        return {span: time for span, time in times if time is not None}
+
+    @property
     def original(self) -> float | None:
-        """The latency of the network as it is: the sum over its single layers; None where one of them has no time."""
+        """The latency of the network as it is: the sum over its single layers; None where one of them has no time.
+
+        It has all of its own activations, and a layer without one has no other time than this."""
         times = self.times
         singles = [times.get(Span(l - 1, l)) for l in range(1, self.depth + 1)]
         known = [time for time in singles if time is not None]
         return sum_rounded_up(known) if len(known) == len(singles) else None
 
+    def predict(self, network: Network, plan: Plan) -> float:
+        """The latency of a plan: the sum over its segments, each with its activation or without, as the plan has it.
+        Rounded up to a float, as the solver does."""
+        times, bare = self.times, self.bare_times
+        segments = network.segments(plan)
+        if lacking := [span for span in segments if span not in times]:
+            raise TableError(
+                f"The latency table has no time for {lacking[0]}, which the plan merges. Measure it, or predict a plan "
+                "whose segments are in the table."
+            )
+        return sum_rounded_up([(times if span.j in plan.activations else bare)[span] for span in segments])
+
     @classmethod
     def read_csv(
         cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
     ) -> Self:
-        """The columns st,end,time,stdev in milliseconds; stdev may be absent, and further columns are ignored. A CSV
-        file has no environment."""
-        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], "reason"), _entry)
+        """The columns st,end,time,stdev in milliseconds, and bare, the time without an activation at the end; stdev
+        and bare may be absent, and further columns are ignored. A CSV file has no environment."""
+        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], *FURTHER), _entry)
         if not entries:
             raise TableError(f"{path}: the latency table is empty; expected one line per span below the header.")
         environment = environment or Environment()
@@ -131,11 +165,10 @@ class LatencyTable(Document):
             raise TableError(f"{path}: {error}") from error
 
     def write_csv(self, path: str | Path) -> None:
-        rows = ((e.span.i, e.span.j, e.time, e.stdev, e.reason) for e in self.entries)
-        if any(entry.reason for entry in self.entries):
-            write_rows(path, (*COLUMNS, "reason"), rows)
-        else:
-            write_rows(path, COLUMNS, (row[:4] for row in rows))
+        """The columns of the published tables, and a further one only where an entry has something for it."""
+        further = [name for name in FURTHER if any(getattr(entry, name) not in (None, "") for entry in self.entries)]
+        rows = ((e.span.i, e.span.j, e.time, e.stdev, *(getattr(e, name) for name in further)) for e in self.entries)
+        write_rows(path, (*COLUMNS, *further), rows)
 
     def __str__(self) -> str:
         timed = len(self.times)
@@ -159,10 +192,11 @@ def sum_rounded_up(times: Sequence[float]) -> float:
 
 def _entry(row: Row) -> Timing:
     span = Span(*row.ends())
+    bare = row.number("bare") if row.text("bare") else None
     if row.text("time") is None and (reason := row.text("reason")):
-        return Timing(span=span, reason=reason)
+        return Timing(span=span, reason=reason, bare=bare)
     spread = row.number("stdev") if row.text("stdev") else None
-    return Timing(span=span, time=row.number("time"), stdev=spread)
+    return Timing(span=span, time=row.number("time"), bare=bare, stdev=spread)
 
 
 def _checked(what: str, value: object) -> float:

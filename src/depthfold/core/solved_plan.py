@@ -22,22 +22,29 @@ HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 class Segment:
     """The layers between two cuts: one convolution in the compressed network.
 
+    `time` is what it takes with an activation at its end, `bare` without one, where the table tells them apart.
     `replaced` is the time of its layers one by one, None where one of them was never timed; `shape` is the merged
     convolution, None where the solver was not given the network.
     """
 
     span: Span
     time: float
+    bare: float | None = None
     replaced: float | None = None
     shape: ConvShape | None = None
 
-    def row(self) -> tuple[str, ...]:
+    def takes(self, active: bool) -> float:
+        """Its time in a plan that has an activation at its end, or has none."""
+        return self.time if active or self.bare is None else self.bare
+
+    def row(self, active: bool = True) -> tuple[str, ...]:
         first, last = self.span.layers[0], self.span.layers[-1]
         layers = str(first) if first == last else f"{first}-{last}"
         becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"
         replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
-        saved = "?" if self.replaced is None else f"{self.replaced - self.time:.4g}"
-        return (layers, becomes, f"{self.time:.4g}", replaced, saved)
+        time = self.takes(active)
+        saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
+        return (layers, becomes, f"{time:.4g}", replaced, saved)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -45,9 +52,10 @@ class SolvedPlan(Plan):
     """A plan from a frontier: A (`activations`), S (`cuts`) and B (`boundaries`, where the blocks of the surrogate
     objective part), with its predictions. It is a Plan, so it can be rewritten and merged as it is.
 
-    `latency` is the sum of its segments in milliseconds, rounded up to a float: the exact sum is never more than it
-    says. `latency_by_activations` is the latency if merging followed A instead of S (the ablation of Section 5.3),
-    rounded up in the same way. `fingerprint` is that of the network, empty where it was not known.
+    `latency` is the sum of its segments in milliseconds, each with its activation or without, rounded up to a float:
+    the exact sum is never more than it says. `latency_by_activations` is the latency if merging followed A instead of
+    S (the ablation of Section 5.3), rounded up in the same way. `fingerprint` is that of the network, empty where it
+    was not known.
     """
 
     FORMAT: ClassVar[str] = "depthfold.solved-plan"
@@ -115,4 +123,5 @@ class SolvedPlan(Plan):
         convolutions = count(len(self.segments), "convolution")
         yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
         yield ""
-        yield from text_table(HEADER, [segment.row() for segment in self.segments])
+        rows = [segment.row(segment.span.j in self.activations) for segment in self.segments]
+        yield from text_table(HEADER, rows)

@@ -14,19 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from depthfold.core import FlaggedSpan, Position, Span
+from depthfold.core import FlaggedSpan, LatencyTable, Position
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
 
-def latency_array(times: Mapping[Span, float], depth: Position) -> Floats:
-    """T[i, j], infinite where there is no such span."""
-    table = np.full((depth + 1, depth + 1), np.inf)
-    if times:
-        table[[span.i for span in times], [span.j for span in times]] = list(times.values())
-    return table
+def latency_array(latency: LatencyTable) -> Floats:
+    """T[b, i, j]: what a span takes without an activation at its end (b = 0) and with one, infinite where there is no
+    such span."""
+    size = latency.depth + 1
+    T = np.full((2, size, size), np.inf)
+    for table, times in zip(T, (latency.bare_times, latency.times), strict=True):
+        if times:
+            table[[span.i for span in times], [span.j for span in times]] = list(times.values())
+    return T
 
 
 def importance_array(importances: Mapping[FlaggedSpan, float], depth: Position) -> Floats:
@@ -74,6 +77,7 @@ class Exact:
 
     @classmethod
     def of(cls, table: Floats) -> Exact:
+        """Only what is on one lattice may be added: tables whose entries meet in a sum are given as one array."""
         scaled = _scaled(table, lattice_exponent(table))
         units = np.floor(scaled)
         fraction = np.where(np.isfinite(table), scaled, 0.0) - np.where(np.isfinite(table), units, 0.0)
@@ -84,6 +88,10 @@ class Exact:
 
     def __getitem__(self, index: Any) -> Exact:
         return Exact(self.units[index], self.rest[index])
+
+    @classmethod
+    def stack(cls, one: Exact, two: Exact) -> Exact:
+        return cls(np.stack([one.units, two.units]), np.stack([one.rest, two.rest]))
 
     @classmethod
     def _carried(cls, units: Floats, rest: Floats) -> Exact:

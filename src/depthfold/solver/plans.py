@@ -15,7 +15,8 @@ from depthfold.solver.sums import rounded_to_nearest, rounded_up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What the plans are read from: the tables themselves, and the choices of stage one."""
+    """What the plans are read from: the tables themselves, and the choices of stage one. All of them by the flags at
+    the ends, too: T[b, i, j], I[a, b, i, j]."""
 
     T: Floats
     I: Floats
@@ -74,7 +75,7 @@ def points(labels: Labels, tables: Tables) -> tuple[tuple[Point, ...], list[tupl
 
 def _trace_back(labels: Labels, tables: Tables) -> _Rows:
     label = np.arange(labels.final.start, labels.final.stop)
-    shape = len(label), len(tables.T)
+    shape = len(label), tables.T.shape[-1]
     rows = _Rows(
         activations=np.zeros(shape, dtype=bool),
         cuts=np.zeros(shape, dtype=bool),
@@ -82,13 +83,13 @@ def _trace_back(labels: Labels, tables: Tables) -> _Rows:
         times=np.zeros(shape),
         importances=np.zeros(shape),
         times_by_activations=np.zeros(shape),
-        used=np.zeros(tables.T.shape, dtype=bool),
+        used=np.zeros(tables.T.shape[1:], dtype=bool),
     )
     row, k, l, b = _steps(labels, label)
     rows.activations[row, l] = b == 1
     rows.cuts[row, k] = rows.boundaries[row, k] = True
-    _follow_S(rows, tables, row, k, l)
-    _follow_A(rows, tables, row, k, l)
+    _follow_S(rows, tables, row, k, l, b)
+    _follow_A(rows, tables, row, k, l, b)
     _follow_B(rows, tables, row, k, l, b)
     rows.cuts[:, 0] = rows.boundaries[:, 0] = False
     return rows
@@ -106,22 +107,24 @@ def _steps(labels: Labels, label: Ints) -> tuple[Ints, ...]:
     return tuple(np.concatenate(column) for column in zip(*steps, strict=True))
 
 
-def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
+def _follow_S(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints) -> None:
     while row.size:
-        m = tables.S_opt[k, l]
-        rows.times[row, l] = tables.T[m, l]
+        m = tables.S_opt[b, k, l]
+        rows.times[row, l] = tables.T[b, m, l]
         rows.used[m, l] = True
         on = m > k
         row, k, l = row[on], k[on], m[on]
+        b = np.zeros_like(l)  # between two activations none stands
         rows.cuts[row, l] = True
 
 
-def _follow_A(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints) -> None:
+def _follow_A(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints) -> None:
     while row.size:
-        m = tables.M_opt[k, l]
-        rows.times_by_activations[row, l] = tables.T[m, l]
+        m = tables.M_opt[b, k, l]
+        rows.times_by_activations[row, l] = tables.T[b, m, l]
         on = m > k
         row, k, l = row[on], k[on], m[on]
+        b = np.zeros_like(l)
 
 
 def _follow_B(rows: _Rows, tables: Tables, row: Ints, k: Ints, l: Ints, b: Ints) -> None:

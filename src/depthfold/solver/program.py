@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, fingerprint
 from depthfold.core.coerce import as_float
 from depthfold.core.wording import at_most
 from depthfold.errors import InvalidValue
 from depthfold.solver.arrays import (
-    Exact,
     Floats,
     from_lattice,
     importance_array,
@@ -24,7 +23,7 @@ from depthfold.solver.fit import check_fit, check_network
 from depthfold.solver.normalise import Normalisation, checked_alpha, normalised
 from depthfold.solver.plans import Tables, points
 from depthfold.solver.resolution import check_base, check_resolution
-from depthfold.solver.stage_one import best_blocks, fastest_merging, merging_by_activations
+from depthfold.solver.stage_one import best_blocks, both_flags
 from depthfold.solver.stage_two import pareto_labels
 
 
@@ -57,18 +56,18 @@ def solve(
             "it (the paper uses 1.2 to 1.8), or leave out both."
         )
     _check(latency, importance, network)
-    depth, times = latency.depth, latency.times
+    depth = latency.depth
 
-    T = latency_array(times, depth)
+    T = latency_array(latency)
     I, I_exponent = _importances(importance, depth, alpha, normalisation or "single")
-    T_opt, S_opt = fastest_merging(Exact.of(T))
+    T_opt, S_opt, M_opt = both_flags(T)
     I_opt, B_opt = best_blocks(on_lattice(I, I_exponent))
-    check_covered(T_opt.units, I_opt)
+    check_covered(T_opt.units[0], I_opt)
     labels = pareto_labels(T_opt, I_opt, max_labels)
     if labels.final.start == labels.final.stop:
         raise no_plan()
 
-    found, used = points(labels, Tables(T=T, I=I, S_opt=S_opt, M_opt=merging_by_activations(T), B_opt=B_opt))
+    found, used = points(labels, Tables(T=T, I=I, S_opt=S_opt, M_opt=M_opt, B_opt=B_opt))
     # On the lattice the sums of two plans are off by at most L/2 units each, and their floats by less than one more.
     lost = math.nextafter(from_lattice(labels.lost + depth + 1, I_exponent), math.inf) if labels.lost else 0.0
     if lost:
@@ -87,7 +86,7 @@ def solve(
         alpha=alpha,
         normalisation=None if alpha is None else normalisation or "single",
         lost=lost,
-        segments=_segments(used, times, depth, network),
+        segments=_segments(used, latency, network),
         points=found,
         unscored=tuple(entry.span for entry in importance.entries if not entry.samples),
     )
@@ -127,10 +126,11 @@ def _importances(
 
 
 def _segments(
-    used: Iterable[tuple[Position, Position]], times: Mapping[Span, float], depth: Position, network: Network | None
+    used: Iterable[tuple[Position, Position]], latency: LatencyTable, network: Network | None
 ) -> tuple[Segment, ...]:
     """Every segment of every plan, once: what it takes, what it replaces, and its shape if the network is known."""
-    singles = [times.get(Span(l - 1, l), math.nan) for l in range(1, depth + 1)]
+    entries, times = {entry.span: entry for entry in latency.entries}, latency.times
+    singles = [times.get(Span(l - 1, l), math.nan) for l in range(1, latency.depth + 1)]
     segments = []
     for i, j in used:
         span, replaced = Span(i, j), math.fsum(singles[i:j])
@@ -138,6 +138,7 @@ def _segments(
             Segment(
                 span=span,
                 time=times[span],
+                bare=entries[span].bare,
                 replaced=None if math.isnan(replaced) else replaced,
                 shape=network.merged_shape(span) if network else None,
             )

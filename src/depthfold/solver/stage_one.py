@@ -11,9 +11,25 @@ import numpy as np
 from depthfold.solver.arrays import Exact, Floats, Ints
 
 
-def fastest_merging(T: Exact) -> tuple[Exact, Ints]:
+def both_flags(T: Floats) -> tuple[Exact, Ints, Ints]:
+    """T_opt, S_opt and M_opt of T[b, i, j], each by the flag b at its end, too.
+
+        T_opt[b, k, l] = min over k <= m < l of T_opt[0, k, m] + T[b, m, l]
+
+    Between k and l no activation stands, so every segment of a chain is bare but the last one, which has the activation
+    at l if there is one (b = 1).
+    """
+    exact = Exact.of(T)
+    bare, S_bare = fastest_merging(exact[0])
+    active, S_active = fastest_merging(exact[1], bare)
+    M_opt = np.stack([merging_by_activations(T[0]), merging_by_activations(T[1], T[0])])
+    return Exact.stack(bare, active), np.stack([S_bare, S_active]), M_opt
+
+
+def fastest_merging(T: Exact, before: Exact | None = None) -> tuple[Exact, Ints]:
     """Algorithm 1: T_opt[k, l], and for S_opt the last cut m of its best chain (m = k: no cut, one convolution).
 
+    T has the last span of a chain, and `before` is the T_opt of what leads to it; without one, T_opt itself.
     Barriers are no special case. No span crosses them, so every chain from one side to the other has a cut there,
     with or without an activation. Ties go to the smallest m, and so to the unsplit span.
     """
@@ -22,7 +38,7 @@ def fastest_merging(T: Exact) -> tuple[Exact, Ints]:
     np.fill_diagonal(T_opt.units, 0.0)
     S_opt = np.full((size, size), -1, dtype=np.intp)
     for l in range(1, size):
-        through = T_opt[:l, :l] + T[:l, l]
+        through = (T_opt if before is None else before)[:l, :l] + T[:l, l]
         least = through.units.min(axis=1, keepdims=True)
         m = np.where(through.units == least, through.rest, 1.0).argmin(axis=1)
         T_opt.units[:l, l], T_opt.rest[:l, l] = through.units[np.arange(l), m], through.rest[np.arange(l), m]
@@ -56,8 +72,10 @@ def best_blocks(I: Floats) -> tuple[Floats, Ints]:
     return I_opt, B_opt
 
 
-def merging_by_activations(T: Floats) -> Ints:
+def merging_by_activations(T: Floats, bare: Floats | None = None) -> Ints:
     """The ablation of Section 5.3, all layers between two activations merged: the last cut m of every chain (k, l).
+
+    T has the last span of a chain, and `bare` the others; without it, T has all of them.
 
     Where one span covers them, there is no cut (m = k). Where none does (a barrier or the end of a residual lies
     between) they merge into as few convolutions as possible, the fastest choice of those.
@@ -71,7 +89,7 @@ def merging_by_activations(T: Floats) -> Ints:
     for l in range(1, size):
         counts = count[:l, :l] + np.where(np.isfinite(T[:l, l]), 1.0, np.inf)
         count[:l, l] = counts.min(axis=1)
-        through = np.where(counts == count[:l, l][:, None], time[:l, :l] + T[:l, l], np.inf)
-        M_opt[:l, l] = through.argmin(axis=1)
-        time[:l, l] = through.min(axis=1)
+        fewest = np.where(counts == count[:l, l][:, None], time[:l, :l], np.inf)
+        M_opt[:l, l] = (fewest + T[:l, l]).argmin(axis=1)
+        time[:l, l] = (fewest + (T if bare is None else bare)[:l, l]).min(axis=1)
     return M_opt

@@ -1,7 +1,7 @@
 """Stage two: Pareto labels. A label is a way to reach a position, with its latency and its importance.
 
 A state is a position where an activation stands (and position 0, and the end L with or without one). From state k
-to state l all layers between are linear, so the step costs T_opt[k, l] and is worth I_opt[k, l, 1, b]. Keeping, at
+to state l all layers between are linear, so the step costs T_opt[k, l, b] and is worth I_opt[k, l, 1, b]. Keeping, at
 every state, the labels that no other label beats in both is Algorithm 4 for all budgets at once, with real costs.
 
 Algorithm 4 also has states without an activation. They are not needed here: stage one's chains already pass through
@@ -44,7 +44,7 @@ class _State:
 
 def pareto_labels(T_opt: Exact, I_opt: Floats, max_labels: int) -> Labels:
     """The labels of every state. `final` is empty where no chain reaches L, `lost` is in units of the lattice."""
-    L = len(T_opt.units) - 1
+    L = T_opt.units.shape[-1] - 1
     none = np.zeros(1, dtype=np.intp)
     states = {0: _State(Exact(np.zeros(1), np.zeros(1)), np.zeros(1), none - 1, none + 1, 0, 0.0)}
     count = 1
@@ -83,10 +83,10 @@ def _reach(
         np.concatenate([states[k].latency.units for k, _ in steps]),
         np.concatenate([states[k].latency.rest for k, _ in steps]),
     )
-    kept = contenders(latency.units + np.repeat(T_opt.units[ks, l], sizes), importance)
+    kept = contenders(latency.units + np.repeat(T_opt.units[bs, ks, l], sizes), importance)
     ends = np.cumsum(sizes)
     step = np.searchsorted(ends, kept, side="right")
-    latency, importance = latency[kept] + T_opt[ks[step], l], importance[kept]
+    latency, importance = latency[kept] + T_opt[bs[step], ks[step], l], importance[kept]
 
     best = undominated(latency, importance)
     lost = max(states[k].lost for k, _ in steps)
