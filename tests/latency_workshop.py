@@ -47,7 +47,7 @@ def seconds(network, plan):
 
 
 def predicted(table, network, plan):
-    return sum(table.times[span] for span in network.segments(plan))
+    return table.predict(network, plan)
 
 
 def plans(network, count):

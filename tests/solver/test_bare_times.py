@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
@@ -11,7 +12,9 @@ import pytest
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Span
 from depthfold.errors import TableError
-from depthfold.solver import solve
+from depthfold.solver import solve, stage_two
+from depthfold.solver.arrays import Floats, Ints
+from depthfold.solver.stage_two import contenders
 from oracle import exhaustive_frontier, fastest_with, milp_best
 from structures import mobilenet_v2
 from tables import bare_instance, importance_table, latency_table, plausible_tables, small_instance, with_bare
@@ -99,6 +102,32 @@ def test_where_every_bare_time_is_the_time_nothing_changes() -> None:
         same = solve(with_bare(latency, lambda entry: entry.time), importance)
         assert same.points == frontier.points
         assert tuple(replace(segment, bare=None) for segment in same.segments) == frontier.segments
+
+
+def test_the_quick_look_at_many_candidates_knows_of_the_flag_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many labels that most candidates for L are sorted out by a sample. Without its activation the end takes half
+    as long; with one it is worth more."""
+    rng, L = random.Random(0), 40
+    times = {(i, j): (j - i) ** 0.5 * rng.uniform(0.9, 1.1) for i, j in combinations(range(L + 1), 2)}
+    values = {
+        (i, j, 1, b): time + rng.uniform(0.0, 0.01) - 0.2 * (1 - b)
+        for (i, j), time in times.items()
+        for b in ((0, 1) if j == L else (1,))
+    }
+    latency = with_bare(latency_table(times), lambda entry: entry.time / 2 if entry.span.j == L else None)
+    importance = importance_table(values)
+    looked: list[int] = []
+
+    def counted(units: Floats, importances: Floats) -> Ints:
+        looked.append(len(units))
+        return contenders(units, importances)
+
+    monkeypatch.setattr(stage_two, "contenders", counted)
+    quick = solve(latency, importance)
+    assert max(looked) > stage_two.WORTHWHILE
+    monkeypatch.setattr(stage_two, "WORTHWHILE", 10**9)
+    assert solve(latency, importance) == quick
+    assert {L in point.activations for point in quick.points} == {False, True}
 
 
 def test_cheaper_bare_times_only_ever_help() -> None:

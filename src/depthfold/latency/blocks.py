@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, Network, Span
+from depthfold.core import ConvShape, Network, Plan, Span
 from depthfold.core.document import encode
 from depthfold.core.shape import as_pad_argument
 from depthfold.merging.kernels import random_module
@@ -98,8 +98,8 @@ def block_shape(network: TracedNetwork, span: Span, batch: int) -> BlockShape:
 def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int | None = None) -> dict[Span, BlockShape]:
     """What the spans become, for batches as they reached the layers while tracing, or of a given size.
 
-    The table has no room for both states of the activation at j, so a block has the likelier one: a layer that stays
-    alone has what the network has there, and after several in one an activation stands, the network's own or inserted.
+    A block is timed once, so it has the likelier state of the activation at j: a layer that stays alone has what the
+    network has there, and after several in one an activation stands, the network's own or inserted.
     """
     standing = standing_activations(network)
 
@@ -121,3 +121,9 @@ def _branches(network: Network, span: Span) -> tuple[Branch, ...]:
 def block_is_active(network: Network, span: Span) -> bool:
     """Whether the block of a span ends in an activation."""
     return bool(network.activations) and (len(span) > 1 or span.j in network.activations)
+
+
+def bare_segments(network: Network, plan: Plan) -> tuple[Span, ...]:
+    """The segments of a plan whose blocks end in an activation that the plan leaves out."""
+    ends = (span for span in network.segments(plan) if span.j not in plan.activations)
+    return tuple(span for span in ends if block_is_active(network, span))

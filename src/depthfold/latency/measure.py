@@ -15,7 +15,7 @@ from depthfold.backends.registry import spelled
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
 from depthfold.core.space import Space
 from depthfold.errors import InvalidValue, TableError
-from depthfold.latency.blocks import BlockShape, block_shapes
+from depthfold.latency.blocks import BlockShape, bare_segments, block_shapes
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
 from depthfold.latency.notebook import Notebook
@@ -53,7 +53,8 @@ def measure_latency(
 
     Blocks that are equal are timed once, each alone. In the mode "in context" they run as the runtime runs them inside
     a network, where it can say how that differs; some whole networks (`networks` of them) are timed, too, and the table
-    is calibrated so that its sum over a plan predicts the latency of the merged network. "alone" is the paper's table.
+    is calibrated so that its sum over a plan predicts the latency of the merged network, the activations that the plan
+    leaves out included. "alone" is the paper's table.
     With a `journal` everything measured is kept as it comes: run again, it goes on; with `retry`, what the runtime
     rejected before (out of memory, say) is tried once more.
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
@@ -111,12 +112,12 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
     original = notebook.name_plan(network.vanilla)
     for plan in plans:
         key = notebook.name_plan(plan)
-        segments = network.segments(plan)
+        segments, bare = network.segments(plan), bare_segments(network, plan)
         if all(span in times for span in segments):
             if notebook.timed(key):
-                found.append(Whole(segments, notebook.time(key)))
+                found.append(Whole(segments, notebook.time(key), bare))
             elif notebook.shares.get(key) and notebook.timed(original):
-                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original)))
+                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), bare))
     if len({whole.segments for whole in found}) < 2:
         reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "nothing in this network can be merged"
         raise TableError(
@@ -152,11 +153,18 @@ def _entry(span: Span, block: BlockShape, key: str, notebook: Notebook, calibrat
         return Timing(span=span, reason=notebook.reasons[key])
     samples, time = notebook.samples(key), notebook.time(key)
     deviation = stdev(samples) if len(samples) > 1 else None
-    if calibration is not None:
-        time = _in_context(span, time, block, calibration)
-        deviation = deviation and abs(calibration.slope) * deviation
-    return Timing(span=span, time=time, stdev=deviation, samples=samples)
+    if calibration is None:
+        return Timing(span=span, time=time, stdev=deviation, samples=samples)
+    can_lose_it = block.activation is not None and calibration.per_activation > 0
+    return Timing(
+        span=span,
+        time=_in_context(span, time, block, calibration),
+        bare=_in_context(span, time, block, calibration, left_out=block.elements[1]) if can_lose_it else None,
+        stdev=deviation and abs(calibration.slope) * deviation,
+        samples=samples,
+    )
 
 
-def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration) -> float:
-    return calibration.in_context(alone, *block.elements) + (calibration.outside if span.i == 0 else 0.0)
+def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, left_out: int = 0) -> float:
+    inside = calibration.in_context(alone, *block.elements, left_out)
+    return inside + (calibration.outside if span.i == 0 else 0.0)

@@ -1,6 +1,7 @@
 """Plans to learn from: whole networks that are timed so that blocks alone become blocks in context.
 
-They have activations where the blocks of the table have them.
+They have activations where the blocks of the table have them; but some of the random ones leave activations out,
+because what these cost inside a network can be seen in no other way.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def passable(depth: Position, spans: Iterable[Span]) -> list[Span]:
 
 
 def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, seed: int = 0) -> Iterator[Plan]:
-    """The network as it is, and random plans, from mostly folded to hardly."""
+    """The network as it is, and random plans, from mostly folded to hardly. Every other one of these leaves out each
+    of its activations with a probability of a half."""
     following: dict[Position, list[Position]] = {}
     for span in spans:
         following.setdefault(span.i, []).append(span.j)
-    rng = Random(seed)
+    rng, coin = Random(seed), Random(f"activations {seed}")
     yield network.vanilla
     for n in range(count - 1):
         # From mostly long steps to mostly short ones: otherwise all random plans have about the same depth.
@@ -44,7 +46,10 @@ def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, see
             position = segments[-1].j if segments else 0
             weights = [(j - position) ** lean for j in following[position]]
             segments.append(Span(position, rng.choices(following[position], weights=weights)[0]))
-        yield _plan(network, segments)
+        plan = _plan(network, segments)
+        if n % 2:
+            plan = Plan([position for position in sorted(plan.activations) if coin.random() < 0.5], plan.cuts)
+        yield plan
 
 
 def fast_plans(network: Network, times: Mapping[Span, float], count: int, seed: int = 0) -> Iterator[Plan]:
