@@ -26,7 +26,7 @@ import torch
 
 import depthfold as df
 from depthfold.backends import Backend, get
-from depthfold.core import Score, Span
+from depthfold.core import Score
 from depthfold.core.describe import text_table
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
@@ -83,21 +83,15 @@ def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan
     return [median(sample for turn in turns[n] for sample in turn) for n in compiled]
 
 
-def predicted(table: df.LatencyTable, segments: Iterable[Span]) -> float:
-    times = table.times
-    return sum(times[span] for span in segments)
-
-
 def prediction(
     network: TracedNetwork, backend: Backend, tables: dict[str, df.LatencyTable], plans: list[df.Plan]
 ) -> None:
     measured = end_to_end(network, backend, plans)
     rows, errors = [], {name: [] for name in tables}
     for plan, latency in zip(plans, measured, strict=True):
-        segments = network.segments(plan)
-        row = [str(len(segments)), f"{latency:.2f}"]
+        row = [str(len(network.segments(plan))), f"{latency:.2f}"]
         for name, table in tables.items():
-            guess = predicted(table, segments)
+            guess = table.predict(network, plan)
             errors[name].append(abs(guess / latency - 1))
             row += [f"{guess:.2f}", f"{guess / latency - 1:+.1%}"]
         rows.append(tuple(row))

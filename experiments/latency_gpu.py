@@ -38,7 +38,7 @@ from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from latency import end_to_end, made_up_importances, predicted
+from latency import end_to_end, made_up_importances
 from latency import plans_of_all_depths as test_plans
 
 TIMER = Timer(warmup=0.1, turns=4, turn=0.01, extra=4)
@@ -53,7 +53,7 @@ def plans_known_before(network: TracedNetwork) -> list[df.Plan]:
 
 
 def errors(network: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
-    guesses = [predicted(table, network.segments(plan)) for plan in plans]
+    guesses = [table.predict(network, plan) for plan in plans]
     return [guess / latency - 1 for guess, latency in zip(guesses, measured, strict=True)]
 
 

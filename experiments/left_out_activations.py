@@ -4,7 +4,8 @@
 
 For every row of results.jsonl: over its random plans, the correlation of predicted minus measured milliseconds with the
 elements of the activations left out, and the errors before and after a constant per element is taken off. The constant
-is fitted to the same plans, so this shows what could be had, not what is predicted.
+is fitted to the same plans, so this shows what could be had, not what is predicted. A table with bare times has taken
+off its own constant before: then this shows what is left.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import numpy as np
 from latency_cases import build
 
 import depthfold as df
-from depthfold.latency.blocks import block_is_active
+from depthfold.latency.blocks import bare_segments
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from latency import plans_of_all_depths, predicted
+from latency import plans_of_all_depths
 
 HERE = Path(__file__).parent / "latency-h200"
 
@@ -34,8 +35,7 @@ def network_named(name: str) -> TracedNetwork:
 
 
 def left_out(network: TracedNetwork, plan: df.Plan) -> int:
-    ends = [span.j for span in network.segments(plan) if block_is_active(network, span)]
-    layers = [network.layers[j - 1] for j in ends if j not in plan.activations]
+    layers = [network.layers[span.j - 1] for span in bare_segments(network, plan)]
     return sum(layer.shape.out_channels * math.prod(layer.out_size) for layer in layers)
 
 
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         table = df.LatencyTable.read_csv(folder / (record["key"].replace(" ", "_") + ".csv"))
         errors = np.array(record["errors in context"]["random"])
         plans = list(plans_of_all_depths(network, len(errors), 1))
-        guesses = np.array([predicted(table, network.segments(plan)) for plan in plans])
+        guesses = np.array([table.predict(network, plan) for plan in plans])
         measured = guesses / (1 + errors)
         elements = np.array([left_out(network, plan) for plan in plans], dtype=float)
         constant = elements @ (guesses - measured) / (elements @ elements)

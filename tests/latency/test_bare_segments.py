@@ -148,6 +148,8 @@ def test_which_random_plans_leave_activations_out(network):
     kept = sum(len(plan.activations) for plan in found[2::2])
     whole = kept + sum(len(bare_segments(network, plan)) for plan in found[2::2])
     assert 0.3 < kept / whole < 0.7
+    few = list(plans_of_all_depths(network, spans, 5))
+    assert len(few) == 5 and not any(bare_segments(network, plan) for plan in few)
     fast = fast_plans(network, dict.fromkeys(spans, 1.0), 5)
     assert not any(bare_segments(network, plan) for plan in fast)
 

@@ -131,7 +131,8 @@ class LatencyTable(Document):
     def original(self) -> float | None:
         """The latency of the network as it is: the sum over its single layers; None where one of them has no time.
 
-        It has all of its own activations, and a layer without one has no other time than this."""
+        The `time` of a single layer is that of the layer as the network has it, so it is right here with an activation
+        of its own and without one."""
         times = self.times
         singles = [times.get(Span(l - 1, l)) for l in range(1, self.depth + 1)]
         known = [time for time in singles if time is not None]

@@ -15,6 +15,9 @@ from depthfold.latency.blocks import block_is_active
 
 # How far the times of spans are shaken for plans that are nearly the fastest: standard deviation of the logarithm.
 SHAKE = 0.2
+# From how many plans on some leave activations out: as many as a calibration has costs. With fewer, it could not tell
+# what a missing activation saves from what else differs.
+ENOUGH = 6
 
 
 def passable(depth: Position, spans: Iterable[Span]) -> list[Span]:
@@ -31,8 +34,8 @@ def passable(depth: Position, spans: Iterable[Span]) -> list[Span]:
 
 
 def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, seed: int = 0) -> Iterator[Plan]:
-    """The network as it is, and random plans, from mostly folded to hardly. Every other one of these leaves out each
-    of its activations with a probability of a half."""
+    """The network as it is, and random plans, from mostly folded to hardly. If there are `ENOUGH`, every other one of
+    these leaves out each of its activations with a probability of a half."""
     following: dict[Position, list[Position]] = {}
     for span in spans:
         following.setdefault(span.i, []).append(span.j)
@@ -47,7 +50,7 @@ def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, see
             weights = [(j - position) ** lean for j in following[position]]
             segments.append(Span(position, rng.choices(following[position], weights=weights)[0]))
         plan = _plan(network, segments)
-        if n % 2:
+        if n % 2 and count >= ENOUGH:
             plan = Plan([position for position in sorted(plan.activations) if coin.random() < 0.5], plan.cuts)
         yield plan
 
