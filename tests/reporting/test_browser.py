@@ -105,6 +105,12 @@ def network_on(page):
     return spans, states, shapes
 
 
+def times_on(page):
+    """What the blocks take, as they say it: "2.10 → 0.729 ms", or one time alone."""
+    texts = page.eval_on_selector_all("#blocks .times p", "all => all.map(one => one.textContent)")
+    return [text.removeprefix("Time ").split("→")[-1].strip() for text in texts]
+
+
 def check_shown(page, findings, plan):
     spans, states, shapes = network_on(page)
     assert spans == [(segment.span.i, segment.span.j) for segment in plan.segments]
@@ -112,6 +118,8 @@ def check_shown(page, findings, plan):
     for segment in plan.segments:
         merged = words.shape(findings.network.merged_shape(segment.span)) if len(segment.span) > 1 else None
         assert shapes[segment.span.i, segment.span.j] == merged
+    shown = [float(time.removesuffix("\u202fms")) for time in times_on(page)]
+    assert shown == pytest.approx([s.takes(s.span.j in plan.activations) for s in plan.segments], rel=6e-3)
     text = page.text_content("#summary")
     counts = [list(states.values()).count(state) for state in ("falls", "inserted")]
     assert f"{words.ms(plan.latency)} predicted" in text

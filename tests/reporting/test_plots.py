@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import pytest
 
 from depthfold.core import Network, Span
+from depthfold.reporting import words
 from depthfold.reporting.heat_maps import FLAGS, importance_maps, latency_maps
 from depthfold.reporting.plans import shown
 from depthfold.reporting.plots import SELECTED, ablation_figure, frontier_figure
@@ -63,6 +64,9 @@ def test_the_map_of_T_has_every_time_and_nothing_else(findings):
     known, unknown = latency_maps(findings)["Time as one convolution, ms"]["data"]
     drawn = {span: 10**level for span, (level, _) in cells(known).items()}
     assert drawn == pytest.approx(dict(findings.latency.times))
+    for entry in findings.latency.entries:
+        if entry.bare is not None:
+            assert f"{words.ms(entry.bare)} without its activation" in cells(known)[entry.span][1]
     blanks = {entry.span: entry.reason for entry in findings.latency.entries if entry.reason}
     assert len(blanks) == 1
     assert set(cells(unknown)) == set(blanks)

@@ -30,7 +30,8 @@ def test_the_segments_of_each_plan_sum_to_its_latency(findings, data):
     assert len(data["plans"]) == len(findings.frontier)
     for plan, solved in zip(data["plans"], findings.frontier, strict=True):
         parts = [data["segments"][index] for index in plan["segments"]]
-        assert sum_rounded_up([time for _, _, time, _, _ in parts]) == plan["ms"] == solved.latency
+        times = [active if j in plan["activations"] else bare for _, j, active, bare, *_ in parts]
+        assert sum_rounded_up(times) == plan["ms"] == solved.latency
         assert [(i, j) for i, j, *_ in parts] == list(pairwise((0, *solved.cuts, findings.network.depth)))
 
 
@@ -46,13 +47,14 @@ def test_activations_and_importances_are_those_of_the_plans(findings, data):
 def test_a_segment_is_there_once_and_has_the_merged_kernel(findings, data):
     spans = [(i, j) for i, j, *_ in data["segments"]]
     assert len(set(spans)) == len(spans)
-    for i, j, time, replaced, shape in data["segments"]:
+    for i, j, active, bare, replaced, shape in data["segments"]:
         merged = findings.network.merged_shape(Span(i, j))
         kernel, channels = merged.kernel, (merged.in_channels, merged.out_channels)
         assert shape.startswith("×".join(map(str, kernel)))  # noqa: RUF001
         assert f"{channels[0]} → {channels[1]}" in shape
         assert ("depth-wise" in shape) == (merged.groups == channels[0] == channels[1] > 1)
-        assert time == findings.latency.times[Span(i, j)]
+        assert (active, bare) == (findings.latency.times[Span(i, j)], findings.latency.bare_times[Span(i, j)])
+        assert (active == bare) == (j != i + 3)
         singles = [layer["ms"] for layer in data["layers"][i:j]]
         assert replaced == pytest.approx(sum(singles))
 

@@ -1,12 +1,13 @@
 "use strict";
 // The explorer: a slider over the plans, and the network of the plan that it stands at. The data come from plans.py:
-// every segment once, [i, j, ms, ms of its layers one by one or null, shape], and plans as lists of indices into them.
+// every segment once, [i, j, ms with an activation at j, ms without, ms of its layers one by one or null, shape], and
+// plans as lists of indices into them.
 // Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text is only ever set as text, never as HTML.
 
 (function () {
   const { layers, segments, plans, original, inserted, skips, barriers, chosen } = report.explorer;
   const own = layers.flatMap((layer, n) => (layer.activation === null ? [] : [n + 1]));
-  const longest = Math.max(...segments.map(([, , ms, replaced]) => Math.max(ms, replaced ?? 0)));
+  const longest = Math.max(...segments.map(([, , active, bare, replaced]) => Math.max(active, bare, replaced ?? 0)));
   const slider = document.getElementById("budget");
   const byId = (id) => document.getElementById(id);
 
@@ -31,8 +32,8 @@
     const kept = new Set(plan.activations);
     const native = new Set(own);
     const parts = plan.segments.map((index) => {
-      const [i, j, time, replaced, shape] = segments[index];
-      return { i, j, time, replaced, shape, merged: j > i + 1 };
+      const [i, j, active, bare, replaced, shape] = segments[index];
+      return { i, j, time: kept.has(j) ? active : bare, replaced, shape, merged: j > i + 1 };
     });
     return {
       plan,

@@ -61,7 +61,13 @@ def explorer_data(findings: Findings, plans: Shown) -> dict[str, Any]:
             for l, layer in enumerate(network.layers, start=1)
         ],
         "segments": [
-            [*ends, known[ends].time, known[ends].replaced, words.shape(network.merged_shape(Span(*ends)))]
+            [
+                *ends,
+                known[ends].takes(True),
+                known[ends].takes(False),
+                known[ends].replaced,
+                words.shape(network.merged_shape(Span(*ends))),
+            ]
             for ends in used
         ],
         "plans": [
