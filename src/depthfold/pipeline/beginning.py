@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from depthfold.backends import get
 from depthfold.core import ImportanceTable
-from depthfold.core.wording import count
+from depthfold.core.wording import count, one_line
 from depthfold.errors import DataError, InvalidValue
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
 from depthfold.tracing.inputs import Inputs
+from depthfold.training.borrowing import modes_kept
 from depthfold.training.classification import ClassificationTask
+from depthfold.training.objective import class_scores
+from depthfold.training.place import stands_at
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import expect_holdout, expect_task
@@ -57,7 +61,7 @@ def expect_arguments(
     expect_exports(exports)
 
 
-def expect_data(task: object, inputs: Any, *, importances: bool) -> None:
+def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
     """Refuse data that lacks a part that will be scored, or that the model does not take. Of a task of the user's own
     only what it says is asked, as its score may take long."""
     if importances:
@@ -73,6 +77,22 @@ def expect_data(task: object, inputs: Any, *, importances: bool) -> None:
             f"The images of the task have {count(found, 'channel')}, and the inputs that the model was to be traced "
             f"with have {wanted}. Give inputs and a model of {count(found, 'channel')}, or other data."
         )
+    if isinstance(model, nn.Module):  # trace() refuses anything else
+        _expect_scores(model, task)
+
+
+def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
+    """Refuse a model that has not one score for each class."""
+    device, dtype = stands_at(model)
+    try:
+        with modes_kept(model), torch.no_grad():
+            output = model.eval()(task.example().to(device, dtype))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise DataError(
+            f"The model cannot take an image of the task, of the shape {tuple(task.example().shape)}: "
+            f"{one_line(error)}. Give the task another size, or a model that takes its images."
+        ) from error
+    class_scores(output, task.classes)
 
 
 def _channels(inputs: Any) -> int | None:
