@@ -1,5 +1,6 @@
 """The demo: what ships is what it says, and the way through it works where a budget is met and where it cannot be."""
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import depthfold as df
-from cli_workshop import without_memory
+from cli_workshop import depthfold, without_memory
 from depthfold import demo
 from depthfold.core import fingerprint
 from depthfold.demo.shipped import SHIPPED
@@ -54,6 +55,18 @@ def test_it_goes_all_the_way(tmp_path):
     assert done.findings.after.latency <= 0.8 * done.findings.before.latency
     for name in ("report.html", "result/config.json", "model.pt2", "config.toml"):
         assert (tmp_path / "run" / name).exists(), name
+
+
+def test_the_command_ends_with_a_table_and_says_where_everything_is(tmp_path, monkeypatch):
+    module = importlib.import_module("depthfold.demo.show")  # the attribute of that name is the function
+    monkeypatch.setattr(module, "demo_settings", lambda run, remeasure: quick(run, budget="80%"))
+    done = depthfold("demo", "--run", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    for text in ("Interrupted and run again, it goes on.", "before", "after", "x as fast", "accuracy, test", "points"):
+        assert text in done.output
+    last = [Path(line.strip()) for line in done.output.splitlines()[-3:]]
+    assert [file.name for file in last] == ["report.html", "result", "model.pt2"]
+    assert all(file.exists() for file in last)
 
 
 def test_a_budget_out_of_reach_is_said_and_the_best_that_can_be_had_is_given(tmp_path):
