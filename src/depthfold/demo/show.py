@@ -27,8 +27,8 @@ ALPHA = 1.6  # the paper's are 1.2 to 1.8
 TRAININGS = MappingProxyType({"steps": 24, "batch": 64, "lr": 0.02, "clip": 5.0, "flip": True})
 TUNING = MappingProxyType(
     {
-        "steps": 300, "batch": 64, "lr": 0.02, "weight_decay": 1e-4, "warmup": 10, "clip": 5.0, "flip": True,
-        "distillation": 0.9, "temperature": 2.0, "ema": 0.98, "evaluate": 75, "checkpoint": 50,
+        "steps": 400, "batch": 64, "lr": 0.02, "weight_decay": 1e-4, "warmup": 10, "clip": 5.0, "flip": True,
+        "distillation": 0.9, "temperature": 2.0, "ema": 0.98, "evaluate": 100, "checkpoint": 50,
     }
 )  # fmt: skip
 
