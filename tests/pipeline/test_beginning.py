@@ -120,6 +120,27 @@ def test_a_model_that_has_not_one_score_for_each_class(compress):
         compress(four)
 
 
+class Asserting(nn.Sequential):
+    def forward(self, x):
+        if x.shape[-1] != 32:
+            raise AssertionError(
+                "expected images of 32."
+            )  # an assert, as some libraries have it; pytest rewrites those
+        return super().forward(x)
+
+
+def test_a_model_that_asserts_the_size_of_its_images(tmp_path):
+    with pytest.raises(DataError, match=r"of the shape \(1, 1, 8, 8\): .*expected images of 32\. Give the task"):
+        df.compress(
+            Asserting(*model()),
+            task(),
+            target="cost_model",
+            budget="80%",
+            run=tmp_path,
+            example_inputs=torch.rand(1, 1, 32, 32),
+        )
+
+
 def test_a_model_that_cannot_take_the_images(tmp_path):
     fixed = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 30 * 30, 3)).train()
     with pytest.raises(DataError, match=r"cannot take an image of the task, of the shape \(1, 1, 8, 8\): "):

@@ -18,8 +18,8 @@ from depthfold.core.document import decode
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-# What PyTorch and Triton say where they find no compiler.
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that capture by themselves
+# What PyTorch and Triton say where they find no compiler.
 _NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "TritonMissing", "working triton", "find C compiler")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-# Expansion, channels, blocks and stride of each stage, as in the table of the MobileNetV2 paper.
+# Expansion, channels, blocks and stride of each stage, in the notation of the MobileNetV2 paper.
 STAGES = ((1, 16, 1, 1), (12, 16, 9, 2))
 STEM, HEAD, CLASSES = 16, 128, 10
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from depthfold.backends import get
 from depthfold.core import ImportanceTable
 from depthfold.core.wording import count, one_line
-from depthfold.errors import DataError, InvalidValue
+from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
@@ -62,8 +62,8 @@ def expect_arguments(
 
 
 def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
-    """Refuse data that lacks a part that will be scored, or that the model does not take. Of a task of the user's own
-    only what it says is asked, as its score may take long."""
+    """Refuse data that lacks a part that will be scored, that the model does not take, or whose classes it does not
+    have. Of a task of the user's own only what it says is asked, as its score may take long."""
     if importances:
         expect_holdout(task)
     if not isinstance(task, ClassificationTask):
@@ -82,15 +82,17 @@ def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: boo
 
 
 def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
-    """Refuse a model that has not one score for each class."""
-    device, dtype = stands_at(model)
+    """Refuse a model that has not one score for each class. It runs once, on one image."""
+    image, (device, dtype) = task.example(), stands_at(model)
     try:
         with modes_kept(model), torch.no_grad():
-            output = model.eval()(task.example().to(device, dtype))
-    except (RuntimeError, ValueError, TypeError) as error:
+            output = model.eval()(image.to(device, dtype))
+    except Exception as error:  # whatever a forward of the user's raises
+        if lacks_memory(error) or spoils_device(error):
+            raise
         raise DataError(
-            f"The model cannot take an image of the task, of the shape {tuple(task.example().shape)}: "
-            f"{one_line(error)}. Give the task another size, or a model that takes its images."
+            f"The model cannot take an image of the task, of the shape {tuple(image.shape)}: "
+            f"{one_line(error).rstrip('.')}. Give the task another size, or a model that takes its images."
         ) from error
     class_scores(output, task.classes)
 

@@ -176,7 +176,7 @@ class ClassificationTask:
         batches = subset.pictures.read((Request(indices=part) for part in indices), self._pair, device)
         right = torch.zeros((), dtype=torch.int64, device=device)
         for part, pixels in zip(indices, batches, strict=True):
-            logits = class_scores(model(self._normalised(pixels).to(dtype)), self.classes)
+            logits = class_scores(model(self._normalised(pixels).to(dtype)), len(subset.classes))
             right += (logits.argmax(dim=1) == subset.labels[part].to(device)).sum()
         return 100.0 * right.item() / len(subset)
 
