@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import depthfold as df
 from cli_workshop import depthfold, without_memory
 from depthfold import demo
 from depthfold.core import fingerprint
+from depthfold.demo.network import InvertedResidual
 from depthfold.demo.shipped import SHIPPED
 from depthfold.demo.show import demo_settings, show, within_reach
 from depthfold.errors import BudgetError
@@ -27,6 +29,22 @@ def test_the_network_scores_what_its_record_says():
     score = task.score(demo.model(), "test")
     assert score == pytest.approx(record["accuracy on the 10,000 test images"], abs=1.0)
     assert score == pytest.approx(91.18, abs=0.1)  # as docs/demo.md says; another processor may round differently
+
+
+def test_residuals_are_left_out_in_training_only():
+    """Each image keeps its residual or not; the mean stays what it is."""
+    block = InvertedResidual(4, 4, 1, 2, drop=0.5).train()
+    x = torch.randn(16, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    whole = block.body(x)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        out = block(x)
+    found = [torch.equal(one, bare) for one, bare in zip(out, x, strict=True)]
+    assert 0 < sum(found) < 16
+    kept = ~torch.tensor(found)
+    torch.testing.assert_close(out[kept], (x + 2 * whole)[kept])
+    block.eval()
+    torch.testing.assert_close(block(x), x + block.body(x))
 
 
 def test_the_importance_table_is_that_of_the_network():
