@@ -128,7 +128,7 @@ def bench(network: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     started = time.perf_counter()
     table = measure_latency(network, backend, journal=journal)
     taken = time.perf_counter() - started
-    alone = measure_latency(network, backend, mode="alone", journal=journal)  # out of the journal: the same samples
+    alone = measure_latency(network, backend, mode="alone", journal=journal)  # on a CPU the journal has them all
     spans = network.spans("paper")
     shapes = len(set(block_shapes(network, spans, 1).values()))
     print(f"\n## {target}\n\n{table.environment}")

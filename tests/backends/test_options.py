@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from depthfold.backends import get, inductor, openvino, pytorch
+from depthfold.backends import get, openvino, torch_run
+from depthfold.backends.inductor import Inductor
 from depthfold.backends.openvino import _core
+from depthfold.backends.pytorch import PyTorch
 from depthfold.backends.tensorrt import TensorRT
 from depthfold.backends.torch_run import Place
 from depthfold.errors import InvalidValue
@@ -104,11 +106,11 @@ def test_tf32_is_on_where_the_precision_allows_it(precision):
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-@pytest.mark.parametrize("module", [pytorch, inductor])
-def test_what_runs_is_captured_if_asked_for(module, cuda_graphs, monkeypatch):
+@pytest.mark.parametrize("kind", [PyTorch, Inductor])
+def test_what_runs_is_captured_if_asked_for(kind, cuda_graphs, monkeypatch):
     """On a CPU, where nothing can be captured: only that it would be."""
-    monkeypatch.setattr(module, "captured", lambda forward: lambda: (torch.ones(1),))
-    backend = {pytorch: pytorch.PyTorch, inductor: inductor.Inductor}[module](device="cuda", cuda_graphs=cuda_graphs)
+    monkeypatch.setattr(torch_run, "captured", lambda forward: lambda: (torch.ones(1),))
+    backend = kind(device="cuda", cuda_graphs=cuda_graphs)
     place = Place(device="cpu", precision="float32", channels_last=False, threads=None)
     assert backend._run(place, lambda: (torch.zeros(1),))()[0].item() == cuda_graphs
 

@@ -37,9 +37,13 @@ STAGES = (
     ("latency.jsonl", 9),
     ("latency.json.partial", 1),
     ("importance.jsonl", 3),
+    ("importance.json.partial", 1),
+    ("choice.json.partial", 1),
     ("last.safetensors.partial", 2),
     ("result", 1),
+    (".model.pt2.partial", 1),
     ("findings.json.partial", 1),
+    ("report.html.partial", 1),
 )
 
 

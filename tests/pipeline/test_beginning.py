@@ -113,6 +113,43 @@ def test_images_of_other_channels_than_the_model_takes(wrap, compress):
         compress(channels=3, example_inputs=wrap(torch.rand(1, 3, 8, 8)))
 
 
+def test_a_model_that_has_not_one_score_for_each_class(compress):
+    pixels, labels = images()
+    four = task(train=(pixels, torch.arange(len(labels)) % 4))
+    with pytest.raises(DataError, match=r"the shape \(1, 3\), and the data has 4 classes: expected \(batch, 4\)"):
+        compress(four)
+
+
+class Asserting(nn.Sequential):
+    def forward(self, x):
+        if x.shape[-1] != 32:
+            raise AssertionError(
+                "expected images of 32."
+            )  # an assert, as some libraries have it; pytest rewrites those
+        return super().forward(x)
+
+
+def test_a_model_that_asserts_the_size_of_its_images(tmp_path):
+    with pytest.raises(DataError, match=r"of the shape \(1, 1, 8, 8\): .*expected images of 32\. Give the task"):
+        df.compress(
+            Asserting(*model()),
+            task(),
+            target="cost_model",
+            budget="80%",
+            run=tmp_path,
+            example_inputs=torch.rand(1, 1, 32, 32),
+        )
+
+
+def test_a_model_that_cannot_take_the_images(tmp_path):
+    fixed = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 30 * 30, 3)).train()
+    with pytest.raises(DataError, match=r"cannot take an image of the task, of the shape \(1, 1, 8, 8\): "):
+        df.compress(
+            fixed, task(), target="cost_model", budget="80%", run=tmp_path, example_inputs=torch.rand(1, 1, 32, 32)
+        )
+    assert fixed.training
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

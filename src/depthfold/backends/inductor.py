@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, reasons
-from depthfold.backends.cuda import captured
-from depthfold.backends.torch_run import Device, Place, Placed, Precision, TorchRun
+from depthfold.backends.torch_run import Device, Placed, Precision
 from depthfold.core.document import decode
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-# What PyTorch and Triton say where they find no compiler.
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that capture by themselves
+# What PyTorch and Triton say where they find no compiler.
 _NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "TritonMissing", "working triton", "find C compiler")
 
 
@@ -29,6 +28,7 @@ class Inductor(Placed):
     inputs in every call. `cuda_graphs` captures what was compiled on inputs that stay where they are."""
 
     name: ClassVar[str] = "inductor"
+    title: ClassVar[str] = "TorchInductor"
 
     device: Device = "cpu"
     precision: Precision = "float32"
@@ -59,10 +59,6 @@ class Inductor(Placed):
                 text = f"TorchInductor needs {needed}, and found none. Install it, or use the backend pytorch."
                 raise MissingDependency(text) from error
             raise
-
-    def _run(self, place: Place, forward: Callable[[], Any]) -> Compiled:
-        with reasons("TorchInductor cannot run this module"), place.settings():
-            return TorchRun(place, captured(forward) if self.cuda_graphs else forward, "TorchInductor")
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
         raise BackendError(

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, dynamic_shapes, expect_suffix, private_copy, reasons
-from depthfold.backends.cuda import captured
 from depthfold.backends.machine import device_name
-from depthfold.backends.torch_run import Device, Place, Placed, Precision, TorchRun
+from depthfold.backends.torch_run import Device, Placed, Precision
 from depthfold.errors import InvalidValue
 
 
@@ -22,6 +21,7 @@ class PyTorch(Placed):
     """PyTorch as it is. On CUDA, float32 means that TF32 is off; tf32 that it is on."""
 
     name: ClassVar[str] = "pytorch"
+    title: ClassVar[str] = "PyTorch"
 
     device: Device = "cpu"
     precision: Precision = "float32"
@@ -37,10 +37,6 @@ class PyTorch(Placed):
         with reasons("PyTorch cannot run this module"):
             module, inputs = place.moved(module, inputs)
         return self._run(place, lambda: module(*inputs))
-
-    def _run(self, place: Place, forward: Callable[[], Any]) -> Compiled:
-        with reasons("PyTorch cannot run this module"), place.settings():
-            return TorchRun(place, captured(forward) if self.cuda_graphs else forward, "PyTorch")
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """A program of torch.export, which `torch.export.load` reads."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends.base import Inputs, expect_threads, flatten, on_cpu, private_copy, reasons
-from depthfold.backends.cuda import cuda_settings
+from depthfold.backends.cuda import captured, cuda_settings
 from depthfold.backends.machine import device_name, environment_of, thread_count
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
@@ -86,6 +86,7 @@ class Placed:
     __slots__ = ()
 
     name: ClassVar[str]
+    title: ClassVar[str]  # as messages call it
     device: Device
     precision: Precision
     channels_last: bool
@@ -103,6 +104,10 @@ class Placed:
         return Place(
             device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
         )
+
+    def _run(self, place: Place, forward: Callable[[], Any]) -> TorchRun:
+        with reasons(f"{self.title} cannot run this module"), place.settings():
+            return TorchRun(place, captured(forward) if self.cuda_graphs else forward, self.title)
 
     def environment(self, inputs: Inputs) -> Environment:
         return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)

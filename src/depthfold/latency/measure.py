@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 from depthfold.backends import Backend, get
 from depthfold.backends.base import InsideOthers
-from depthfold.backends.registry import spelled
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
 from depthfold.core.space import Space
 from depthfold.errors import InvalidValue, TableError
@@ -72,7 +71,7 @@ def measure_latency(
     blocks = block_shapes(network, network.spans(space))
     block_backend = backend.inside() if mode == "in context" and isinstance(backend, InsideOthers) else backend
     # What the blocks are called in the journal: those that another runtime runs must not be taken for them.
-    runtime = "" if block_backend == backend else f"{spelled(block_backend)} "
+    runtime = "" if block_backend == backend else f"{block_backend.environment(inputs).runtime} "
     keys = {span: runtime + block.key for span, block in blocks.items()}
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, environment))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from depthfold.backends import get
 from depthfold.core import ImportanceTable
-from depthfold.core.wording import count
-from depthfold.errors import DataError, InvalidValue
+from depthfold.core.wording import count, one_line
+from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
 from depthfold.tracing.inputs import Inputs
+from depthfold.training.borrowing import modes_kept
 from depthfold.training.classification import ClassificationTask
+from depthfold.training.objective import class_scores
+from depthfold.training.place import stands_at
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import expect_holdout, expect_task
@@ -57,9 +61,9 @@ def expect_arguments(
     expect_exports(exports)
 
 
-def expect_data(task: object, inputs: Any, *, importances: bool) -> None:
-    """Refuse data that lacks a part that will be scored, or that the model does not take. Of a task of the user's own
-    only what it says is asked, as its score may take long."""
+def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
+    """Refuse data that lacks a part that will be scored, that the model does not take, or whose classes it does not
+    have. Of a task of the user's own only what it says is asked, as its score may take long."""
     if importances:
         expect_holdout(task)
     if not isinstance(task, ClassificationTask):
@@ -73,6 +77,24 @@ def expect_data(task: object, inputs: Any, *, importances: bool) -> None:
             f"The images of the task have {count(found, 'channel')}, and the inputs that the model was to be traced "
             f"with have {wanted}. Give inputs and a model of {count(found, 'channel')}, or other data."
         )
+    if isinstance(model, nn.Module):  # trace() refuses anything else
+        _expect_scores(model, task)
+
+
+def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
+    """Refuse a model that has not one score for each class. It runs once, on one image."""
+    image, (device, dtype) = task.example(), stands_at(model)
+    try:
+        with modes_kept(model), torch.no_grad():
+            output = model.eval()(image.to(device, dtype))
+    except Exception as error:  # whatever a forward of the user's raises
+        if lacks_memory(error) or spoils_device(error):
+            raise
+        raise DataError(
+            f"The model cannot take an image of the task, of the shape {tuple(image.shape)}: "
+            f"{one_line(error).rstrip('.')}. Give the task another size, or a model that takes its images."
+        ) from error
+    class_scores(output, task.classes)
 
 
 def _channels(inputs: Any) -> int | None:

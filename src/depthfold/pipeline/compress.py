@@ -90,7 +90,7 @@ def compress(
     expect_arguments(task, target, space, importance, executor, alpha, exports)
     check_libraries(exports, executor if importance is None else None)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
-    expect_data(task, inputs, importances=importance is None)
+    expect_data(task, model, inputs, importances=importance is None)
     folder = RunFolder.open(run)
     with folder.lock():
         network = trace(model, inputs, ignore=ignore, at=at)

@@ -21,6 +21,7 @@ from depthfold.merging import verify
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.store.run_folder import CONFIG
 from depthfold.tracing import TracedNetwork
+from depthfold.training.borrowing import modes_kept
 from depthfold.training.classification import ClassificationTask
 from depthfold.training.task import Task
 
@@ -115,13 +116,8 @@ def before_and_after(network: TracedNetwork, shallow: nn.Module, target: str | B
 
 def evaluation(model: nn.Module, task: Task) -> Evaluation:
     """The score on the test set. Of a classification it is a share of so many images; of another task, what it says."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            score = float(task.score(model.eval(), "test"))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with modes_kept(model), torch.no_grad():
+        score = float(task.score(model.eval(), "test"))
     if isinstance(task, ClassificationTask):
         return Evaluation(score=score / 100.0, images=task.count("test"))
     return Evaluation(score=score, metric="score", share=False)

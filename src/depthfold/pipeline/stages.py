@@ -153,7 +153,7 @@ def begin(subject: Subject) -> None:
     with --run alone if it is interrupted. What is refused here leaves nothing behind."""
     settings, importance = subject.settings, given_importance(subject.settings)
     check_libraries(settings.export, executor_of(settings.executor) if importance is None else None)
-    expect_data(subject.needed_task(), subject.inputs, importances=importance is None)
+    expect_data(subject.needed_task(), subject.model, subject.inputs, importances=importance is None)
     subject.traced(importance)
 
 

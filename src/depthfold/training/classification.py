@@ -24,6 +24,7 @@ from depthfold.training.data.in_memory import InMemory, Pair
 from depthfold.training.data.loaded import Loaded
 from depthfold.training.data.order import steps_per_epoch
 from depthfold.training.objective import class_scores, classification_loss
+from depthfold.training.place import stands_at
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Split, Step
 
@@ -137,6 +138,10 @@ class ClassificationTask:
         pixels = next(iter(self._data.train.pictures.read([Request(indices=np.arange(1))], self._pair, _CPU)))
         return self._normalised(pixels)
 
+    @property
+    def classes(self) -> int:
+        return len(self._data.train.classes)
+
     def count(self, split: Split) -> int:
         """How many images a score on this split is over."""
         return len(self._data.found(split))
@@ -148,8 +153,8 @@ class ClassificationTask:
     def loss(self, model: nn.Module, step: Step) -> Tensor:
         """The loss of the step's batch, of this process's part of it."""
         images, labels = self.batch(step)
-        images = images.to(_place(model)[1])
-        return classification_loss(model(images), images, labels, len(self._data.train.classes), step)
+        images = images.to(stands_at(model)[1])
+        return classification_loss(model(images), images, labels, self.classes, step)
 
     @torch.no_grad()
     def batch(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -165,7 +170,7 @@ class ClassificationTask:
     def score(self, model: nn.Module, split: Split) -> float:
         """The accuracy in percentage points, on the model's own device and in its own precision."""
         subset = self._data.scored(split)
-        device, dtype = _place(model)
+        device, dtype = stands_at(model)
         starts = range(0, len(subset), self.score_batch)
         indices = [np.arange(start, min(start + self.score_batch, len(subset))) for start in starts]
         batches = subset.pictures.read((Request(indices=part) for part in indices), self._pair, device)
@@ -195,11 +200,3 @@ class ClassificationTask:
 def _absolute(path: str | os.PathLike[str]) -> Path:
     """A task may be used by a process that was started elsewhere."""
     return as_path("The place of a dataset", path, InvalidValue).expanduser().absolute()
-
-
-def _place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """The model's device and precision."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.device, parameter.dtype
-    return torch.device("cpu"), torch.float32
