@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TypeAlias
 
 from torch import Tensor, nn
+from torch._inductor import config
 
 import depthfold as df
 from depthfold.backends.inductor import Inductor
@@ -28,7 +29,7 @@ class Workshop:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent)
+        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
 
     def blocks(self, build: Build, arguments: Arguments, backend: Inductor) -> list[Future]:
         parts = ((build, arguments, backend, n, self._workers) for n in range(self._workers))
@@ -38,8 +39,10 @@ class Workshop:
         return [self._pool.submit(_plan, build, arguments, backend, plan) for plan in plans]
 
 
-def _end_with_parent() -> None:
-    """A worker that outlived a parent that was killed would go on compiling, beside the next measurement."""
+def _begin() -> None:
+    """A worker compiles by itself: otherwise each would have processes of its own, as many as there are cores. And it
+    ends with its parent; one that outlived it would go on compiling, beside the next measurement."""
+    config.compile_threads = 1
 
     def wait() -> None:
         parent = parent_process()
