@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from compile_ahead import Arguments
 
 import depthfold as df
 from depthfold.backends.inductor import Inductor
@@ -51,16 +50,9 @@ class Case:
     name: str
     precision: str
     runtime: str
-    arguments: Arguments
+    batch: int
+    size: int
     backend: PyTorch | Inductor
-
-    @property
-    def batch(self) -> int:
-        return self.arguments[1]
-
-    @property
-    def size(self) -> int:
-        return self.arguments[2]
 
     @property
     def key(self) -> str:
@@ -79,4 +71,4 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                     continue
                 same = dict(device=options.device, precision=precision, channels_last=channels_last)
                 backend = Inductor(**same) if runtime == "inductor" else PyTorch(**same, **RUNTIMES[runtime])
-                yield Case(name, precision, runtime, (name, batches[name], options.size), backend)
+                yield Case(name, precision, runtime, batches[name], options.size, backend)

@@ -6,6 +6,9 @@ For each network, precision and runtime: the table, measured and calibrated; the
 fastest plan by the table, timed in turns; predicted against measured over 20 random plans (VGG: 10) of all depths and
 over plans of the solver (with made-up importances). FOLDER gets a CSV table and a line of results.jsonl for each; run
 again, what is there is not measured again, and what was measured of a table before an interruption is in its journal.
+
+The original and every block merged are timed before the table, too. If either takes another time at the end, something
+else ran on the machine or its clocks changed: what was measured is thrown away, journal and all, and measured again.
 """
 
 from __future__ import annotations
@@ -16,15 +19,11 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import replace
-from multiprocessing import active_children
 from pathlib import Path
 from statistics import median
 
 import torch
-from compile_ahead import Workshop
 from latency_cases import Case, build, cases, every_block_merged
 
 import depthfold as df
@@ -33,23 +32,23 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
 from depthfold.latency import Timer, measure_latency
 from depthfold.latency.candidates import network_inputs
-from depthfold.latency.measure import RANDOM_SHARE
-from depthfold.latency.samples import fast_plans, plans_of_all_depths
+from depthfold.latency.samples import fast_plans
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from latency import end_to_end, made_up_importances
-from latency import plans_of_all_depths as test_plans
+from latency import end_to_end, made_up_importances, plans_of_all_depths
 
 TIMER = Timer(warmup=0.1, turns=4, turn=0.01, extra=4)
 WHOLE = Timer(warmup=0.1, turns=6, turn=0.02)
 
 
-def plans_known_before(network: TracedNetwork) -> list[df.Plan]:
-    """Those of the whole networks that do not depend on what is measured."""
-    networks, tests = counts(network)
-    random = plans_of_all_depths(network, network.spans("paper"), round(RANDOM_SHARE * networks))
-    return [*random, every_block_merged(network), *test_plans(network, tests, 1)]
+# How far apart the two times of a network may be, at the beginning of a row and at its end.
+DRIFT = 0.05
+TRIES = 2
+
+
+class Disturbed(Exception):
+    """The machine was not the same at the end of a row as at its beginning."""
 
 
 def errors(network: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
@@ -62,25 +61,27 @@ def counts(network: df.Network) -> tuple[int, int]:
     return (8, 10) if network.depth < 20 else (14, 20)
 
 
-def examine(
-    network: TracedNetwork, backend: PyTorch | Inductor, journal: Path, compile_ahead: Callable[[list[df.Plan]], None]
-) -> tuple[df.LatencyTable, dict]:
+def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) -> tuple[df.LatencyTable, dict]:
     started = time.perf_counter()
     networks, tests = counts(network)
+    compared = {"original": network.vanilla, "every block merged": every_block_merged(network)}
+    before = end_to_end(network, backend, compared.values(), WHOLE)
     table = measure_latency(network, backend, journal=journal, timer=TIMER, networks=networks)
     took = time.perf_counter() - started
     alone = measure_latency(network, backend, mode="alone", journal=journal, timer=TIMER)
-    (fastest,) = fast_plans(network, table.times, 1)
-    compared = {"original": network.vanilla, "every block merged": every_block_merged(network), "fastest": fastest}
-    random = list(test_plans(network, tests, 1))
+    (compared["fastest"],) = fast_plans(network, table.times, 1)
+    random = list(plans_of_all_depths(network, tests, 1))
     frontier = df.solve(table, made_up_importances(network))
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
-    compile_ahead([fastest, *solved])
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(network, backend, plans, WHOLE)
+    drift = [now / then - 1 for now, then in zip(measured, before, strict=False)]
+    if max(map(abs, drift)) > DRIFT:
+        raise Disturbed(f"the first two networks changed by {drift[0]:+.1%} and {drift[1]:+.1%} meanwhile")
     result = {
         "milliseconds": dict(zip(compared, measured, strict=False)),
-        "fastest": {"activations": sorted(fastest.activations), "cuts": list(fastest.cuts)},
+        "fastest": {"activations": sorted(compared["fastest"].activations), "cuts": list(compared["fastest"].cuts)},
+        "drift": drift,
         "calibration": encode(table.calibration),
         "seconds for the table": round(took, 1),
         "spans without a time": len(table.entries) - len(table.times),
@@ -105,15 +106,18 @@ def row(record: dict) -> str:
     )
 
 
-def measure(case: Case, folder: Path, workshop: Workshop | None) -> dict:
+def measure(case: Case, folder: Path) -> dict:
     started = time.monotonic()
-    network = build(*case.arguments)
-
-    def compile_ahead(plans: list[df.Plan]) -> None:
-        if workshop is not None and isinstance(case.backend, Inductor):
-            wait(workshop.plans(build, case.arguments, case.backend, plans))
-
-    table, result = examine(network, case.backend, case.file(folder, ".journal"), compile_ahead)
+    network, journal = build(case.name, case.batch, case.size), case.file(folder, ".journal")
+    for left in reversed(range(TRIES)):
+        try:
+            table, result = examine(network, case.backend, journal)
+            break
+        except Disturbed as disturbed:
+            journal.unlink()
+            print(f"{case.key}: {disturbed}; thrown away", flush=True)
+            if not left:
+                raise
     environment = case.backend.environment(network_inputs(network)).to_json()
     replace(table, network=case.name).write_csv(case.file(folder, ".csv"))
     head = {"key": case.key, "network": case.name, "precision": case.precision, "runtime": case.runtime}
@@ -143,8 +147,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", type=int, nargs=2, default=(128, 64), help="of MobileNetV2, and of VGG")
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--workers", type=int, default=0, help="processes that compile ahead for inductor")
-    parser.add_argument("--compile", action="store_true", help="only compile for inductor, and measure nothing")
     parser.add_argument("--only", default="", help="parts of a name: what to measure, as in 'tf32 inductor'")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -153,16 +155,12 @@ def main() -> None:
     asked = list(cases(options))
     done = known(results, asked)
     wanted = [case for case in asked if case.key not in done and all(word in case.key for word in options.only.split())]
-    workshop = Workshop(options.workers) if options.workers else None
-    if options.compile and workshop is not None:
-        compile_all([case for case in wanted if isinstance(case.backend, Inductor)], workshop, deadline)
-        return
     for case in wanted:
         if time.monotonic() > deadline:
             break
         try:
-            done[case.key] = measure(case, options.folder, workshop)
-        except (df.DepthfoldError, RuntimeError) as error:  # the others can still be measured
+            done[case.key] = measure(case, options.folder)
+        except (df.DepthfoldError, RuntimeError, Disturbed) as error:  # the others can still be measured
             print(f"{case.key}: {type(error).__name__}: {error}", flush=True)
             continue
         with results.open("a") as file:
@@ -180,23 +178,6 @@ def main() -> None:
     )
     for record in done.values():
         print(row(record))
-
-
-def compile_all(found: list[Case], workshop: Workshop, deadline: float) -> None:
-    waiting: dict[Future, str] = {}
-    for case in found:
-        plans = plans_known_before(build(*case.arguments))
-        futures = [
-            *workshop.blocks(build, case.arguments, case.backend),
-            *workshop.plans(build, case.arguments, case.backend, plans),
-        ]
-        waiting |= dict.fromkeys(futures, case.key)
-    for case in found:
-        mine = [future for future, key in waiting.items() if key == case.key]
-        done, _ = wait(mine, timeout=max(deadline - time.monotonic(), 0))
-        print(f"{case.key}: {len(done)} of {len(mine)} compiled", flush=True)
-    for child in active_children():  # what has not been compiled by now is not waited for
-        child.kill()
 
 
 if __name__ == "__main__":
