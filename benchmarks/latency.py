@@ -46,7 +46,7 @@ def mobilenet_v2(width: float = 1.0, batch: int = 1) -> TracedNetwork:
     return df.trace(model.eval(), torch.randn(batch, 3, 224, 224), ignore=STEM_AND_HEAD)
 
 
-def plans_of_all_depths(network: df.Network, count: int, seed: int) -> Iterable[df.Plan]:
+def random_plans(network: df.Network, count: int, seed: int) -> Iterable[df.Plan]:
     """From every layer for itself to the longest span that starts at each cut, with activations at random cuts."""
     rng = Random(seed)
     ends: dict[int, list[int]] = {}
@@ -135,7 +135,7 @@ def bench(network: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     print(f"{len(spans)} spans, {shapes} distinct shapes; the table took {taken:.0f} s; {table.calibration}")
     tables = {"alone": alone, "in context": table}
     print("20 random plans:")
-    prediction(network, backend, tables, list(plans_of_all_depths(network, 20, seed)))
+    prediction(network, backend, tables, list(random_plans(network, 20, seed)))
     frontier = df.solve(table, made_up_importances(network))
     print(f"{SOLVED} plans of the solver, from the fastest to the original:")
     steps = [round(n * (len(frontier) - 1) / (SOLVED - 1)) for n in range(SOLVED)]

@@ -32,11 +32,10 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
 from depthfold.latency import Timer, measure_latency
 from depthfold.latency.candidates import network_inputs
-from depthfold.latency.samples import fast_plans
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from latency import end_to_end, made_up_importances, plans_of_all_depths
+from latency import end_to_end, made_up_importances, random_plans
 
 TIMER = Timer(warmup=0.1, turns=4, turn=0.01, extra=4)
 WHOLE = Timer(warmup=0.1, turns=6, turn=0.02)
@@ -69,9 +68,9 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) 
     table = measure_latency(network, backend, journal=journal, timer=TIMER, networks=networks)
     took = time.perf_counter() - started
     alone = measure_latency(network, backend, mode="alone", journal=journal, timer=TIMER)
-    (compared["fastest"],) = fast_plans(network, table.times, 1)
-    random = list(plans_of_all_depths(network, tests, 1))
+    random = list(random_plans(network, tests, 1))
     frontier = df.solve(table, made_up_importances(network))
+    compared["fastest"] = frontier[0].plan
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(network, backend, plans, WHOLE)

@@ -20,11 +20,11 @@ import numpy as np
 from latency_cases import build
 
 import depthfold as df
-from depthfold.latency.blocks import bare_segments
+from depthfold.latency.blocks import block_is_active, changed_segments
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from latency import plans_of_all_depths
+from latency import random_plans
 
 HERE = Path(__file__).parent / "latency-h200"
 
@@ -35,7 +35,8 @@ def network_named(name: str) -> TracedNetwork:
 
 
 def left_out(network: TracedNetwork, plan: df.Plan) -> int:
-    layers = [network.layers[span.j - 1] for span in bare_segments(network, plan)]
+    bare = [span for span in changed_segments(network, plan) if block_is_active(network, span)]
+    layers = [network.layers[span.j - 1] for span in bare]
     return sum(layer.shape.out_channels * math.prod(layer.out_size) for layer in layers)
 
 
@@ -48,7 +49,7 @@ def main(folder: Path) -> None:
         network = network_named(record["network"])
         table = df.LatencyTable.read_csv(folder / (record["key"].replace(" ", "_") + ".csv"))
         errors = np.array(record["errors in context"]["random"])
-        plans = list(plans_of_all_depths(network, len(errors), 1))
+        plans = list(random_plans(network, len(errors), 1))
         guesses = np.array([table.predict(network, plan) for plan in plans])
         measured = guesses / (1 + errors)
         elements = np.array([left_out(network, plan) for plan in plans], dtype=float)

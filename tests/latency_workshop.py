@@ -42,12 +42,8 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def seconds(network, plan):
-    return COST.compile(shallow_of(network, plan), tuple(network.inputs.args)).seconds() * 1000
-
-
-def predicted(table, network, plan):
-    return table.predict(network, plan)
+def milliseconds(network, plan, runtime=COST):
+    return 1e3 * runtime.compile(shallow_of(network, plan), tuple(network.inputs.args)).seconds()
 
 
 def plans(network, count):

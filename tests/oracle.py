@@ -37,7 +37,7 @@ def every_merging(latency: LatencyTable) -> dict[int, Fraction]:
 def fastest_with(latency: LatencyTable, activations: int) -> Fraction | None:
     """The least exact sum over every S that goes with these activations: a span that ends where none of them stands
     takes its bare time. None where there is no such S."""
-    times, bare, last = latency.times, latency.bare_times, latency.depth
+    times, bare, last = latency.times_if(True), latency.times_if(False), latency.depth
     totals: list[Fraction] = []
 
     def walk(position: int, total: Fraction) -> None:
@@ -73,7 +73,8 @@ def every_blocking(importance: ImportanceTable) -> dict[int, Fraction]:
 
 def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
     """Exact latency and importance of every plan that no other plan beats, over all A, B and S; empty without one."""
-    plans = _plans(latency, importance) if latency.times == latency.bare_times else _plans_by_A(latency, importance)
+    one_time = latency.times == latency.times_if(True) == latency.times_if(False)
+    plans = _plans(latency, importance) if one_time else _plans_by_A(latency, importance)
     front: list[Plan] = []
     for time, value in sorted(plans, key=lambda plan: (plan[0], -plan[1])):
         if not front or value > front[-1][1]:
@@ -107,7 +108,7 @@ def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float)
     """
     values, L = importance.importances, latency.depth
     spans = [(span, flag) for flag in (True, False) for span in latency.times]
-    times = [(latency.times if flag else latency.bare_times)[span] for span, flag in spans]
+    times = [latency.times_if(flag)[span] for span, flag in spans]
     blocks = list(values)
     rows: list[tuple[int, int, float]] = []
     low: list[float] = []

@@ -18,9 +18,17 @@ def importance_table(values: dict[tuple[int, int, int, int], float], **fields: o
     return ImportanceTable(entries=entries, **fields)
 
 
-def with_bare(latency: LatencyTable, bare: Callable[[Timing], float | None]) -> LatencyTable:
-    """The table with what the entries that have a time take without their activation."""
-    return replace(latency, entries=[replace(e, bare=bare(e)) if e.time is not None else e for e in latency.entries])
+def with_bare(
+    latency: LatencyTable,
+    bare: Callable[[Timing], float | None],
+    active: Callable[[Timing], float | None] = lambda entry: None,
+) -> LatencyTable:
+    """The table with what the entries that have a time take without an activation at their end, and with one."""
+    entries = (
+        replace(entry, bare=bare(entry), active=active(entry)) if entry.time is not None else entry
+        for entry in latency.entries
+    )
+    return replace(latency, entries=tuple(entries))
 
 
 def plausible_tables(
@@ -77,7 +85,10 @@ def bare_instance(seed: int, *, cheaper: bool = False) -> tuple[LatencyTable, Im
         less = (None, 0.0, time, time / 2, max(time - 0.25, 0.0), max(time - 1.0, 0.0), time * rng.random())
         return rng.choice(less if cheaper else (*less, time + 0.5, rng.uniform(0.0, 3.0)))
 
-    return with_bare(latency, bare), importance
+    def active(entry: Timing) -> float | None:
+        return None if cheaper or rng.random() < 0.7 else (entry.time or 0.0) + rng.choice((0.0, 0.25, rng.random()))
+
+    return with_bare(latency, bare, active), importance
 
 
 def _flags(rng: random.Random, depth: int, barriers: set[int], extended: bool) -> list[tuple[int, ...]]:

@@ -102,7 +102,7 @@ def test_a_solved_plan_is_a_plan_that_explains_itself() -> None:
 
 
 def test_without_the_network_a_segment_has_no_shape() -> None:
-    assert [segment.row()[1] for segment in frontier().at("8ms").segments] == ["as it is", "one convolution"]
+    assert [segment.row(True)[1] for segment in frontier().at("8ms").segments] == ["as it is", "one convolution"]
 
 
 def test_prints_a_table() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from depthfold.core import Environment, FlaggedSpan, LatencyTable, Plan, Span, Timing
+from depthfold.core import Environment, FlaggedSpan, LatencyTable, Plan, Span, Timing, fingerprint
 from depthfold.core.latency_table import sum_rounded_up
 from depthfold.errors import TableError
 from structures import chain
@@ -57,46 +57,49 @@ def test_bare_times_survive_json_and_csv(tmp_path: Path) -> None:
             Timing(span=Span(0, 2), reason="out of memory"),
             Timing(span=Span(1, 2), time=1 / 3, stdev=0.25),
             Timing(span=Span(1, 3), time=1.0, bare=0.0),
-            Timing(span=Span(2, 3), time=1.0, bare=1.5),  # nobody says that it must be less
+            Timing(span=Span(2, 3), time=1.0, bare=1.5, active=1.25),  # nobody says that it must be less
         ),
     )
     assert table.times == {Span(0, 1): 0.5, Span(1, 2): 1 / 3, Span(1, 3): 1.0, Span(2, 3): 1.0}
-    assert table.bare_times == {Span(0, 1): 0.1, Span(1, 2): 1 / 3, Span(1, 3): 0.0, Span(2, 3): 1.5}
+    assert table.times_if(False) == {Span(0, 1): 0.1, Span(1, 2): 1 / 3, Span(1, 3): 0.0, Span(2, 3): 1.5}
+    assert table.times_if(True) == {Span(0, 1): 0.5, Span(1, 2): 1 / 3, Span(1, 3): 1.0, Span(2, 3): 1.25}
     assert table.original == sum_rounded_up([0.5, 1 / 3, 1.0])
     assert LatencyTable.loads(table.dumps()) == table
     table.write_csv(tmp_path / "out.csv")
     assert LatencyTable.read_csv(tmp_path / "out.csv") == table
-    assert (tmp_path / "out.csv").read_text().startswith("st,end,time,stdev,bare,reason\n0,1,0.5,,0.1,\n")
+    assert (tmp_path / "out.csv").read_text().startswith("st,end,time,stdev,active,bare,reason\n0,1,0.5,,,0.1,\n")
 
 
 def test_files_of_before_have_no_bare_times(tmp_path: Path) -> None:
     table = LatencyTable(entries=(Timing(span=Span(0, 1), time=0.5),))
     data = table.to_json()
-    del data["entries"][0]["bare"]  # as it was written before
+    del data["entries"][0]["bare"], data["entries"][0]["active"]  # as it was written before
     assert LatencyTable.from_json(data) == table
     table.write_csv(tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == "st,end,time,stdev\n0,1,0.5,\n"
     published = LatencyTable.read_csv(write(tmp_path, PUBLISHED))
-    assert published.bare_times == published.times
-    assert [entry.bare for entry in published.entries] == [None] * 3
+    assert published.times_if(False) == published.times_if(True) == published.times
+    assert [(entry.active, entry.bare) for entry in published.entries] == [(None, None)] * 3
 
 
 @pytest.mark.parametrize(
-    ("bare", "message"),
+    ("time", "message"),
     [
-        (math.nan, r"The latency of \(0, 1\] without its activation is NaN"),
-        (math.inf, r"The latency of \(0, 1\] without its activation is infinite"),
-        (-0.5, r"The latency of \(0, 1\] without its activation is negative \(-0\.5 ms\)"),
-        ("1", r"The latency of \(0, 1\] without its activation must be milliseconds from 0 on, found '1'"),
+        (math.nan, r"an activation is NaN"),
+        (math.inf, r"an activation is infinite"),
+        (-0.5, r"an activation is negative \(-0\.5 ms\)"),
+        ("1", r"an activation must be milliseconds from 0 on, found '1'"),
     ],
 )
-def test_refuses_bad_bare_times(bare: object, message: str) -> None:
-    with pytest.raises(TableError, match=message):
-        Timing(span=Span(0, 1), time=1.0, bare=bare)
+def test_refuses_bad_times_with_and_without_an_activation(time: object, message: str) -> None:
+    with pytest.raises(TableError, match=r"The latency of \(0, 1\] without " + message):
+        Timing(span=Span(0, 1), time=1.0, bare=time)
+    with pytest.raises(TableError, match=r"The latency of \(0, 1\] with " + message):
+        Timing(span=Span(0, 1), time=1.0, active=time)
 
 
 def test_refuses_a_bare_time_of_what_has_no_time(tmp_path: Path) -> None:
-    message = r"The latency entry \(0, 1\] has a time without its activation \(2 ms\) and a reason why it has no time"
+    message = r"The latency entry \(0, 1\] has a time without an activation \(2 ms\) and a reason why it has no time"
     with pytest.raises(TableError, match=message):
         Timing(span=Span(0, 1), bare=2.0, reason="out of memory")
     with pytest.raises(TableError, match=f"line 2: {message}"):
@@ -118,7 +121,7 @@ def test_predicts_what_a_plan_takes() -> None:
     )
     assert table.predict(network, network.vanilla) == table.original == 321.0
     assert table.predict(network, Plan({1, 3}, (1, 2))) == 1 + 10 + 300
-    assert table.predict(network, Plan({2}, (1, 2))) == 0.5 + 20 + 200
+    assert table.predict(network, Plan({2}, (1, 2))) == 0.5 + 20 + 300  # the network's own at the end stays
     assert table.predict(network, Plan((), ())) == 0.5 + 4000  # whoever gives one time means both
     assert table.predict(network, Plan({1, 3}, (1,))) == 1 + 4000
     tenths = LatencyTable(entries=tuple(Timing(span=Span(l, l + 1), time=0.1) for l in range(10)))
@@ -126,6 +129,16 @@ def test_predicts_what_a_plan_takes() -> None:
     assert tenths.predict(ten, ten.vanilla) == tenths.original > 1.0
     with pytest.raises(TableError, match=r"no time for \(0, 2\], which the plan merges"):
         tenths.predict(ten, Plan({2}, range(2, 10)))
+
+
+def test_predicts_only_with_times_of_the_same_network() -> None:
+    network, other = chain(3, 3), chain(3, 5)
+    entries = Timing(span=Span(0, 1), time=1.0), Timing(span=Span(1, 2), reason="out of memory")
+    table = LatencyTable(entries=entries, fingerprint=fingerprint(network))
+    with pytest.raises(TableError, match=r"no time for \(1, 2\] \(out of memory\), which the plan merges. Measure it"):
+        table.predict(network, network.vanilla)
+    with pytest.raises(TableError, match=f"of another network .fingerprint {table.fingerprint}; this one is "):
+        table.predict(other, other.vanilla)
 
 
 def test_measured_entries_keep_their_samples() -> None:
@@ -172,7 +185,7 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
     [
         (
             "",
-            "'st' is missing. Expected the columns st,end,time, if you like also stdev,bare,reason; found an empty",
+            "'st' is missing. Expected the columns st,end,time, if you like also stdev,active,bare,reason; found an",
         ),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", "the latency table is empty; expected one line per span"),

@@ -18,7 +18,7 @@ from depthfold.latency.measure import DoubtfulTable, wholes
 from depthfold.latency.notebook import Notebook
 from depthfold.progress import progress_lines
 from depthfold.store import Journal
-from latency_workshop import COST, QUICK, plans, predicted, seconds
+from latency_workshop import COST, QUICK, milliseconds, plans
 
 
 def test_alone_each_block_costs_what_the_cost_model_says(network):
@@ -36,9 +36,9 @@ def test_in_context_the_sum_over_a_plan_predicts_the_whole_network(network):
     alone = measure_latency(network, COST, mode="alone", timer=QUICK)
     table = measure_latency(network, COST, timer=QUICK, networks=12)
     for plan in plans(network, 12):
-        wanted = seconds(network, plan)
-        assert predicted(table, network, plan) == pytest.approx(wanted, rel=0.02)
-        assert predicted(alone, network, plan) > 1.2 * wanted  # every block pays for a network of its own
+        wanted = milliseconds(network, plan)
+        assert table.predict(network, plan) == pytest.approx(wanted, rel=0.02)
+        assert alone.predict(network, plan) > 1.2 * wanted  # every block pays for a network of its own
     assert table.calibration.worst_error < 0.02
     assert df.LatencyTable.loads(table.dumps()) == table
 
@@ -143,10 +143,10 @@ def test_an_unknown_mode_is_a_clear_error(network):
 
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.7])
 def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, frontier, share):
-    original = seconds(network, network.vanilla)
+    original = milliseconds(network, network.vanilla)
     plan = choose(network, frontier, f"{share:.0%}", COST, timer=QUICK)
-    assert seconds(network, plan.plan) <= share * original
-    meeting = [p for p in frontier if seconds(network, p.plan) <= 0.98 * share * original]
+    assert milliseconds(network, plan.plan) <= share * original
+    meeting = [p for p in frontier if milliseconds(network, p.plan) <= 0.98 * share * original]
     assert plan.importance == max(p.importance for p in meeting)
 
 
@@ -160,13 +160,13 @@ def hopeful(frontier, factor):
 def test_a_wrong_frontier_is_put_right_by_the_stopwatch(network, frontier):
     """Predictions that are 30 % too low lead to plans that fail; the loop walks on until one fits."""
     wrong = hopeful(frontier, 0.7)
-    original = seconds(network, network.vanilla)
+    original = milliseconds(network, network.vanilla)
     plan = choose(network, wrong, "80%", COST, timer=QUICK)
-    assert seconds(network, plan.plan) <= 0.8 * original
+    assert milliseconds(network, plan.plan) <= 0.8 * original
 
 
 def test_a_budget_out_of_reach_says_what_the_fastest_is(network, frontier):
-    fastest = min(seconds(network, plan.plan) for plan in frontier)
+    fastest = min(milliseconds(network, plan.plan) for plan in frontier)
     with pytest.raises(BudgetError, match=rf"the fastest one takes {fastest:.4g} ms"):
         choose(network, frontier, "5%", COST, timer=QUICK)
 
@@ -174,11 +174,11 @@ def test_a_budget_out_of_reach_says_what_the_fastest_is(network, frontier):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reach(network, frontier, steps):
     """The only candidate misses the budget, and the fastest plan of all meets it."""
-    original = seconds(network, network.vanilla)
-    shares = [seconds(network, plan.plan) / original for plan in frontier]
+    original = milliseconds(network, network.vanilla)
+    shares = [milliseconds(network, plan.plan) / original for plan in frontier]
     assert min(shares) == shares[0] < 0.6
     plan = choose(network, hopeful(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
-    assert seconds(network, plan.plan) <= 0.7 * original
+    assert milliseconds(network, plan.plan) <= 0.7 * original
     with pytest.raises(BudgetError, match=rf"the fastest one takes .* which is {shares[0]:.1%} of the") as raised:
         choose(network, hopeful(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
     assert raised.value.fastest == pytest.approx(shares[0])
@@ -195,7 +195,7 @@ def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(networ
                 raise BackendError("not this one")
             return compiled
 
-    second = seconds(network, frontier[1].plan) / seconds(network, network.vanilla)
+    second = milliseconds(network, frontier[1].plan) / milliseconds(network, network.vanilla)
     with pytest.raises(BudgetError, match=r"the fastest one that was timed takes") as raised:
         choose(network, frontier, "5%", Picky(), timer=QUICK)
     assert raised.value.fastest == pytest.approx(second)
@@ -212,9 +212,11 @@ def test_choosing_teaches_the_table(network, frontier, tmp_path):
         _, *found = wholes(network, notebook, before.times, (network.vanilla, *learnt))
     assert found and [whole.segments for whole in found] == [network.segments(plan) for plan in learnt]
     for whole, plan in zip(found, learnt, strict=True):
-        assert whole.latency == pytest.approx(seconds(network, plan))
-        assert seconds(network, plan) < 0.9 * seconds(network, network.vanilla)  # a share that is no share would show
-        assert predicted(after, network, plan) == pytest.approx(seconds(network, plan), rel=0.02)
+        assert whole.latency == pytest.approx(milliseconds(network, plan))
+        assert milliseconds(network, plan) < 0.9 * milliseconds(
+            network, network.vanilla
+        )  # a share that is no share would show
+        assert after.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.02)
 
 
 def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_path):
@@ -224,13 +226,15 @@ def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_pa
     surprising = list(frontier)[: len(frontier) // 2]
     with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
         for solved in surprising:
-            notebook.keep_share(solved.plan, 2 * seconds(network, solved.plan) / seconds(network, network.vanilla))
+            notebook.keep_share(
+                solved.plan, 2 * milliseconds(network, solved.plan) / milliseconds(network, network.vanilla)
+            )
     with pytest.warns(DoubtfulTable):
         after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
     for solved in surprising:
-        was = predicted(before, network, solved.plan)
-        assert was == pytest.approx(seconds(network, solved.plan), rel=0.02)
-        assert 1.2 * was < predicted(after, network, solved.plan) < 2.5 * was
+        was = before.predict(network, solved.plan)
+        assert was == pytest.approx(milliseconds(network, solved.plan), rel=0.02)
+        assert 1.2 * was < after.predict(network, solved.plan) < 2.5 * was
 
 
 def test_a_profile_counts_what_can_be_counted_by_hand():
@@ -328,7 +332,7 @@ def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(network, fron
     """Only what was timed together compares: against the original of a later step, an early failure would fit."""
     wrong = hopeful(frontier, 0.8)
     plan = choose(network, wrong, "80%", drifting(factor), timer=QUICK)
-    assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
 
 
 def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
@@ -345,7 +349,7 @@ def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
 
     plan = choose(network, frontier, "80%", Picky(), timer=QUICK)
     assert plan.importance < wanted.importance
-    assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
 
 
 def test_the_bar_of_a_search_that_ends_early_ends_with_it(network, frontier):

@@ -14,7 +14,7 @@ from depthfold.errors import BackendError, BudgetError, OutOfMemory, TableError
 from depthfold.latency import candidates, choose, measure_latency, profile, profile_all
 from depthfold.latency.blocks import BlockShape
 from depthfold.latency.candidates import shallow_of
-from latency_workshop import COST, QUICK, plans, seconds
+from latency_workshop import COST, QUICK, milliseconds, plans
 
 
 class Failing:
@@ -171,7 +171,7 @@ def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(network, fronti
 
     plan = choose(network, frontier, "80%", Fragile(broken=broken, error=RuntimeError("device lost")), timer=QUICK)
     assert plan.importance < wanted.importance
-    assert seconds(network, plan.plan) <= 0.8 * seconds(network, network.vanilla)
+    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
     others = Fragile(
         broken=lambda module: sum(isinstance(p, nn.Conv2d) for p in module.modules()) != original,
         error=RuntimeError("device lost"),

@@ -14,7 +14,7 @@ import pytest
 
 from depthfold.core import Calibration, Environment, Refusal
 from depthfold.errors import InvalidValue, MissingDependency
-from depthfold.reporting import Evaluation, Verified, report
+from depthfold.reporting import Evaluation, Verified, report, words
 from depthfold.reporting.exhibits import frontier_section, tables_section
 from depthfold.reporting.markup import embedded
 from depthfold.reporting.plans import shown
@@ -310,3 +310,18 @@ def test_an_empty_cell_of_the_latency_map_may_be_a_span_that_merges():
     assert set(findings.network.spans("full")) - held
     text = " ".join(str(tables_section(findings, ("ms",), ("both",))).split())
     assert "the table holds no such span: it cannot be merged, or is not in the search space." in text
+
+
+def test_the_latency_table_has_both_times_of_every_span():
+    findings = made_up_run()
+    text, _, _ = str(tables_section(findings, (), ())).partition("Importance, I[")
+    cells = [re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", row) for row in text.split("<tr>")]
+    header = next(row for row in cells if row and row[0] == "Span")
+    columns = [header.index(name) for name in ("With an activation at its end", "Without one")]
+    rows = {row[0]: [row[column] for column in columns] for row in cells if row and row[0].startswith("(")}
+    different = 0
+    for entry in findings.latency.entries:
+        times = [entry.takes(active) for active in (True, False)]
+        assert rows[str(entry.span)] == ["none" if time is None else words.ms(time) for time in times]
+        different += times[0] != times[1]
+    assert different > 20

@@ -50,7 +50,7 @@ def test_the_instances_are_of_every_kind() -> None:
         latency, importance = bare_instance(seed)
         if (frontier := solved(latency, importance)) is None:
             continue
-        L, times, bare = latency.depth, latency.times, latency.bare_times
+        L, times, bare = latency.depth, latency.times_if(True), latency.times_if(False)
         count["bare cuts"] += any(set(point.cuts) - set(point.activations) for point in frontier.points)
         count["bare ends"] += any(L not in point.activations for point in frontier.points)
         count["other frontiers"] += frontier.points != solve(*small_instance(seed)).points
@@ -63,7 +63,7 @@ def test_the_instances_are_of_every_kind() -> None:
 def test_every_plan_is_what_it_says() -> None:
     for seed in range(300):
         latency, importance = bare_instance(seed)
-        times, bare, L = latency.times, latency.bare_times, latency.depth
+        times, bare, L = latency.times_if(True), latency.times_if(False), latency.depth
         for plan in solved(latency, importance) or ():
             spans = [Span(i, j) for i, j in pairwise((0, *plan.cuts, L))]
             parts = [times[span] if span.j in plan.activations else bare[span] for span in spans]
@@ -181,7 +181,7 @@ def test_the_ablation_leaves_out_the_same_activations() -> None:
 
 def fewest(latency: LatencyTable, k: int, l: int, active: bool) -> tuple[int, Fraction]:
     """How few spans lead from k to l, and the least sum of so many: all of them bare but an active last one."""
-    times, bare = latency.times, latency.bare_times
+    times, bare = latency.times_if(True), latency.times_if(False)
     for count in range(1, l - k + 1):
         sums = []
         for inner in combinations(range(k + 1, l), count - 1):

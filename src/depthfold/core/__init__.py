@@ -7,7 +7,7 @@ from depthfold.core.environment import Environment
 from depthfold.core.fingerprint import fingerprint
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
-from depthfold.core.latency_table import LatencyTable, Timing
+from depthfold.core.latency_table import LatencyTable
 from depthfold.core.layer import Layer, Skip
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan
@@ -16,6 +16,7 @@ from depthfold.core.refusal import Refusal
 from depthfold.core.shape import ConvShape
 from depthfold.core.solved_plan import Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position, Span
+from depthfold.core.timing import Timing
 
 __all__ = [
     "Budget",

@@ -11,6 +11,11 @@ from depthfold.errors import InvalidValue
 # small, but a block that costs nothing would be worth any number of them.
 LEAST = 0.02
 
+# What is fitted (the last of it not always), and what of it makes no sense below 0: longer blocks take longer, and
+# nothing gives time back.
+COSTS = ("slope", "per_segment", "per_read", "per_write", "outside", "per_activation")
+NEVER_NEGATIVE = frozenset({"slope", "outside", "per_activation"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -18,11 +23,11 @@ class Calibration:
 
         slope * its time alone + per_segment + per_read * millions of numbers read + per_write * millions written
 
-    less per_activation * millions of numbers of the activation that a block has in the table and the plan leaves out,
     and LEAST of its time alone at the least; `outside` is what everything else costs (stem, head, the call of the
     runtime). Alone, a block also pays its own launch and the conversion of its input and output, which a network pays
-    once: so the three costs beside the slope are often negative. Where activations are fused into convolutions,
-    `per_activation` is about 0.
+    once: so the three costs beside the slope are often negative. The block is one with an activation at its end, or
+    without: where the plan has it otherwise, that takes `per_activation` * millions of its numbers less, or more. It is
+    0 where activations are fused into convolutions, and None where too few networks had them otherwise to see it.
 
     The errors are those of predicting each of the `networks` from a fit to all the others.
     """
@@ -35,22 +40,24 @@ class Calibration:
     networks: int
     median_error: float
     worst_error: float
-    per_activation: float = 0.0
+    per_activation: float | None = None
 
     def __post_init__(self) -> None:
         if self.networks < 2:
             raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
-        if not (math.isfinite(self.per_activation) and self.per_activation >= 0):
-            raise InvalidValue(
-                f"What an activation costs must be milliseconds per million numbers, 0 or more; found per_activation="
-                f"{self.per_activation!r}."
-            )
+        for name in COSTS:
+            cost = getattr(self, name)
+            if cost is None and name == "per_activation":
+                continue
+            if not math.isfinite(cost) or (cost < 0 and name in NEVER_NEGATIVE):
+                wanted = "a number, 0 or more" if name in NEVER_NEGATIVE else "a number"
+                raise InvalidValue(f"The {name} of a calibration must be {wanted}, found {cost!r}. Measure again.")
 
-    def in_context(self, time: float, read: float, written: float, left_out: float = 0.0) -> float:
-        """What a block that takes `time` alone costs inside a network. `left_out` is the size of the activation that it
-        has alone and does not have there."""
+    def in_context(self, time: float, read: float, written: float, activated: float = 0.0) -> float:
+        """What a block that takes `time` alone costs inside a network. `activated` is the size of the activation that
+        it has there and not alone; less than 0 for one that it has alone and not there."""
         cost = self.slope * time + self.per_segment + self.per_read * read / 1e6 + self.per_write * written / 1e6
-        return max(cost - self.per_activation * left_out / 1e6, LEAST * time)
+        return max(cost + (self.per_activation or 0.0) * activated / 1e6, LEAST * time)
 
     def __str__(self) -> str:
         return (

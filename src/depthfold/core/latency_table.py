@@ -3,83 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import ClassVar, Self
 
 from depthfold.core.calibration import Calibration
-from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of
+from depthfold.core.coerce import as_text, as_tuple_of
 from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
+from depthfold.core.fingerprint import fingerprint
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan
 from depthfold.core.span import Position, Span
+from depthfold.core.timing import Timing
 from depthfold.core.wording import count
 from depthfold.errors import TableError
 
 COLUMNS = ("st", "end", "time", "stdev")
-FURTHER = ("bare", "reason")  # not in the published tables
-LONGEST = 1e9  # milliseconds, eleven days: nobody measures that, but a placeholder looks like it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One entry: the time of a span in milliseconds with its samples, or the reason why it has none.
-
-    `time` is what the solver sums; whoever measured chose how it follows from the samples. Published tables have no
-    samples, only their mean and standard deviation. `bare` is the time in a plan that has no activation at the end of
-    the span; None means the same as `time`. It may be more than `time`: a runtime may have the faster kernel for a
-    convolution with its activation, and two measurements differ by noise.
-    """
-
-    span: Span
-    time: float | None = None
-    bare: float | None = None
-    stdev: float | None = None
-    samples: tuple[float, ...] = ()
-    reason: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.span, Span):
-            raise TableError(f"A latency entry is of a Span(i, j), found {self.span!r}.")
-        if self.reason is not None:
-            as_text(f"The reason of the latency entry {self.span}", self.reason, TableError)
-        if (self.time is None) != bool(self.reason):
-            raise TableError(
-                f"The latency entry {self.span} must have a time, or else the reason why it has none; "
-                f"found time {self.time!r} and reason {self.reason!r}."
-            )
-        if self.time is not None:
-            object.__setattr__(self, "time", _checked(f"The latency of {self.span}", self.time))
-        if self.bare is not None:
-            bare = _checked(f"The latency of {self.span} without its activation", self.bare)
-            object.__setattr__(self, "bare", bare)
-            if self.time is None:
-                raise TableError(
-                    f"The latency entry {self.span} has a time without its activation ({bare:g} ms) and a reason why "
-                    "it has no time. Give its time, too, or leave out both."
-                )
-        what = f"A sample of the latency of {self.span}"
-        samples = as_tuple(f"The samples of {self.span}", self.samples, TableError)
-        object.__setattr__(self, "samples", tuple(_checked(what, sample) for sample in samples))
-        if self.stdev is not None:
-            what, expected = f"The standard deviation of {self.span}", "a number from 0 on"
-            object.__setattr__(self, "stdev", as_float(what, self.stdev, TableError, expected))
-            if not (math.isfinite(self.stdev) and self.stdev >= 0):
-                raise TableError(f"{what} must be {expected}, found {self.stdev!r}.")
-
-    @classmethod
-    def measured(cls, span: Span, samples: Iterable[float]) -> Self:
-        """An entry whose time is the mean of its samples, as in the paper."""
-        what = f"A sample of the latency of {span}"
-        checked = tuple(_checked(what, sample) for sample in as_tuple(f"The samples of {span}", samples, TableError))
-        if not checked:
-            raise TableError(f"The latency of {span} needs at least one sample; give the reason if it has none.")
-        return cls(span=span, time=fmean(checked), stdev=stdev(checked) if len(checked) > 1 else None, samples=checked)
+FURTHER = ("active", "bare", "reason")  # not in the published tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,13 +62,12 @@ class LatencyTable(Document):
 
     @property
     def times(self) -> Mapping[Span, float]:
-        """The spans that have a time."""
+        """The spans that have a time, with the time of their blocks as they were timed."""
         return {entry.span: entry.time for entry in self.entries if entry.time is not None}
 
-    @property
-    def bare_times(self) -> Mapping[Span, float]:
-        """The same spans, with what they take where the plan has no activation at their end."""
-        times = ((entry.span, entry.time if entry.bare is None else entry.bare) for entry in self.entries)
+    def times_if(self, active: bool) -> Mapping[Span, float]:
+        """The same spans, with what they take in a plan that has an activation at their end, or that has none."""
+        times = ((entry.span, entry.takes(active)) for entry in self.entries)
         return {span: time for span, time in times if time is not None}
 
     @property
@@ -139,23 +82,34 @@ class LatencyTable(Document):
         return sum_rounded_up(known) if len(known) == len(singles) else None
 
     def predict(self, network: Network, plan: Plan) -> float:
-        """The latency of a plan: the sum over its segments, each with its activation or without, as the plan has it.
+        """The latency of a plan: the sum over its segments, each with an activation or without, as the plan has it.
         Rounded up to a float, as the solver does."""
-        times, bare = self.times, self.bare_times
-        segments = network.segments(plan)
-        if lacking := [span for span in segments if span not in times]:
+        if self.fingerprint not in ("", own := fingerprint(network)):
             raise TableError(
-                f"The latency table has no time for {lacking[0]}, which the plan merges. Measure it, or predict a plan "
-                "whose segments are in the table."
+                f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
+                "this one, or predict with the network that was measured."
             )
-        return sum_rounded_up([(times if span.j in plan.activations else bare)[span] for span in segments])
+        entries, standing = {entry.span: entry for entry in self.entries}, network.standing(plan)
+        times = []
+        for span in network.segments(plan):
+            entry = entries.get(span)
+            time = entry.takes(span.j in standing) if entry else None
+            if time is None:
+                why = f" ({entry.reason})" if entry else ""
+                raise TableError(
+                    f"The latency table has no time for {span}{why}, which the plan merges. Measure it, or predict a "
+                    "plan whose segments have times."
+                )
+            times.append(time)
+        return sum_rounded_up(times)
 
     @classmethod
     def read_csv(
         cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
     ) -> Self:
-        """The columns st,end,time,stdev in milliseconds, and bare, the time without an activation at the end; stdev
-        and bare may be absent, and further columns are ignored. A CSV file has no environment."""
+        """The columns st,end,time,stdev in milliseconds, and active and bare, the times with an activation at the end
+        and without one where they differ from time; these and stdev may be absent, and further columns are ignored. A
+        CSV file has no environment."""
         entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], *FURTHER), _entry)
         if not entries:
             raise TableError(f"{path}: the latency table is empty; expected one line per span below the header.")
@@ -193,24 +147,7 @@ def sum_rounded_up(times: Sequence[float]) -> float:
 
 def _entry(row: Row) -> Timing:
     span = Span(*row.ends())
-    bare = row.number("bare") if row.text("bare") else None
+    active, bare, spread = (row.number(name) if row.text(name) else None for name in ("active", "bare", "stdev"))
     if row.text("time") is None and (reason := row.text("reason")):
-        return Timing(span=span, reason=reason, bare=bare)
-    spread = row.number("stdev") if row.text("stdev") else None
-    return Timing(span=span, time=row.number("time"), bare=bare, stdev=spread)
-
-
-def _checked(what: str, value: object) -> float:
-    time = as_float(what, value, TableError, "milliseconds from 0 on")
-    if math.isnan(time):
-        raise TableError(f"{what} is NaN; expected milliseconds. Measure it again, or give the reason instead.")
-    if math.isinf(time):
-        raise TableError(f"{what} is infinite; a span that cannot be timed has a reason instead of a time.")
-    if time < 0:
-        raise TableError(f"{what} is negative ({time:g} ms); expected milliseconds from 0 on. Measure it again.")
-    if time > LONGEST:
-        raise TableError(
-            f"{what} is {time:g} ms; expected at most {LONGEST:g} ms (eleven days). A span that is out of the question "
-            "has a reason instead of a time."
-        )
-    return time
+        return Timing(span=span, reason=reason, active=active, bare=bare)
+    return Timing(span=span, time=row.number("time"), active=active, bare=bare, stdev=spread)

@@ -158,6 +158,11 @@ class Network(Document):
             raise PlanError("The plan merges what cannot be merged. " + "; ".join(problems) + ". Add cuts there.")
         return segments
 
+    def standing(self, plan: Plan) -> frozenset[Position]:
+        """Where an activation stands once the plan is applied. The network's own at its end stays, whatever the plan
+        says: nothing is merged beyond it."""
+        return plan.activations | (self.activations & {self.depth})
+
     def __str__(self) -> str:
         return network_table(self)
 

@@ -22,7 +22,7 @@ HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 class Segment:
     """The layers between two cuts: one convolution in the compressed network.
 
-    `time` is what it takes with an activation at its end, `bare` without one, where the table tells them apart.
+    `time` is what it takes with an activation at its end, `bare` without one, None if that is the same.
     `replaced` is the time of its layers one by one, None where one of them was never timed; `shape` is the merged
     convolution, None where the solver was not given the network.
     """
@@ -37,7 +37,7 @@ class Segment:
         """Its time in a plan that has an activation at its end, or has none."""
         return self.time if active or self.bare is None else self.bare
 
-    def row(self, active: bool = True) -> tuple[str, ...]:
+    def row(self, active: bool) -> tuple[str, ...]:
         first, last = self.span.layers[0], self.span.layers[-1]
         layers = str(first) if first == last else f"{first}-{last}"
         becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"

@@ -53,6 +53,13 @@ class BlockShape:
         return self.batch * self.shape.in_channels * size, self.batch * self.shape.out_channels * out
 
     @property
+    def other_activation(self) -> int:
+        """The size of the activation that a plan may insert behind the block; less than 0 for the one that the block
+        has and that a plan may leave out."""
+        written = self.elements[1]
+        return written if self.activation is None else -written
+
+    @property
     def parameters(self) -> int:
         return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
 
@@ -123,7 +130,8 @@ def block_is_active(network: Network, span: Span) -> bool:
     return bool(network.activations) and (len(span) > 1 or span.j in network.activations)
 
 
-def bare_segments(network: Network, plan: Plan) -> tuple[Span, ...]:
-    """The segments of a plan whose blocks end in an activation that the plan leaves out."""
-    ends = (span for span in network.segments(plan) if span.j not in plan.activations)
-    return tuple(span for span in ends if block_is_active(network, span))
+def changed_segments(network: Network, plan: Plan) -> tuple[Span, ...]:
+    """The segments of a plan that have no activation at their end where their blocks have one, or one where these have
+    none."""
+    standing = network.standing(plan)
+    return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))

@@ -12,9 +12,10 @@ from typing import Literal, get_args
 from depthfold.backends import Backend, get
 from depthfold.backends.base import InsideOthers
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
+from depthfold.core.calibration import COSTS
 from depthfold.core.space import Space
 from depthfold.errors import InvalidValue, TableError
-from depthfold.latency.blocks import BlockShape, bare_segments, block_shapes
+from depthfold.latency.blocks import BlockShape, block_shapes, changed_segments
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
 from depthfold.latency.notebook import Notebook
@@ -52,8 +53,8 @@ def measure_latency(
 
     Blocks that are equal are timed once, each alone. In the mode "in context" they run as the runtime runs them inside
     a network, where it can say how that differs; some whole networks (`networks` of them) are timed, too, and the table
-    is calibrated so that its sum over a plan predicts the latency of the merged network, the activations that the plan
-    leaves out included. "alone" is the paper's table.
+    is calibrated so that its sum over a plan predicts the latency of the merged network, with what the activations cost
+    that the plan leaves out or inserts. "alone" is the paper's table.
     With a `journal` everything measured is kept as it comes: run again, it goes on; with `retry`, what the runtime
     rejected before (out of memory, say) is tried once more.
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
@@ -87,12 +88,13 @@ def measure_latency(
             usable = passable(network.depth, times)
             if not usable:
                 raise _no_way(notebook)
-            plans = tuple(plans_of_all_depths(network, usable, some))
+            thin = some >= len(COSTS)  # with fewer, a fit could not tell what activations cost from what else differs
+            plans = tuple(plans_of_all_depths(network, usable, some, thin=thin))
             time_plans(network, backend, plans, notebook, timer, progress)
             # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
             first = fit(wholes(network, notebook, times, plans), blocks, times)
             guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
-            fast = fast_plans(network, guess, networks - some)
+            fast = fast_plans(network, guess, networks - some, thin=thin)
             time_plans(network, backend, fast, notebook, timer, progress, "fast networks")
             calibration = fit(wholes(network, notebook, times, notebook.plans.values()), blocks, times)
             _doubt(calibration, journal)
@@ -111,12 +113,12 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
     original = notebook.name_plan(network.vanilla)
     for plan in plans:
         key = notebook.name_plan(plan)
-        segments, bare = network.segments(plan), bare_segments(network, plan)
+        segments, changed = network.segments(plan), changed_segments(network, plan)
         if all(span in times for span in segments):
             if notebook.timed(key):
-                found.append(Whole(segments, notebook.time(key), bare))
+                found.append(Whole(segments, notebook.time(key), changed))
             elif notebook.shares.get(key) and notebook.timed(original):
-                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), bare))
+                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), changed))
     if len({whole.segments for whole in found}) < 2:
         reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "nothing in this network can be merged"
         raise TableError(
@@ -154,16 +156,19 @@ def _entry(span: Span, block: BlockShape, key: str, notebook: Notebook, calibrat
     deviation = stdev(samples) if len(samples) > 1 else None
     if calibration is None:
         return Timing(span=span, time=time, stdev=deviation, samples=samples)
-    can_lose_it = block.activation is not None and calibration.per_activation > 0
+    other = None
+    if calibration.per_activation:
+        other = _in_context(span, time, block, calibration, activated=block.other_activation)
     return Timing(
         span=span,
         time=_in_context(span, time, block, calibration),
-        bare=_in_context(span, time, block, calibration, left_out=block.elements[1]) if can_lose_it else None,
-        stdev=deviation and abs(calibration.slope) * deviation,
+        active=other if block.activation is None else None,
+        bare=None if block.activation is None else other,
+        stdev=deviation and calibration.slope * deviation,
         samples=samples,
     )
 
 
-def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, left_out: int = 0) -> float:
-    inside = calibration.in_context(alone, *block.elements, left_out)
+def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, activated: int = 0) -> float:
+    inside = calibration.in_context(alone, *block.elements, activated)
     return inside + (calibration.outside if span.i == 0 else 0.0)

@@ -1,7 +1,7 @@
 """Plans to learn from: whole networks that are timed so that blocks alone become blocks in context.
 
-They have activations where the blocks of the table have them; but some of the random ones leave activations out,
-because what these cost inside a network can be seen in no other way.
+They have activations where the blocks of the table have them; thinned ones leave some out, because what activations
+cost inside a network can be seen in no other way.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from depthfold.latency.blocks import block_is_active
 
 # How far the times of spans are shaken for plans that are nearly the fastest: standard deviation of the logarithm.
 SHAKE = 0.2
-# From how many plans on some leave activations out: as many as a calibration has costs. With fewer, it could not tell
-# what a missing activation saves from what else differs.
-ENOUGH = 6
 
 
 def passable(depth: Position, spans: Iterable[Span]) -> list[Span]:
@@ -33,9 +30,10 @@ def passable(depth: Position, spans: Iterable[Span]) -> list[Span]:
     return [span for span in ordered if span.i in from_start and span.j in to_end]
 
 
-def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, seed: int = 0) -> Iterator[Plan]:
-    """The network as it is, and random plans, from mostly folded to hardly. If there are `ENOUGH`, every other one of
-    these leaves out each of its activations with a probability of a half."""
+def plans_of_all_depths(
+    network: Network, spans: Iterable[Span], count: int, seed: int = 0, *, thin: bool = False
+) -> Iterator[Plan]:
+    """The network as it is, and random plans, from mostly folded to hardly, thinned if asked for."""
     following: dict[Position, list[Position]] = {}
     for span in spans:
         following.setdefault(span.i, []).append(span.j)
@@ -50,22 +48,29 @@ def plans_of_all_depths(network: Network, spans: Iterable[Span], count: int, see
             weights = [(j - position) ** lean for j in following[position]]
             segments.append(Span(position, rng.choices(following[position], weights=weights)[0]))
         plan = _plan(network, segments)
-        if n % 2 and count >= ENOUGH:
-            plan = Plan([position for position in sorted(plan.activations) if coin.random() < 0.5], plan.cuts)
-        yield plan
+        yield _thinned(plan, coin) if thin else plan
 
 
-def fast_plans(network: Network, times: Mapping[Span, float], count: int, seed: int = 0) -> Iterator[Plan]:
-    """The fastest plan by these times, and others that are nearly as fast: what a solver chooses is of this kind, and
-    random plans are not (their kernels are large)."""
-    rng = Random(seed)
+def fast_plans(
+    network: Network, times: Mapping[Span, float], count: int, seed: int = 0, *, thin: bool = False
+) -> Iterator[Plan]:
+    """The fastest plan by these times, and others that are nearly as fast, every other one thinned if asked for: what a
+    solver chooses is of this kind, and random plans are not (their kernels are large)."""
+    rng, coin = Random(seed), Random(f"activations {seed}")
     found: dict[Plan, None] = {}
     for n in range(5 * count):  # several tries lead to the same plan; a small network may not have as many
         shaken = {span: time * math.exp(rng.gauss(0.0, SHAKE if n else 0.0)) for span, time in times.items()}
         found.setdefault(_plan(network, _fastest(network.depth, shaken)))
         if len(found) == count:
             break
-    yield from found
+    for n, plan in enumerate(found):
+        yield _thinned(plan, coin) if thin and n % 2 else plan
+
+
+def _thinned(plan: Plan, coin: Random) -> Plan:
+    """The plan with any share of its activations left out, from none to all."""
+    share = coin.random()
+    return Plan([position for position in sorted(plan.activations) if coin.random() >= share], plan.cuts)
 
 
 def _fastest(depth: Position, times: Mapping[Span, float]) -> list[Span]:

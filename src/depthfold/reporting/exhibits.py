@@ -92,19 +92,18 @@ def tables_section(findings: Findings, latency: Iterable[str], importance: Itera
 
 
 def _latency_table(findings: Findings) -> Markup:
-    bare = findings.latency.bare_times
     rows = (
         (
             str(entry.span),
             words.layers(findings.network, entry.span),
-            "none" if entry.time is None else words.ms(entry.time),
-            words.ms(bare[entry.span]) if entry.span in bare else "none",
+            *("none" if (time := entry.takes(active)) is None else words.ms(time) for active in (True, False)),
             "unknown" if entry.stdev is None else words.ms(entry.stdev),
             entry.reason or "",
         )
         for entry in findings.latency.entries
     )
-    header = ("Span", "Layers", "Time", "Without an activation at its end", "Standard deviation", "Why it has no time")
+    times = "With an activation at its end", "Without one"
+    header = ("Span", "Layers", *times, "Standard deviation", "Why it has no time")
     return table("Every span of the latency table", header, rows)
 
 

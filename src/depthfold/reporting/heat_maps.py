@@ -148,6 +148,8 @@ def _latency_text(network: Network, entry: Timing, replaced: float | None, with_
     if entry.time is None:
         return _lines(*lines, f"no time: {entry.reason}")
     lines.append(words.ms(entry.time) + (f" as {words.shape(network.merged_shape(entry.span))}" if with_shape else ""))
+    if entry.active is not None:
+        lines.append(f"{words.ms(entry.active)} with an activation")
     if entry.bare is not None:
         lines.append(f"{words.ms(entry.bare)} without its activation")
     if replaced is not None and len(entry.span) > 1:

@@ -37,11 +37,11 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
         if len(span) > 1:
             move_padding(graph, nodes, network, span)
     additions_out_of_place(nodes, network)
-    for l in range(1, network.depth + 1):
-        stands = l in plan.activations or (l == network.depth and l in network.activations)
-        if stands and l not in network.activations:
+    standing = network.standing(plan)
+    for l in sorted(standing ^ network.activations):
+        if l in standing:
             insert_activation(graph, nodes, network, l)
-        elif l in network.activations and not stands:
+        else:
             remove_activation(graph, nodes, network.sites[l - 1])
     return _finish(graph, network, plan)
 

@@ -26,7 +26,7 @@ def latency_array(latency: LatencyTable) -> Floats:
     such span."""
     size = latency.depth + 1
     T = np.full((2, size, size), np.inf)
-    for table, times in zip(T, (latency.bare_times, latency.times), strict=True):
+    for table, times in zip(T, (latency.times_if(False), latency.times_if(True)), strict=True):
         if times:
             table[[span.i for span in times], [span.j for span in times]] = list(times.values())
     return T

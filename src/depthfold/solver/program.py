@@ -129,7 +129,7 @@ def _segments(
     used: Iterable[tuple[Position, Position]], latency: LatencyTable, network: Network | None
 ) -> tuple[Segment, ...]:
     """Every segment of every plan, once: what it takes, what it replaces, and its shape if the network is known."""
-    entries, times = {entry.span: entry for entry in latency.entries}, latency.times
+    times, active, bare = latency.times, latency.times_if(True), latency.times_if(False)
     singles = [times.get(Span(l - 1, l), math.nan) for l in range(1, latency.depth + 1)]
     segments = []
     for i, j in used:
@@ -137,8 +137,8 @@ def _segments(
         segments.append(
             Segment(
                 span=span,
-                time=times[span],
-                bare=entries[span].bare,
+                time=active[span],
+                bare=bare[span] if bare[span] != active[span] else None,
                 replaced=None if math.isnan(replaced) else replaced,
                 shape=network.merged_shape(span) if network else None,
             )
