@@ -1,5 +1,6 @@
 """The commands as a user runs them: what they print, what they leave in the run, and that they go on there."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -48,6 +49,14 @@ def test_compress_ends_with_both_networks_and_where_everything_is(workshop, comp
     for name in ("report.html", "result", "model.pt2"):
         assert (workshop / "whole" / name).exists() and str(workshop / "whole" / name) in compressed.stdout
     assert "\x1b" not in compressed.output  # plain where nobody watches
+
+
+def test_compress_traces_the_model_once(run, monkeypatch):
+    module = importlib.import_module("depthfold.tracing.trace")  # the attribute of that name is the function
+    trace_graph, traced = module.trace_graph, []
+    monkeypatch.setattr(module, "trace_graph", lambda *args: traced.append(args) or trace_graph(*args))
+    assert depthfold("compress", "--run", run).exit_code == 0
+    assert len(traced) == 1
 
 
 def test_stage_by_stage_the_result_is_that_of_compress(workshop, compressed, tmp_path):

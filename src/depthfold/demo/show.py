@@ -16,7 +16,7 @@ from depthfold.latency.choose import MARGIN
 from depthfold.pipeline import Compressed
 from depthfold.pipeline.config_file import keep
 from depthfold.pipeline.settings import Settings
-from depthfold.pipeline.stages import compress_stage
+from depthfold.pipeline.stages import begin, compress_stage
 from depthfold.pipeline.subject import Subject
 from depthfold.progress import Progress
 
@@ -56,10 +56,10 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
     """Compress as the settings say; where this machine cannot meet the budget, as fast as it can."""
     while True:
         subject = Subject.of(settings, progress)
-        subject.traced()  # refuses the folder of another network, before it is told anything
+        network = begin(subject)  # refuses the folder of another network, before it is told anything
         keep(settings)  # the other commands can go on in this run, and need only --run
         try:
-            return compress_stage(subject, retry=False)
+            return compress_stage(subject, network, retry=False)
         except BudgetError as error:
             if error.fastest is None:
                 raise

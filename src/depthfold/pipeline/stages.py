@@ -14,7 +14,7 @@ from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.beginning import expect_data
 from depthfold.pipeline.choice import Choice, chosen
-from depthfold.pipeline.compress import Compressed, compress
+from depthfold.pipeline.compress import Compressed, compress_traced
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
@@ -148,26 +148,25 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
     )  # fmt: skip
 
 
-def begin(subject: Subject) -> None:
+def begin(subject: Subject) -> TracedNetwork:
     """Check all that can be checked before hours are spent; then the run keeps what it was told, so that it can go on
     with --run alone if it is interrupted. What is refused here leaves nothing behind."""
     settings, importance = subject.settings, given_importance(subject.settings)
     check_libraries(settings.export, executor_of(settings.executor) if importance is None else None)
     expect_data(subject.needed_task(), subject.model, subject.inputs, importances=importance is None)
-    subject.traced(importance)
+    return subject.traced(importance)
 
 
-def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
+def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> Compressed:
+    """All of it, of the network that begin() has traced."""
     settings = subject.settings
-    return compress(
+    return compress_traced(
+        network,
         subject.model,
         subject.task,
         subject.target,
-        given(settings.budget, "budget"),
-        run=subject.folder.path,
-        example_inputs=subject.inputs,
-        ignore=settings.ignore,
-        at=settings.at,
+        Budget.parse(given(settings.budget, "budget")),
+        subject.folder,
         space=settings.space,
         trainings=recipe_of(settings.trainings),
         recipe=recipe_of(settings.recipe),
