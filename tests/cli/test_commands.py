@@ -51,6 +51,13 @@ def test_compress_ends_with_both_networks_and_where_everything_is(workshop, comp
     assert "\x1b" not in compressed.output  # plain where nobody watches
 
 
+def test_commands_that_score_say_how_far_they_are(run):
+    for command in (("compress",), ("report", "--target", "cost_model")):
+        done = depthfold(*command, "--run", run)
+        assert done.exit_code == 0, done.output
+        assert "scored batches: 0 of 2" in done.stderr and "scored batches: 2 of 2, done" in done.stderr
+
+
 def test_compress_traces_the_model_once(run, monkeypatch):
     module = importlib.import_module("depthfold.tracing.trace")  # the attribute of that name is the function
     trace_graph, traced = module.trace_graph, []

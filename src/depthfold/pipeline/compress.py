@@ -157,7 +157,7 @@ def compress_traced(
 
         findings = findings_of(
             network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
-            frontier=frontier, plan=plan, command=again(folder.path),
+            frontier=frontier, plan=plan, command=again(folder.path), progress=progress,
         )  # fmt: skip
         folder.write(FINDINGS, findings)
         report(findings, folder.path / REPORT)

@@ -24,6 +24,7 @@ from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
 from depthfold.pipeline.subject import Subject, given_importance
 from depthfold.pipeline.tables import importance_of, latency_of
+from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
@@ -121,14 +122,14 @@ def export_stage(subject: Subject) -> tuple[Exported, ...]:
         return tuple(export(shallow, subject.folder.path / name) for name in subject.settings.export)
 
 
-def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
+def report_stage(settings: Settings, *, afresh: bool = False, progress: Progress | None = None) -> Path:
     """The page. What it tells is measured first, unless that was done of this result and nothing else is asked for."""
     folder = RunFolder.at(settings.folder)
     with folder.lock():
         choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
         merged_from(settings)  # refuses a result that is out of date, of which no page should be made, either
         if afresh or findings is None or findings.plan != choice.plan:
-            findings = _examine(Subject.of(settings), choice)
+            findings = _examine(Subject.of(settings, progress), choice)
             folder.write(FINDINGS, findings)
         return report(findings, folder.path / REPORT)
 
@@ -145,6 +146,7 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
         frontier=_frontier(settings),
         plan=choice.plan,
         command=again(folder.path),
+        progress=subject.progress,
     )  # fmt: skip
 
 
