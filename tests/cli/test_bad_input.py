@@ -178,6 +178,28 @@ def test_a_folder_without_the_dataset(asked, tmp_path):
     assert "Expected data_batch_1.bin" in said and str(tmp_path / "empty") in said
 
 
+@pytest.mark.parametrize("command", ["inspect", "latency", "compress"])
+@pytest.mark.parametrize("size", [("--input", "1x8x8"), ()])
+def test_a_batch_that_no_memory_holds(command, size, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
+    said = refused(*asked(command, *size, "--batch", 16_001))
+    assert "A batch of 16,001 inputs of 1x8x8 takes 4.096 MB, and this machine has 4.096 MB of memory in all" in said
+    assert "Give --batch as many images as the network will be given at a time" in said
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+    assert depthfold(*asked("inspect", *size, "--batch", 16_000)).exit_code == 0
+
+
+def test_a_batch_that_the_system_refuses(asked, monkeypatch):
+    """By a limit of its own: less than the machine has."""
+
+    def refuses(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512 bytes.")
+
+    monkeypatch.setattr("torch.randn", refuses)
+    said = refused(*asked("inspect", "--input", "1x8x8", "--batch", 200))
+    assert "A batch of 200 inputs of 1x8x8 takes 51.2 kB, and this machine has" in said
+
+
 def test_an_unknown_backend(asked):
     assert "There is no backend 'onnxrutime'. Did you mean 'onnxruntime'?" in refused(
         *asked("latency", "--target", "onnxrutime")

@@ -1,6 +1,8 @@
 """The commands as a user runs them: what they print, what they leave in the run, and that they go on there."""
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -47,6 +49,21 @@ def test_compress_ends_with_both_networks_and_where_everything_is(workshop, comp
     for name in ("report.html", "result", "model.pt2"):
         assert (workshop / "whole" / name).exists() and str(workshop / "whole" / name) in compressed.stdout
     assert "\x1b" not in compressed.output  # plain where nobody watches
+
+
+def test_commands_that_score_say_how_far_they_are(run):
+    for command in (("compress",), ("report", "--target", "cost_model")):
+        done = depthfold(*command, "--run", run)
+        assert done.exit_code == 0, done.output
+        assert "scored batches: 0 of 2" in done.stderr and "scored batches: 2 of 2, done" in done.stderr
+
+
+def test_compress_traces_the_model_once(run, monkeypatch):
+    module = importlib.import_module("depthfold.tracing.trace")  # the attribute of that name is the function
+    trace_graph, traced = module.trace_graph, []
+    monkeypatch.setattr(module, "trace_graph", lambda *args: traced.append(args) or trace_graph(*args))
+    assert depthfold("compress", "--run", run).exit_code == 0
+    assert len(traced) == 1
 
 
 def test_stage_by_stage_the_result_is_that_of_compress(workshop, compressed, tmp_path):
@@ -122,7 +139,8 @@ def test_inspect_knows_the_models_of_the_libraries():
 
 def test_profile_of_a_model_and_of_a_run(workshop, run):
     alone = depthfold("profile", f"{workshop / 'net.py'}:model", "--input", "1x8x8", "--target", "cost_model")
-    assert alone.exit_code == 0 and "parameters, M" in alone.stdout and "after" not in alone.stdout
+    assert alone.exit_code == 0 and "after" not in alone.stdout
+    assert re.search(r"^parameters +363$", alone.stdout, re.MULTILINE)
     both = depthfold("profile", "--run", run)
     assert both.exit_code == 0 and "before" in both.stdout and "after" in both.stdout
 

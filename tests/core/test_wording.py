@@ -1,8 +1,8 @@
-"""How names that are nearly right are put into sentences."""
+"""How numbers are put into words, and names that are nearly right into sentences."""
 
 import pytest
 
-from depthfold.core.wording import did_you_mean
+from depthfold.core.wording import amount, did_you_mean
 
 KNOWN = ("latency", "late", "budget", "{braces}")
 
@@ -25,3 +25,20 @@ def test_several_in_a_form_of_their_own():
     said = did_you_mean("laten", KNOWN, lambda close: f"--{close}", most=2)
     assert said == "Did you mean --late or --latency? "
     assert did_you_mean("laten", KNOWN, most=2, cutoff=0.85) == "Did you mean 'late'? "
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0, "0"),
+        (510, "510"),
+        (999.5, "999.5"),
+        (1_000, "1 k"),
+        (78_510, "78.51 k"),
+        (999_999, "1000 k"),
+        (3_504_872, "3.505 M"),
+        (15_470_264_320, "15.47 G"),
+    ],
+)
+def test_an_amount_has_four_digits_and_no_leading_zeros(number, said):
+    assert amount(number) == said

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def memory_not_measured():
 
 def quick(run, **changes) -> Settings:
     """The demo's settings without a stopwatch and with hardly any training."""
-    settings = replace(demo_settings(run), target="cost_model", export=("model.pt2",), **changes)
+    settings = replace(demo_settings(run), **{"target": "cost_model", "export": ("model.pt2",)} | changes)
     return replace(settings, recipe=dict(settings.recipe) | {"steps": 2, "batch": 8, "warmup": 0})
 
 
@@ -113,6 +114,31 @@ def test_a_budget_out_of_reach_is_said_and_the_best_that_can_be_had_is_given(tmp
     share = done.findings.after.latency / done.findings.before.latency
     fastest = done.findings.frontier.points[0].latency / done.findings.before.latency
     assert fastest * 0.999 <= share <= float(within_reach(fastest).rstrip("%")) / 100 + 0.01
+
+
+def test_run_again_it_takes_the_budget_that_it_took_before(tmp_path, monkeypatch):
+    """By a stopwatch another one might be within reach now, and another plan be trained."""
+    measured = iter((0.5, 0.6, 0.7))
+
+    def compress_stage(subject, network, *, retry):
+        if subject.settings.budget in ("3%", "4%"):
+            raise BudgetError("Out of reach.", fastest=next(measured))
+        return subject.settings.budget
+
+    module = importlib.import_module("depthfold.demo.show")  # the attribute of that name is the function
+    monkeypatch.setattr(module, "compress_stage", compress_stage)
+    said = []
+
+    def taken(budget, **changes):
+        found = show(quick(tmp_path / "run", budget=budget, **changes), say=said.append)
+        assert tomllib.loads((tmp_path / "run/config.toml").read_text())["budget"] == found
+        return found
+
+    assert [taken("3%"), taken("3%"), taken("80%"), taken("3%")] == ["53%", "53%", "80%", "53%"]
+    before = "This machine cannot meet the budget of 3%, as was found before. The demo goes on with 53%."
+    assert said == ["Out of reach. The demo goes on with 53%, the best that can be had here.", before, before]
+    assert taken("4%") == "63%"  # asked for something else, it decides anew
+    assert taken("4%", target="cost_model:launch_us=1.0") == "73%"  # and so it does in another environment
 
 
 def test_other_errors_of_a_budget_are_not_swallowed(tmp_path):

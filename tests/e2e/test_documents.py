@@ -58,7 +58,7 @@ EXPECTED = {
     "report.md": ("out/report.html",),
     "README.md": ("ONNX, for batches of any size; onnxruntime", "Sequential: 3 layers, 3 activations"),
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
-    "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds, M"),
+    "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds"),
     "training.md": ("Importance table of Sequential: 6 flagged spans", "True"),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }

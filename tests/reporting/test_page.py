@@ -95,6 +95,13 @@ def test_before_and_after_are_the_profiles(full):
     assert accuracy[3] == "−1.50 points"  # noqa: RUF001
 
 
+def test_a_small_network_is_counted_in_thousands():
+    before, after = (profile(1.0, flops=2 * n, parameters=n, depth=3, memory=None) for n in (78_510, 363))
+    rows = Document(page(measured_run(before=before, after=after))).rows
+    for name in ("Multiply-adds", "Parameters"):
+        assert rows[name][1:3] == ["78.51 k", "363"]
+
+
 def test_predicted_stands_against_measured():
     text = said(Document(page(measured_run(predicted=13.0))), "outcome")
     assert "13.00 ms were predicted for the compressed network and 12.50 ms were measured" in text

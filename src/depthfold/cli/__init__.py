@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from depthfold.cli.encoding import spell_out
 from depthfold.cli.interruption import expect_interruption
 
 
 def main() -> None:
     """The console script `depthfold`."""
     expect_interruption()  # before anything that takes its time to import
+    spell_out()
     from depthfold.core.optional import load
     from depthfold.errors import MissingDependency
 

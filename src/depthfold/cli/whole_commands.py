@@ -34,8 +34,7 @@ def compress(
         from depthfold.pipeline.subject import Subject
 
         subject = Subject.of(settings, watched())
-        begin(subject)
-        _summary(compress_stage(subject, retry=retry), settings)
+        _summary(compress_stage(subject, begin(subject), retry=retry), settings)
 
 
 @app.command(epilog="Example: depthfold demo --run demo")

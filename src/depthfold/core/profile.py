@@ -10,6 +10,7 @@ from typing import ClassVar
 from depthfold.core.describe import text_table
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
+from depthfold.core.wording import amount
 from depthfold.errors import InvalidValue
 
 
@@ -57,8 +58,8 @@ def side_by_side(profiles: Mapping[str, Profile]) -> str:
         ("latency, ms", *(f"{p.latency:.4g}" for p in profiles.values())),
         ("middle half, ms", *(f"{p.spread[0]:.4g} to {p.spread[1]:.4g}" for p in profiles.values())),
         ("times as fast", *(f"{first.latency / p.latency:.2f}" for p in profiles.values())),
-        ("multiply-adds, M", *(f"{p.flops / 2e6:.4g}" for p in profiles.values())),
-        ("parameters, M", *(f"{p.parameters / 1e6:.4g}" for p in profiles.values())),
+        ("multiply-adds", *(amount(p.flops / 2) for p in profiles.values())),
+        ("parameters", *(amount(p.parameters) for p in profiles.values())),
         ("peak memory, MB", *(_memory(p) for p in profiles.values())),
         ("convolutions", *(str(p.depth) for p in profiles.values())),
     ]

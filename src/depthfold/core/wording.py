@@ -15,6 +15,14 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def amount(number: float) -> str:
+    """Four digits and how many of what: 78.51 k, 3.505 M, 15.47 G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.4g} {unit}"
+    return f"{number:.4g}"
+
+
 def at_most(value: float) -> str:
     """Four digits, rounded up: what is printed as a bound is one."""
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)):.4g}"

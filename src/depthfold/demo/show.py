@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
-from depthfold.demo import network
+from depthfold.backends import get
+from depthfold.core import Document, Environment
+from depthfold.demo import network as network_file
 from depthfold.demo.shipped import IMPORTANCE, SHIPPED, WEIGHTS
 from depthfold.errors import BudgetError
+from depthfold.latency.candidates import network_inputs
 from depthfold.latency.choose import MARGIN
 from depthfold.pipeline import Compressed
 from depthfold.pipeline.config_file import keep
-from depthfold.pipeline.settings import Settings
-from depthfold.pipeline.stages import compress_stage
+from depthfold.pipeline.settings import Settings, given
+from depthfold.pipeline.stages import begin, compress_stage
 from depthfold.pipeline.subject import Subject
 from depthfold.progress import Progress
+from depthfold.store.run_folder import FALLBACK
 
 BUDGET = "71%"  # at least 1.4 times as fast
 ALPHA = 1.6  # the paper's are 1.2 to 1.8
@@ -37,7 +42,7 @@ def demo_settings(run: str | Path, *, remeasure: bool = False) -> Settings:
     """The settings of the demo. `remeasure` trains for the importances here instead of taking the table that ships."""
     return Settings(
         run=str(Path(run).expanduser().absolute()),
-        model=f"{Path(network.__file__)}:{network.small_mobilenet.__name__}",
+        model=f"{Path(network_file.__file__)}:{network_file.small_mobilenet.__name__}",
         weights=str(WEIGHTS),
         data=f"fashion-mnist:{SHIPPED}",
         target="onnxruntime",
@@ -52,19 +57,41 @@ def demo_settings(run: str | Path, *, remeasure: bool = False) -> Settings:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback(Document):
+    """The budget that took the place of the one that was asked for, which this environment does not meet."""
+
+    FORMAT: ClassVar[str] = "depthfold.fallback"
+
+    asked: str
+    environment: Environment
+    budget: str
+
+
 def show(settings: Settings, *, say: Callable[[str], None], progress: Progress | None = None) -> Compressed:
-    """Compress as the settings say; where this machine cannot meet the budget, as fast as it can."""
+    """Compress as the settings say; where this machine cannot meet the budget, as fast as it can. A run that goes on
+    takes the budget that it took before: by a stopwatch, another one might be within reach now."""
+    subject, asked = Subject.of(settings, progress), given(settings.budget, "budget")
+    network = begin(subject)  # refuses the folder of another network, before it is told anything
+    environment = get(subject.target).environment(network_inputs(network))
+    before = subject.folder.read(FALLBACK, Fallback)
+    if before is not None and (before.asked, before.environment) == (asked, environment):
+        settings = replace(settings, budget=before.budget)
+        say(
+            f"This machine cannot meet the budget of {asked}, as was found before. The demo goes on with "
+            f"{before.budget}."
+        )
     while True:
-        subject = Subject.of(settings, progress)
-        subject.traced()  # refuses the folder of another network, before it is told anything
         keep(settings)  # the other commands can go on in this run, and need only --run
         try:
-            return compress_stage(subject, retry=False)
+            return compress_stage(replace(subject, settings=settings), network, retry=False)
         except BudgetError as error:
             if error.fastest is None:
                 raise
-            settings = replace(settings, budget=within_reach(error.fastest))
-            say(f"{error} The demo goes on with {settings.budget}, the best that can be had here.")
+            budget = within_reach(error.fastest)
+            subject.folder.write(FALLBACK, Fallback(asked=asked, environment=environment, budget=budget))
+            settings = replace(settings, budget=budget)
+            say(f"{error} The demo goes on with {budget}, the best that can be had here.")
 
 
 def within_reach(fastest: float) -> str:

@@ -28,7 +28,7 @@ from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RunFolder
-from depthfold.tracing import trace
+from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task
 
@@ -92,8 +92,49 @@ def compress(
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
     expect_data(task, model, inputs, importances=importance is None)
     folder = RunFolder.open(run)
+    return compress_traced(
+        trace(model, inputs, ignore=ignore, at=at),
+        model,
+        task,
+        target,
+        budget,
+        folder,
+        space=space,
+        trainings=trainings,
+        recipe=recipe,
+        importance=importance,
+        executor=executor,
+        afresh=afresh,
+        retry=retry,
+        alpha=alpha,
+        distil=distil,
+        exports=exports,
+        progress=progress,
+    )
+
+
+def compress_traced(
+    network: TracedNetwork,
+    model: nn.Module,
+    task: Task,
+    target: str | Backend,
+    budget: Budget,
+    folder: RunFolder,
+    *,
+    space: Space,
+    trainings: Recipe,
+    recipe: Recipe,
+    importance: ImportanceTable | None,
+    executor: Executor | None,
+    afresh: bool,
+    retry: bool,
+    alpha: float | None,
+    distil: bool,
+    exports: Sequence[str],
+    progress: Progress | None,
+) -> Compressed:
+    """compress() from where the model is traced, and everything that it was given has been looked at."""
     with folder.lock():
-        network = trace(model, inputs, ignore=ignore, at=at)
         folder.claim(network)
         folder.claim_weights(digest(network))
 
@@ -116,7 +157,7 @@ def compress(
 
         findings = findings_of(
             network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
-            frontier=frontier, plan=plan, command=again(folder.path),
+            frontier=frontier, plan=plan, command=again(folder.path), progress=progress,
         )  # fmt: skip
         folder.write(FINDINGS, findings)
         report(findings, folder.path / REPORT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import platform
 import shlex
 from importlib.metadata import PackageNotFoundError, version
@@ -18,11 +20,13 @@ from depthfold.errors import InvalidValue
 from depthfold.latency import profile_all
 from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.merging import verify
+from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.store.run_folder import CONFIG
 from depthfold.tracing import TracedNetwork
-from depthfold.training.borrowing import modes_kept
+from depthfold.training.borrowing import modes_kept, own_precision, visiting
 from depthfold.training.classification import ClassificationTask
+from depthfold.training.place import find_place
 from depthfold.training.task import Task
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
@@ -65,11 +69,12 @@ def findings_of(
     frontier: Frontier,
     plan: SolvedPlan,
     command: str | None = None,
+    progress: Progress | None = None,
 ) -> Findings:
     """Everything that a report tells of a run: what it was made of, and what is found when both networks are
     examined."""
     verification = verify(student, shallow)
-    found = examined(network, model, shallow, task, target)
+    found = examined(network, model, shallow, task, target, progress)
     place, chosen_in = spelled(get(target)), latency.environment
     if chosen_in.differences(found["environment"]):  # the budget is that of the table, wherever it is looked at
         place = f"{chosen_in.runtime or 'another runtime'}, examined in another environment ({place})"
@@ -92,16 +97,22 @@ def again(folder: Path) -> str | None:
 
 
 def examined(
-    network: TracedNetwork, model: nn.Module, shallow: nn.Module, task: Task, target: str | Backend
+    network: TracedNetwork,
+    model: nn.Module,
+    shallow: nn.Module,
+    task: Task,
+    target: str | Backend,
+    progress: Progress | None,
 ) -> Examined:
     """Both networks timed in turns on the target, the original with its batch norms folded, and scored on the test
     set."""
     profiles = before_and_after(network, shallow, target)
+    score_before, score_after = scores(model, shallow, task, progress)
     return Examined(
         before=profiles["before"],
         after=profiles["after"],
-        score_before=evaluation(model, task),
-        score_after=evaluation(shallow, task),
+        score_before=score_before,
+        score_after=score_after,
         environment=profiles["before"].environment,
         versions=(("python", platform.python_version()), *_versions()),
     )
@@ -114,12 +125,32 @@ def before_and_after(network: TracedNetwork, shallow: nn.Module, target: str | B
     return profile_all(both, network_inputs(network), target)
 
 
-def evaluation(model: nn.Module, task: Task) -> Evaluation:
-    """The score on the test set. Of a classification it is a share of so many images; of another task, what it says."""
-    with modes_kept(model), torch.no_grad():
-        score = float(task.score(model.eval(), "test"))
+def scores(
+    model: nn.Module, shallow: nn.Module, task: Task, progress: Progress | None = None
+) -> tuple[Evaluation, Evaluation]:
+    """The scores of both networks on the test set, where trainings run. `progress` is told of every batch of a
+    classification, and of every score of another task."""
+    turns, what = 1, "scores"
     if isinstance(task, ClassificationTask):
-        return Evaluation(score=score / 100.0, images=task.count("test"))
+        turns, what = math.ceil(task.count("test") / task.score_batch), "scored batches"
+    with contextlib.ExitStack() as stack:
+        tick = (progress or stack.enter_context(progress_bars()))(what, 2 * turns, 0)
+        return _evaluation(model, task, tick), _evaluation(shallow, task, tick)
+
+
+def _evaluation(model: nn.Module, task: Task, tick: Tick) -> Evaluation:
+    """Of a classification it is a share of so many images; of another task, what it says."""
+
+    def forward_done(*_: object) -> None:  # what a hook returns would take the place of the output
+        tick()
+
+    device = find_place().device
+    with modes_kept(model), visiting(model.eval(), device), own_precision(device), torch.no_grad():
+        if isinstance(task, ClassificationTask):
+            with model.register_forward_hook(forward_done):
+                return Evaluation(score=task.score(model, "test") / 100.0, images=task.count("test"))
+        score = float(task.score(model, "test"))
+    tick()
     return Evaluation(score=score, metric="score", share=False)
 
 

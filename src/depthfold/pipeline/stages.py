@@ -14,7 +14,7 @@ from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.beginning import expect_data
 from depthfold.pipeline.choice import Choice, chosen
-from depthfold.pipeline.compress import Compressed, compress
+from depthfold.pipeline.compress import Compressed, compress_traced
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
@@ -24,6 +24,7 @@ from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
 from depthfold.pipeline.subject import Subject, given_importance
 from depthfold.pipeline.tables import importance_of, latency_of
+from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
@@ -121,14 +122,14 @@ def export_stage(subject: Subject) -> tuple[Exported, ...]:
         return tuple(export(shallow, subject.folder.path / name) for name in subject.settings.export)
 
 
-def report_stage(settings: Settings, *, afresh: bool = False) -> Path:
+def report_stage(settings: Settings, *, afresh: bool = False, progress: Progress | None = None) -> Path:
     """The page. What it tells is measured first, unless that was done of this result and nothing else is asked for."""
     folder = RunFolder.at(settings.folder)
     with folder.lock():
         choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
         merged_from(settings)  # refuses a result that is out of date, of which no page should be made, either
         if afresh or findings is None or findings.plan != choice.plan:
-            findings = _examine(Subject.of(settings), choice)
+            findings = _examine(Subject.of(settings, progress), choice)
             folder.write(FINDINGS, findings)
         return report(findings, folder.path / REPORT)
 
@@ -145,29 +146,29 @@ def _examine(subject: Subject, choice: Choice) -> Findings:
         frontier=_frontier(settings),
         plan=choice.plan,
         command=again(folder.path),
+        progress=subject.progress,
     )  # fmt: skip
 
 
-def begin(subject: Subject) -> None:
+def begin(subject: Subject) -> TracedNetwork:
     """Check all that can be checked before hours are spent; then the run keeps what it was told, so that it can go on
     with --run alone if it is interrupted. What is refused here leaves nothing behind."""
     settings, importance = subject.settings, given_importance(subject.settings)
     check_libraries(settings.export, executor_of(settings.executor) if importance is None else None)
     expect_data(subject.needed_task(), subject.model, subject.inputs, importances=importance is None)
-    subject.traced(importance)
+    return subject.traced(importance)
 
 
-def compress_stage(subject: Subject, *, retry: bool) -> Compressed:
+def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> Compressed:
+    """All of it, of the network that begin() has traced."""
     settings = subject.settings
-    return compress(
+    return compress_traced(
+        network,
         subject.model,
         subject.task,
         subject.target,
-        given(settings.budget, "budget"),
-        run=subject.folder.path,
-        example_inputs=subject.inputs,
-        ignore=settings.ignore,
-        at=settings.at,
+        Budget.parse(given(settings.budget, "budget")),
+        subject.folder,
         space=settings.space,
         trainings=recipe_of(settings.trainings),
         recipe=recipe_of(settings.recipe),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +15,8 @@ from torch import Tensor, nn
 
 from depthfold.core import ImportanceTable
 from depthfold.core.coerce import as_text
-from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
+from depthfold.core.wording import amount
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError, lacks_memory
 from depthfold.importance.ledger import digest
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import expect_size, task_of
@@ -23,6 +28,8 @@ from depthfold.solver.fit import check_importance
 from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
+
+FLOAT = 4  # bytes of a number: example inputs are in float32
 
 
 # No slots: what is made at first use is kept in the dictionary of the object.
@@ -46,7 +53,8 @@ class Subject:
         """A batch of the size that was asked for; without one, of an image of the task."""
         image, batch = self.settings.image, self.settings.batch
         if image is not None:
-            return torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
+            with _room_for(batch, image):
+                return torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
         if self.settings.data is None:
             raise InvalidValue(
                 "What the model takes is not known. Give --input 3x224x224 (channels, height, width), or --data, whose "
@@ -56,7 +64,8 @@ class Subject:
             example: Tensor = inputs_of(self.task, None)
         except DataError as error:
             raise DataError(f"{error} If only the size of its images is needed, --input 3x224x224 says it.") from error
-        return example.repeat(batch, 1, 1, 1) if batch > 1 else example
+        with _room_for(batch, example.shape[1:]):
+            return example.repeat(batch, 1, 1, 1) if batch > 1 else example
 
     @cached_property
     def task(self) -> Task:
@@ -103,6 +112,27 @@ class Subject:
         network = self.traced(importance)
         self.folder.claim_weights(digest(network))
         return network
+
+
+@contextlib.contextmanager
+def _room_for(batch: int, image: Sequence[int]) -> Iterator[None]:
+    """Refuse inputs that alone take more than the machine has, before they are made: a system may promise such memory,
+    and kill whoever uses it. What the system refuses by itself is told in the same words."""
+    size = FLOAT * batch * math.prod(image)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    refusal = InvalidValue(
+        f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {amount(size)}B, and this machine has "
+        f"{amount(memory)}B of memory in all, for the network and all else, too. Give --batch as many images as the "
+        "network will be given at a time."
+    )
+    if size > memory:
+        raise refusal
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise refusal from error
 
 
 def given_importance(settings: Settings) -> ImportanceTable | None:

@@ -62,8 +62,8 @@ def _rows(findings: Findings) -> Iterator[Row]:
     if findings.score_before or findings.score_after:
         yield _scores(findings.score_before, findings.score_after)
     if before or after:
-        yield _counted("Multiply-adds", before, after, lambda p: p.flops, lambda p: words.millions(p.flops / 2))
-        yield _counted("Parameters", before, after, lambda p: p.parameters, lambda p: words.millions(p.parameters))
+        yield _counted("Multiply-adds", before, after, lambda p: p.flops, lambda p: words.amount(p.flops / 2))
+        yield _counted("Parameters", before, after, lambda p: p.parameters, lambda p: words.amount(p.parameters))
         yield _counted("Peak memory", before, after, lambda p: p.memory, _memory)
         yield _counted("Convolutions in the whole network", before, after, lambda p: p.depth, lambda p: str(p.depth))
     depth, left = findings.network.depth, len(findings.plan.segments)

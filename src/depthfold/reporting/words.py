@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from depthfold.core import ConvShape, Network, Span
+from depthfold.core import ConvShape, Network, Span, wording
 from depthfold.reporting.findings import Evaluation
 
 MINUS = "\N{MINUS SIGN}"
@@ -38,8 +38,8 @@ def times(factor: float) -> str:
     return f"{factor:.2f}\N{MULTIPLICATION SIGN}"
 
 
-def millions(count: float) -> str:
-    return f"{number(count / 1e6)}{NARROW}M"
+def amount(count: float) -> str:
+    return wording.amount(count).replace(" ", NARROW)
 
 
 def megabytes(size: int) -> str:

@@ -24,6 +24,7 @@ WEIGHTS = "weights.txt"  # their digest: importances and trainings of other weig
 LATENCY, LATENCY_JOURNAL = "latency.json", "latency.jsonl"
 IMPORTANCE = "importance.json"  # its journal is importance.jsonl
 CHOICE = "choice.json"
+FALLBACK = "fallback.json"  # the demo's budget where the one that it asks for is out of reach
 STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
 RESULT_OF = "result.txt"  # the student that the result was merged from, by the name of its folder

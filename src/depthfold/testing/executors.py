@@ -6,18 +6,18 @@ def test_my_executor():
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from depthfold.errors import DepthfoldError, InvalidValue
-from depthfold.jobs.base import Executor, Job, Outcome
-from depthfold.testing.errands import Errand, Place, What, expected
+from depthfold.jobs.base import Executor, Job
+from depthfold.testing.errands import Errand, Place, What
+from depthfold.testing.outcomes import expect_failure, expect_refusal, judge, run
 
 _MEGABYTES = 4 << 20
 
@@ -49,36 +49,6 @@ def check_executor(executor: Executor, *, isolated: bool = True, folder: str | P
         raise AssertionError(f"The executor {executor!r} does not conform:\n" + "\n".join(f"- {p}" for p in problems))
 
 
-def _run(executor: Executor, folder: Path, errands: Sequence[Errand]) -> tuple[dict[str, Outcome], list[str]]:
-    """The outcomes by key, and what is wrong with them whatever the jobs are."""
-    outcomes = list(executor.run(Place(folder=str(folder)), [Job(key=e.key, payload=e) for e in errands]))
-    times, problems = Counter(outcome.key for outcome in outcomes), []
-    problems += [f"there is no outcome for {errand.key!r}" for errand in errands if not times[errand.key]]
-    problems += [f"there are {number} outcomes for {key!r}" for key, number in times.items() if number > 1]
-    if unknown := set(times) - {errand.key for errand in errands}:
-        problems.append(f"there are outcomes of jobs that were not asked for: {sorted(unknown)}")
-    for outcome in outcomes:
-        if not (math.isfinite(outcome.seconds) and outcome.seconds >= 0):
-            problems.append(f"{outcome.key!r} took {outcome.seconds} seconds")
-        attempts = len(list(folder.glob(f"starts/{outcome.key}.*")))
-        if attempts != outcome.attempts:
-            problems.append(f"{outcome.key!r} was run {attempts} times, and is said to have been {outcome.attempts}")
-    return {outcome.key: outcome for outcome in outcomes}, problems
-
-
-def _judge(errands: Sequence[Errand], outcomes: dict[str, Outcome]) -> Iterator[str]:
-    """Jobs that nothing keeps from succeeding must give what the work gives, at once."""
-    for errand in errands:
-        outcome = outcomes.get(errand.key)
-        if outcome is None or errand.what not in ("plain", "large"):
-            continue
-        right, found = expected(errand), outcome.result or {}
-        if outcome.failure is not None:
-            yield f"{errand.key!r} failed: {outcome.failure}"
-        elif {name: found.get(name) for name in right} != right:
-            yield f"{errand.key!r} has another result than the work gives when it is called directly"
-
-
 def _plains(number: int) -> list[Errand]:
     return [Errand(key=f"plain {n}", data=n) for n in range(number)]
 
@@ -86,9 +56,9 @@ def _plains(number: int) -> list[Errand]:
 def _plain(executor: Executor, folder: Path) -> Iterator[str]:
     large = [Errand(key=f"large {n}", what="large", data=os.urandom(_MEGABYTES)) for n in range(2)]
     errands = [*_plains(20), *large]
-    outcomes, problems = _run(executor, folder, errands)
+    outcomes, problems = run(executor, folder, errands)
     yield from problems
-    yield from _judge(errands, outcomes)
+    yield from judge(errands, outcomes)
     setups = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("setups/*")}
     if len(set(setups.values())) < len(setups):
         yield f"the setup must be run once per worker, and was run {len(setups)} times in {len(set(setups.values()))}"
@@ -99,9 +69,9 @@ def _plain(executor: Executor, folder: Path) -> Iterator[str]:
 
 def _order(executor: Executor, folder: Path) -> Iterator[str]:
     errands = _plains(6)[::-1]
-    outcomes, problems = _run(executor, folder, errands)
+    outcomes, problems = run(executor, folder, errands)
     yield from problems
-    yield from _judge(errands, outcomes)
+    yield from judge(errands, outcomes)
 
 
 def _failures(executor: Executor, folder: Path) -> Iterator[str]:
@@ -114,13 +84,13 @@ def _failures(executor: Executor, folder: Path) -> Iterator[str]:
         "lambda": "lambda",
     }
     errands = [*(Errand(key=key, what=what) for key, what in kinds.items()), *_plains(6)]
-    outcomes, problems = _run(executor, folder, errands)
+    outcomes, problems = run(executor, folder, errands)
     yield from problems
-    yield from _judge(errands, outcomes)
-    yield from _expect(outcomes, "raises", "error", 1, "ValueError: raises fails on purpose")
-    yield from _expect(outcomes, "nan", "not finite", 1, "the loss is nan at step 7")
-    yield from _expect(outcomes, "lambda", "error", 1, "pickle")
-    yield from _expect(outcomes, "too large 2", "out of memory", 2, "CUDA out of memory")
+    yield from judge(errands, outcomes)
+    yield from expect_failure(outcomes, "raises", "error", 1, "ValueError: raises fails on purpose")
+    yield from expect_failure(outcomes, "nan", "not finite", 1, "the loss is nan at step 7")
+    yield from expect_failure(outcomes, "lambda", "error", 1, "pickle")
+    yield from expect_failure(outcomes, "too large 2", "out of memory", 2, "CUDA out of memory")
     for key in ("too large 0", "too large 1"):
         outcome = outcomes.get(key)
         if outcome is None or outcome.failure is not None or outcome.attempts != 2:
@@ -131,48 +101,29 @@ def _failures(executor: Executor, folder: Path) -> Iterator[str]:
 
 def _lost(executor: Executor, folder: Path) -> Iterator[str]:
     errands = [Errand(key="dies once", what="dies at first"), Errand(key="dies", what="dies"), *_plains(6)]
-    outcomes, problems = _run(executor, folder, errands)
+    outcomes, problems = run(executor, folder, errands)
     yield from problems
-    yield from _judge(errands, outcomes)
-    yield from _expect(outcomes, "dies", "worker lost", 3, "")
+    yield from judge(errands, outcomes)
+    yield from expect_failure(outcomes, "dies", "worker lost", 3, "")
     once = outcomes.get("dies once")
     if once is None or once.failure is not None or once.attempts != 2:
         yield f"a job whose worker is lost once must succeed at its second attempt, found {once}"
 
 
-def _expect(outcomes: dict[str, Outcome], key: str, kind: str, attempts: int, text: str) -> Iterator[str]:
-    outcome = outcomes.get(key)
-    failure = outcome.failure if outcome else None
-    if outcome is None or failure is None or failure.kind != kind or outcome.attempts != attempts:
-        yield f"{key!r} must fail as {kind!r} after {attempts} attempts, found {outcome}"
-    elif text not in failure.message or not failure.message:
-        yield f"the message of {key!r} must hold {text!r}, found {failure.message!r}"
-
-
 def _setup(executor: Executor, folder: Path) -> Iterator[str]:
-    yield from _refuses(executor, Place(folder=str(folder), fails=True), _plains(2), DepthfoldError, "fails on purpose")
+    place = Place(folder=str(folder), fails=True)
+    yield from expect_refusal(executor, place, _plains(2), DepthfoldError, "fails on purpose")
 
 
 def _lost_in_setup(executor: Executor, folder: Path) -> Iterator[str]:
-    yield from _refuses(executor, Place(folder=str(folder), dies=True), _plains(1), DepthfoldError, "")
+    yield from expect_refusal(executor, Place(folder=str(folder), dies=True), _plains(1), DepthfoldError, "")
 
 
 def _nonsense(executor: Executor, folder: Path) -> Iterator[str]:
     place = Place(folder=str(folder))
     if found := list(executor.run(place, [])):
         yield f"no jobs must give no outcomes, found {found}"
-    yield from _refuses(executor, place, [*_plains(2), *_plains(1)], InvalidValue, "plain 0")
-
-
-def _refuses(
-    executor: Executor, place: Place, errands: Sequence[Errand], error: type[DepthfoldError], text: str
-) -> Iterator[str]:
-    try:
-        found = list(executor.run(place, [Job(key=errand.key, payload=errand) for errand in errands]))
-        yield f"must raise {error.__name__}, and gave {found}"
-    except error as raised:
-        if text not in str(raised):
-            yield f"the message must hold {text!r}, found {str(raised)!r}"
+    yield from expect_refusal(executor, place, [*_plains(2), *_plains(1)], InvalidValue, "plain 0")
 
 
 def _left_early(executor: Executor, folder: Path) -> Iterator[str]:

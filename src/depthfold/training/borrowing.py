@@ -42,6 +42,17 @@ def placed(model: nn.Module, device: torch.device, channels_last: bool) -> Itera
 
 
 @contextlib.contextmanager
+def visiting(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model on the device; afterwards it is where it was."""
+    home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), device)
+    try:
+        model.to(device)
+        yield
+    finally:
+        model.to(home)
+
+
+@contextlib.contextmanager
 def lent(
     teacher: nn.Module | None, student: nn.Module, device: torch.device
 ) -> Iterator[Callable[[Tensor], Tensor] | None]:
@@ -50,19 +61,13 @@ def lent(
         yield None
         return
     _expect_teacher(teacher, student)
-    home = next((tensor.device for tensor in (*teacher.parameters(), *teacher.buffers())), device)
 
     def outputs(inputs: Tensor) -> Tensor:
         with torch.no_grad():
             return teacher(inputs)  # type: ignore[no-any-return]
 
-    with modes_kept(teacher):
-        teacher.eval()
-        teacher.to(device)
-        try:
-            yield outputs
-        finally:
-            teacher.to(home)
+    with modes_kept(teacher), visiting(teacher.eval(), device):
+        yield outputs
 
 
 @contextlib.contextmanager

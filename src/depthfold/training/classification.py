@@ -16,7 +16,7 @@ from depthfold.core.coerce import as_path, as_whole
 from depthfold.errors import InvalidValue
 from depthfold.training.data.augment import augment, augment_normalised
 from depthfold.training.data.cifar import Cifar10, Cifar100
-from depthfold.training.data.collection import Normal, Request, Size, Source, as_normal, as_size
+from depthfold.training.data.collection import Normal, Request, Size, Source, as_normal, as_size, normalised
 from depthfold.training.data.fashion_mnist import FashionMnist
 from depthfold.training.data.folder import ImageFolder, class_list
 from depthfold.training.data.holdout import check_holdout
@@ -185,16 +185,7 @@ class ClassificationTask:
         return self.size  # type: ignore[return-value]  # made a pair by __post_init__
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """In float32, whatever the model computes in: the same numbers for everyone."""
-        mean, deviation = self.normalise or self.source.normal
-        if len(mean) != len(deviation) or len(mean) not in (1, images.shape[1]):
-            raise InvalidValue(
-                f"normalise has {len(mean)} means and {len(deviation)} deviations, and the images have "
-                f"{images.shape[1]} channels. Give one of each for every channel, or for all."
-            )
-        scale = 255.0 if images.dtype == torch.uint8 else 1.0
-        means, deviations = (torch.tensor(v, device=images.device)[:, None, None] * scale for v in (mean, deviation))
-        return (images.float() - means) / deviations
+        return normalised(images, self.normalise or self.source.normal)
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:

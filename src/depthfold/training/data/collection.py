@@ -47,6 +47,19 @@ def as_normal(value: object) -> Normal:
     return means, deviations
 
 
+def normalised(images: Tensor, normal: Normal) -> Tensor:
+    """In float32, whatever the model computes in: the same numbers for everyone."""
+    mean, deviation = normal
+    if len(mean) != len(deviation) or len(mean) not in (1, images.shape[1]):
+        raise InvalidValue(
+            f"normalise has {len(mean)} means and {len(deviation)} deviations, and the images have "
+            f"{images.shape[1]} channels. Give one of each for every channel, or for all."
+        )
+    scale = 255.0 if images.dtype == torch.uint8 else 1.0
+    means, deviations = (torch.tensor(v, device=images.device)[:, None, None] * scale for v in normal)
+    return (images.float() - means) / deviations
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
     """The images of one batch, by index. `crop` holds ten tries of four uniform numbers for each image where a random
