@@ -65,6 +65,7 @@ def compress(
     example_inputs: Any = None,
     ignore: Sequence[str | type[nn.Module]] = (),
     at: str | None = None,
+    network: TracedNetwork | None = None,
     space: Space = "paper",
     trainings: Recipe | str = "importance",
     recipe: Recipe | str = "quick",
@@ -80,11 +81,11 @@ def compress(
     """The model, folded so that it meets the budget on the target, and fine-tuned.
 
     Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
-    result. `trainings` is the recipe of the importances, unless a table is given; whether blocks of one layer begin
-    `afresh` in them measure_importance() explains, and `retry` repeats those that failed. `recipe` is that of
-    fine-tuning, for which the model is the teacher if `distil`. `alpha` normalises the importances as the solver says.
-    `exports` are files to write beside the result; their suffixes say in which form. The other arguments are those of
-    the verbs.
+    result. `network` is the model as it was traced already, if it was. `trainings` is the recipe of the importances,
+    unless a table is given; whether blocks of one layer begin `afresh` in them measure_importance() explains, and
+    `retry` repeats those that failed. `recipe` is that of fine-tuning, for which the model is the teacher if `distil`.
+    `alpha` normalises the importances as the solver says. `exports` are files to write beside the result; their
+    suffixes say in which form. The other arguments are those of the verbs.
     """
     trainings, recipe = recipe_given("trainings", trainings), recipe_given("recipe", recipe)
     expect_arguments(task, target, space, importance, executor, alpha, exports)
@@ -92,49 +93,8 @@ def compress(
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
     expect_data(task, model, inputs, importances=importance is None)
     folder = RunFolder.open(run)
-    return compress_traced(
-        trace(model, inputs, ignore=ignore, at=at),
-        model,
-        task,
-        target,
-        budget,
-        folder,
-        space=space,
-        trainings=trainings,
-        recipe=recipe,
-        importance=importance,
-        executor=executor,
-        afresh=afresh,
-        retry=retry,
-        alpha=alpha,
-        distil=distil,
-        exports=exports,
-        progress=progress,
-    )
-
-
-def compress_traced(
-    network: TracedNetwork,
-    model: nn.Module,
-    task: Task,
-    target: str | Backend,
-    budget: Budget,
-    folder: RunFolder,
-    *,
-    space: Space,
-    trainings: Recipe,
-    recipe: Recipe,
-    importance: ImportanceTable | None,
-    executor: Executor | None,
-    afresh: bool,
-    retry: bool,
-    alpha: float | None,
-    distil: bool,
-    exports: Sequence[str],
-    progress: Progress | None,
-) -> Compressed:
-    """compress() from where the model is traced, and everything that it was given has been looked at."""
     with folder.lock():
+        network = network or trace(model, inputs, ignore=ignore, at=at)
         folder.claim(network)
         folder.claim_weights(digest(network))
 

@@ -14,7 +14,7 @@ from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.beginning import expect_data
 from depthfold.pipeline.choice import Choice, chosen
-from depthfold.pipeline.compress import Compressed, compress_traced
+from depthfold.pipeline.compress import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
@@ -162,13 +162,14 @@ def begin(subject: Subject) -> TracedNetwork:
 def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> Compressed:
     """All of it, of the network that begin() has traced."""
     settings = subject.settings
-    return compress_traced(
-        network,
+    return compress(
         subject.model,
         subject.task,
         subject.target,
-        Budget.parse(given(settings.budget, "budget")),
-        subject.folder,
+        given(settings.budget, "budget"),
+        run=subject.folder.path,
+        example_inputs=subject.inputs,
+        network=network,
         space=settings.space,
         trainings=recipe_of(settings.trainings),
         recipe=recipe_of(settings.recipe),
