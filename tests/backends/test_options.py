@@ -3,6 +3,7 @@
 A backend that states an option and drops it still conforms: nothing but the speed of what it runs is another one.
 """
 
+import contextlib
 import copy
 from unittest.mock import MagicMock
 
@@ -18,7 +19,7 @@ from depthfold.backends.openvino import _core
 from depthfold.backends.pytorch import PyTorch
 from depthfold.backends.tensorrt import TensorRT
 from depthfold.backends.torch_run import Place
-from depthfold.errors import InvalidValue
+from depthfold.errors import BackendError, InvalidValue
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU())
 INPUTS = (torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0)),)
@@ -177,7 +178,11 @@ def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
             return core.compile_model(model, device, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
 
     monkeypatch.setattr(openvino, "_core", Core)
-    get(f"openvino:precision={precision},threads=1").compile(CONV, INPUTS)
+    otherwise = pytest.raises(
+        BackendError, match=f"asked for {precision}, and computes in float32 on this CPU. Ask for"
+    )
+    with otherwise if precision != "float32" else contextlib.nullcontext():  # as on a CPU that cannot do it
+        get(f"openvino:precision={precision},threads=1").compile(CONV, INPUTS)
     expected = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
     assert asked == [{**expected, "INFERENCE_NUM_THREADS": 1}]
 
@@ -195,3 +200,12 @@ def test_tensorrt_is_told_of_the_precision_and_the_level(precision, flags):
     TensorRT(precision=precision, optimisation=5)._engine(library, CONV, INPUTS)
     assert found == set(flags)
     assert config.builder_optimization_level == 5
+
+
+def test_an_engine_of_another_machine_is_refused():
+    library = MagicMock(__version__="10.9")
+    library.Runtime.return_value.deserialize_cuda_engine.return_value = None
+    with pytest.raises(
+        BackendError, match=r"TensorRT 10\.9 cannot load this engine: .* Export it again on this machine"
+    ):
+        TensorRT()._run(library, b"engine", INPUTS)

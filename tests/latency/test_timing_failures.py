@@ -180,6 +180,32 @@ def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(network, fronti
         choose(network, frontier, "80%", others, timer=QUICK)
 
 
+def test_no_candidate_is_blamed_for_the_original(network, frontier):
+    """It fails at a later run: when it is timed beside the first candidate."""
+    original = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, network.vanilla).modules())
+
+    def broken(module):
+        return is_whole(module) and sum(isinstance(part, nn.Conv2d) for part in module.modules()) == original
+
+    fragile = Fragile(broken=broken, at=7, error=RuntimeError("device lost"))
+    with pytest.raises(BackendError, match="It ran once and then failed: device lost"):
+        choose(network, frontier, "80%", fragile, timer=QUICK)
+    assert len(fragile.compiled) == 2
+
+
+def test_a_profile_of_what_cannot_be_built_says_whose(network):
+    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+
+    class Refusing(CostModel):
+        def compile(self, module, inputs):
+            if module is both["after"]:
+                raise OutOfMemory("no room")
+            return COST.compile(module, inputs)
+
+    with pytest.raises(OutOfMemory, match=r"The profile of 'after' cannot be measured\. .*no room"):
+        profile_all(both, torch.randn(1, 3, 32, 32), Refusing(), timer=QUICK)
+
+
 def test_a_profile_that_fails_while_it_is_timed_says_whose(network):
     both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
     x = torch.randn(1, 3, 32, 32)

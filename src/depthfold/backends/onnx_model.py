@@ -1,7 +1,7 @@
 """A module as an ONNX model: the road to every runtime but PyTorch's own.
 
 PyTorch's exporter takes more than a second for a single convolution and about ten for a MobileNetV2, and a latency
-table needs a hundred and forty of the one and a dozen of the other. So the vocabulary of plain CNNs is written directly
+table needs a hundred of the one and twenty of the other. So the vocabulary of plain CNNs is written directly
 (`onnx_writer.py`: milliseconds, and half a second). Whatever has a word that is not in it goes through the exporter.
 """
 
@@ -29,7 +29,10 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_b
     module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size >= _LIMIT:
-        raise BackendError(f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB.")
+        raise BackendError(
+            f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB. Use the backend "
+            "pytorch or inductor."
+        )
     outputs = _run(module, inputs)
     try:
         larger = _run(module, with_batch(inputs, len(inputs[0]) + 1)) if dynamic_batch else None
@@ -54,5 +57,5 @@ def exported(module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> 
         shapes = dynamic_shapes(inputs) if dynamic_batch else None
         program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
         if program is None:
-            raise BackendError("PyTorch's exporter to ONNX gave no model.")
+            raise BackendError("PyTorch's exporter to ONNX gave no model. Use the backend pytorch or inductor.")
         return program.model_proto

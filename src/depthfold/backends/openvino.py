@@ -18,6 +18,7 @@ from depthfold.backends.registry import spelled
 from depthfold.core import Environment
 from depthfold.core.document import decode
 from depthfold.core.optional import load
+from depthfold.errors import BackendError
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -63,7 +64,17 @@ class OpenVino:
         }
         with reasons("OpenVINO rejects this module"):
             compiled = _core().compile_model(model, "CPU", properties)
+            self._expect_precision(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
             return _Request(compiled.create_infer_request(), inputs)
+
+    def _expect_precision(self, found: str) -> None:
+        """A CPU that cannot compute as asked does it otherwise, without a word."""
+        if found != _HINTS[self.precision]:
+            used = next((name for name, hint in _HINTS.items() if hint == found), found)
+            raise BackendError(
+                f"OpenVINO was asked for {self.precision}, and computes in {used} on this CPU. Ask for what it can: "
+                f"openvino:precision={used}."
+            )
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """OpenVINO's own format: this file, and its weights beside it with the suffix .bin."""

@@ -55,15 +55,22 @@ class TensorRT:
     def _run(self, library: Any, engine: Any, inputs: Inputs) -> Compiled:
         place = Place(device="cuda", precision="float32", channels_last=False, threads=None)
         with reasons("TensorRT rejects this module"):
-            runtime = library.Runtime(library.Logger(library.Logger.ERROR))
-            return TorchRun(place, _Execution(library, runtime.deserialize_cuda_engine(engine), inputs), "TensorRT")
+            engine = library.Runtime(library.Logger(library.Logger.ERROR)).deserialize_cuda_engine(engine)
+            if engine is None:
+                raise BackendError(
+                    f"TensorRT {library.__version__} cannot load this engine: another version built it, or another "
+                    "kind of GPU. Export it again on this machine."
+                )
+            return TorchRun(place, _Execution(library, engine, inputs), "TensorRT")
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """A serialised engine, which runs on this kind of GPU and this version of TensorRT only."""
         path = expect_suffix(path, ".engine")
         if dynamic_batch:  # it would be tuned for no batch in particular, and slower than what was measured
-            raise BackendError("A TensorRT engine is built for one size of the batch.")
-        path.write_bytes(bytes(self._engine(load("tensorrt", "tensorrt"), module, inputs)))
+            raise BackendError(
+                "A TensorRT engine is built for one size of the batch. Leave out dynamic_batch, or export to ONNX."
+            )
+        path.write_bytes(bytes(self._engine(_ready(), module, inputs)))
         return path
 
     def open(self, path: str | Path, inputs: Inputs) -> Compiled:
@@ -136,5 +143,7 @@ def _type(library: Any, engine: Any, name: str) -> torch.dtype:
     kinds = {library.float32: torch.float32, library.float16: torch.float16, library.int32: torch.int32}
     found = engine.get_tensor_dtype(name)
     if found not in kinds:
-        raise BackendError(f"TensorRT gives an output of type {found}, for which PyTorch's memory is not prepared.")
+        raise BackendError(
+            f"TensorRT gives an output of type {found}; expected float32, float16 or int32. Let the module convert it."
+        )
     return kinds[found]

@@ -1,4 +1,4 @@
-"""Where and how PyTorch runs a module: shared by the eager and the compiling backend."""
+"""Where and how PyTorch runs a module: shared by the eager and the compiling backend, and by TensorRT."""
 
 from __future__ import annotations
 

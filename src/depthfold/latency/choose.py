@@ -55,13 +55,20 @@ def choose(
         def measure(n: int) -> None:
             plan = frontier[n].plan
             try:
-                with held({plan: build_plan(network, backend, plan, inputs)}) as candidate:
-                    found = _in_turns({**vanilla, **candidate}, timer)
+                candidate = {plan: build_plan(network, backend, plan, inputs)}
             except BackendError as error:
                 search.rejected[n] = str(error)
-            else:
-                search.measured[n] = Measured(found[plan], found[network.vanilla])
-                notebook.keep_share(plan, search.measured[n].share)
+                return
+            failed: dict[Plan, BackendError] = {}
+            with held(candidate):
+                found = _in_turns({**vanilla, **candidate}, timer, failed)
+            if network.vanilla in failed:  # no plan is to blame, and none could be compared with it any more
+                raise failed[network.vanilla]
+            if plan in failed:
+                search.rejected[n] = str(failed[plan])
+                return
+            search.measured[n] = Measured(found[plan], found[network.vanilla])
+            notebook.keep_share(plan, search.measured[n].share)
 
         for left in range(steps, 0, -1):
             if (n := search.candidate(last=left == 1)) is None:
@@ -88,18 +95,21 @@ def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
         )
 
 
-def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer) -> dict[Plan, float]:
-    """The latencies of whole networks, all measured now and in turns."""
+def _in_turns(
+    candidates: Mapping[Plan, Compiled], timer: Timer, failed: dict[Plan, BackendError] | None = None
+) -> dict[Plan, float]:
+    """The latencies of whole networks, all measured now and in turns; but for those that failed, if that is kept."""
     known: dict[Plan, Turns] = {}
-    timer.measure(candidates, known)
-    return {plan: median(sample for turn in turns for sample in turn) for plan, turns in known.items()}
+    timer.measure(candidates, known, fail=None if failed is None else failed.__setitem__)
+    done = {plan: turns for plan, turns in known.items() if not failed or plan not in failed}
+    return {plan: median(sample for turn in turns for sample in turn) for plan, turns in done.items()}
 
 
 def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
     if not search.measured:
         return BudgetError(
             f"No plan could be measured for the budget of {budget}; the runtime says: "
-            f"{'; '.join(dict.fromkeys(search.rejected.values()))}."
+            f"{'; '.join(dict.fromkeys(search.rejected.values()))}. Name another runtime, or other options of it."
         )
     fastest = min(search.measured.values(), key=lambda found: found.share)
     which = "the fastest one" if 0 in search.measured else "the fastest one that was timed"

@@ -41,8 +41,11 @@ def profile_all(
     compiled: dict[str, Compiled] = {}
     with held(compiled):
         for name, module in modules.items():
-            with reasons("It cannot be built"):
-                compiled[name] = backend.compile(module, given[name])
+            try:
+                with reasons("It cannot be built"):
+                    compiled[name] = backend.compile(module, given[name])
+            except BackendError as error:
+                _refuse(name, error)
         timer.measure(compiled, turns, fail=_refuse)
     profiles = {}
     for name, module in modules.items():
