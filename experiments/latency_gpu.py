@@ -37,7 +37,7 @@ from depthfold.tracing import TracedNetwork
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from latency import end_to_end, made_up_importances, random_plans
 
-TIMER = Timer(warmup=0.1, turns=4, turn=0.01, extra=4)
+TIMER = Timer(warmup=0.05, turns=4, turn=0.01, extra=4)
 WHOLE = Timer(warmup=0.1, turns=6, turn=0.02)
 
 

@@ -67,6 +67,9 @@ def test_the_map_of_T_has_every_time_and_nothing_else(findings):
     for entry in findings.latency.entries:
         if entry.bare is not None:
             assert f"{words.ms(entry.bare)} without its activation" in cells(known)[entry.span][1]
+        if entry.active is not None:
+            assert f"{words.ms(entry.active)} with an activation" in cells(known)[entry.span][1]
+    assert {entry.active is None for entry in findings.latency.entries} == {True, False}
     blanks = {entry.span: entry.reason for entry in findings.latency.entries if entry.reason}
     assert len(blanks) == 1
     assert set(cells(unknown)) == set(blanks)
