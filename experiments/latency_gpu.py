@@ -7,8 +7,9 @@ fastest plan by the table, timed in turns; predicted against measured over 20 ra
 over plans of the solver (with made-up importances). FOLDER gets a CSV table and a line of results.jsonl for each; run
 again, what is there is not measured again, and what was measured of a table before an interruption is in its journal.
 
-The original and every block merged are timed before the table, too. If either takes another time at the end, something
-else ran on the machine or its clocks changed: what was measured is thrown away, journal and all, and measured again.
+The original and every block merged are timed before the table, too. If either takes another time at the end, or the
+original than while the table was calibrated, something else ran on the machine or its clocks changed: what was measured
+is thrown away, journal and all, and measured again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
 from depthfold.latency import Timer, measure_latency
 from depthfold.latency.candidates import network_inputs
+from depthfold.latency.notebook import Notebook
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -61,10 +63,10 @@ def counts(network: df.Network) -> tuple[int, int]:
 
 
 def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) -> tuple[df.LatencyTable, dict]:
-    started = time.perf_counter()
     networks, tests = counts(network)
     compared = {"original": network.vanilla, "every block merged": every_block_merged(network)}
     before = end_to_end(network, backend, compared.values(), WHOLE)
+    started = time.perf_counter()
     table = measure_latency(network, backend, journal=journal, timer=TIMER, networks=networks)
     took = time.perf_counter() - started
     alone = measure_latency(network, backend, mode="alone", journal=journal, timer=TIMER)
@@ -74,9 +76,12 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) 
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(network, backend, plans, WHOLE)
-    drift = [now / then - 1 for now, then in zip(measured, before, strict=False)]
+    with Notebook.open(journal, network, table.environment) as notebook:
+        meanwhile = notebook.time(notebook.name_plan(network.vanilla))
+    drift = [measured[0] / before[0] - 1, measured[1] / before[1] - 1, measured[0] / meanwhile - 1]
     if max(map(abs, drift)) > DRIFT:
-        raise Disturbed(f"the first two networks changed by {drift[0]:+.1%} and {drift[1]:+.1%} meanwhile")
+        changes = ", ".join(f"{change:+.1%}" for change in drift)
+        raise Disturbed(f"since the beginning, and since the calibration, two networks changed by {changes}")
     result = {
         "milliseconds": dict(zip(compared, measured, strict=False)),
         "fastest": {"activations": sorted(compared["fastest"].activations), "cuts": list(compared["fastest"].cuts)},

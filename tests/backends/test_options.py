@@ -3,7 +3,6 @@
 A backend that states an option and drops it still conforms: nothing but the speed of what it runs is another one.
 """
 
-import contextlib
 import copy
 from unittest.mock import MagicMock
 
@@ -166,25 +165,42 @@ def test_onnx_runtime_is_told_of_tf32_and_given_the_precision(options, asked):
     assert {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 4} == {kind}
 
 
-@pytest.mark.parametrize(("precision", "hint"), [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")])
-def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
-    asked, core = [], _core()
+def openvino_with(able, asked):
+    """OpenVINO on a CPU that can compute in these precisions."""
+    core = _core()
 
     class Core:
         read_model = core.read_model
+
+        def get_property(self, device, name):
+            return core.get_property(device, name) if name != "OPTIMIZATION_CAPABILITIES" else able
 
         def compile_model(self, model, device, properties):
             asked.append(properties)
             return core.compile_model(model, device, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
 
-    monkeypatch.setattr(openvino, "_core", Core)
-    otherwise = pytest.raises(
-        BackendError, match=f"asked for {precision}, and computes in float32 on this CPU. Ask for"
-    )
-    with otherwise if precision != "float32" else contextlib.nullcontext():  # as on a CPU that cannot do it
-        get(f"openvino:precision={precision},threads=1").compile(CONV, INPUTS)
+    return Core
+
+
+@pytest.mark.parametrize(("precision", "hint"), [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")])
+def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
+    asked = []
+    monkeypatch.setattr(openvino, "_core", openvino_with(["FP32", "BF16", "FP16"], asked))
+    get(f"openvino:precision={precision},threads=1").compile(CONV, INPUTS)
     expected = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
     assert asked == [{**expected, "INFERENCE_NUM_THREADS": 1}]
+
+
+def test_openvino_refuses_a_precision_that_the_cpu_lacks(monkeypatch):
+    """It would compute in another one, and the table would state this one."""
+    asked = []
+    monkeypatch.setattr(openvino, "_core", openvino_with(["FP32", "INT8", "FP16"], asked))
+    backend = get("openvino:precision=bfloat16")
+    for use in (backend.environment, lambda inputs: backend.compile(CONV, inputs)):
+        with pytest.raises(BackendError, match=r"cannot compute in bfloat16 on this CPU.*precision=float32 or "):
+            use(INPUTS)
+    assert not asked
+    assert get("openvino:precision=float16").environment(INPUTS).precision == "float16"
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,25 @@ def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
     assert "random weights" not in said("compress", "timm:resnet18,pretrained=True")
     assert "random weights" not in said("compress", f"{tmp_path / 'net.py'}:model")
     assert "random weights" not in said("inspect", "torchvision:resnet18")
+
+
+def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
+    one, other = model(), model()
+    nn.init.zeros_(other[0].weight)
+    network, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")
+
+    def compress(given, **said):
+        df.compress(given, task(), "cost_model", "80%", run=tmp_path / "run", exports=("m.pt2",), **said)
+
+    with pytest.raises(MeasuredTooEarly):
+        compress(one, network=network)
+    with pytest.raises(MeasuredTooEarly):
+        compress(nn.Sequential(one), network=body)
+    for wrong in (other, nn.Sequential(one)):
+        with pytest.raises(InvalidValue, match=r"not traced from this model as it is: 0\.weight differs\. Trace the"):
+            compress(wrong, network=network)
+    for said in ({"ignore": ["0"]}, {"at": "0"}):
+        with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network was traced already"):
+            compress(one, network=network, **said)
+    with pytest.raises(InvalidValue, match=r"network must be what trace\(model, inputs\) returns, found Sequential"):
+        compress(one, network=one)

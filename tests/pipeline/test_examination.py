@@ -80,3 +80,16 @@ def test_a_classification_tells_of_every_batch(score_batch, batches, told):
     assert told.lines == [("scored batches", 2 * batches, 0), *["tick"] * 2 * batches]
     assert found[0].score == task.score(one.eval(), "test") / 100 and found[0].images == 24
     assert not one._forward_hooks and not two._forward_hooks
+
+
+def test_scores_are_in_the_precision_of_the_networks(told):
+    """Whatever the caller has switched on around them."""
+    seen, one = [], network()
+
+    def score(model, split):
+        seen.append(model(torch.rand(2, 1, 4, 4)).dtype)
+        return 0.0
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        examination.scores(one, one, FunctionTask(loss=max, score=score), told)
+    assert seen == [torch.float32] * 2

@@ -30,8 +30,8 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_b
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if size >= _LIMIT:
         raise BackendError(
-            f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB. Use the backend "
-            "pytorch or inductor."
+            f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB. Measure with "
+            "the backend pytorch or inductor, and export to .pt2."
         )
     outputs = _run(module, inputs)
     try:
@@ -57,5 +57,5 @@ def exported(module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> 
         shapes = dynamic_shapes(inputs) if dynamic_batch else None
         program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
         if program is None:
-            raise BackendError("PyTorch's exporter to ONNX gave no model. Use the backend pytorch or inductor.")
+            raise BackendError("PyTorch's exporter to ONNX gave no model. Measure with pytorch, export to .pt2.")
         return program.model_proto

@@ -22,6 +22,7 @@ from depthfold.errors import BackendError
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_CAPABILITIES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class OpenVino:
         decode(Precision, self.precision, "The option precision")
 
     def environment(self, inputs: Inputs) -> Environment:
+        self._expect_precision()
         return environment_of(
             inputs,
             device="cpu",
@@ -62,18 +64,19 @@ class OpenVino:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
         }
+        self._expect_precision()
         with reasons("OpenVINO rejects this module"):
             compiled = _core().compile_model(model, "CPU", properties)
-            self._expect_precision(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
             return _Request(compiled.create_infer_request(), inputs)
 
-    def _expect_precision(self, found: str) -> None:
+    def _expect_precision(self) -> None:
         """A CPU that cannot compute as asked does it otherwise, without a word."""
-        if found != _HINTS[self.precision]:
-            used = next((name for name, hint in _HINTS.items() if hint == found), found)
+        able = _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if _CAPABILITIES[self.precision] not in able:
+            others = [f"openvino:precision={name}" for name, capability in _CAPABILITIES.items() if capability in able]
             raise BackendError(
-                f"OpenVINO was asked for {self.precision}, and computes in {used} on this CPU. Ask for what it can: "
-                f"openvino:precision={used}."
+                f"OpenVINO cannot compute in {self.precision} on this CPU, and would take another precision. Ask for "
+                f"one that it has: {' or '.join(others)}."
             )
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:

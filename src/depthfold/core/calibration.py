@@ -47,11 +47,13 @@ class Calibration:
             raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
         for name in COSTS:
             cost = getattr(self, name)
-            if cost is None and name == "per_activation":
-                continue
-            if not math.isfinite(cost) or (cost < 0 and name in NEVER_NEGATIVE):
-                wanted = "a number, 0 or more" if name in NEVER_NEGATIVE else "a number"
-                raise InvalidValue(f"The {name} of a calibration must be {wanted}, found {cost!r}. Measure again.")
+            if cost is not None and not math.isfinite(cost):
+                raise InvalidValue(f"The {name} of a calibration must be a number, found {cost!r}. Measure again.")
+        if self.per_activation is not None and self.per_activation < 0:
+            raise InvalidValue(
+                f"The per_activation of a calibration must be a number, 0 or more, found {self.per_activation!r}. "
+                "Measure again."
+            )
 
     def in_context(self, time: float, read: float, written: float, activated: float = 0.0) -> float:
         """What a block that takes `time` alone costs inside a network. `activated` is the size of the activation that

@@ -21,8 +21,8 @@ class Timing:
 
     `time` is that of the block as it was timed: whoever measured chose how it follows from the samples, and whether an
     activation stands at its end (`measure_latency`: for a single layer, if the network has one there; for several in
-    one, always). `active` is the time with an activation there and `bare` the time without one, each None if it is the
-    same as `time`. Published tables have `time` alone, and no samples, only their mean and standard deviation.
+    one, if it has any). `active` is the time with an activation there and `bare` the time without one, each None if it
+    is the same as `time`. Published tables have `time` alone, and no samples, only their mean and standard deviation.
     """
 
     span: Span

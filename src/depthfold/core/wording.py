@@ -17,8 +17,8 @@ def count(number: int, noun: str) -> str:
 
 def amount(number: float) -> str:
     """Four digits and how many of what: 78.51 k, 3.505 M, 15.47 G."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.99995 * size:  # what would be rounded to 1000 of the next smaller ones
             return f"{number / size:.4g} {unit}"
     return f"{number:.4g}"
 

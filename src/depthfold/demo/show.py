@@ -79,7 +79,7 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
         settings = replace(settings, budget=before.budget)
         say(
             f"This machine cannot meet the budget of {asked}, as was found before. The demo goes on with "
-            f"{before.budget}."
+            f"{before.budget}. To try {asked} again, delete {subject.folder.path / FALLBACK}."
         )
     while True:
         keep(settings)  # the other commands can go on in this run, and need only --run

@@ -110,24 +110,29 @@ def _solve_within(rows: Floats, latencies: Floats, used: tuple[int, ...]) -> Flo
     limited = [n for n in used if COSTS[n] in NEVER_NEGATIVE and rows[:, n].any()]
     free = [n for n in used if COSTS[n] not in NEVER_NEGATIVE]
     some = chain.from_iterable(combinations(limited, count) for count in range(len(limited), -1, -1))
-    fits = [_solve(rows, latencies, sorted([*free, *columns])) for columns in some]
+    matrix, wanted = _leaning(rows, latencies)
+    fits = [_solve(matrix, wanted, sorted([*free, *columns])) for columns in some]
     return min((fit for fit in fits if (fit[0][limited] >= 0).all()), key=lambda fit: fit[1])[0]
 
 
-def _solve(rows: Floats, latencies: Floats, columns: Sequence[int]) -> tuple[Floats, float]:
-    """Least squares of the relative errors with these costs, leaning towards the times as they are; and the sum of
-    the squares.
+def _leaning(rows: Floats, latencies: Floats) -> tuple[Floats, Floats]:
+    """The least squares of the relative errors: a matrix and what it should give. Every cost has a row that leans
+    towards the times as they are.
 
     There are few networks and the features move together, so a free fit would swing; what the networks do not decide
     stays at slope 1 and nothing else.
     """
-    theta = np.zeros(rows.shape[1])
-    prior = np.array([float(COSTS[n] == "slope") for n in columns])
     # In units in which every feature is about 1 and every latency is 1.
-    matrix = rows[:, columns] / latencies[:, None]
-    scale = np.maximum(np.abs(rows[:, columns]).mean(axis=0), 1e-12)
-    lean = np.diag(np.sqrt(TRUST) * scale / float(latencies.mean()))
-    whole = np.vstack([matrix, lean])
-    wanted = np.concatenate([np.ones(len(latencies)), lean @ prior])
-    theta[list(columns)] = np.linalg.lstsq(whole, wanted, rcond=None)[0]
-    return theta, float(np.square(whole @ theta[list(columns)] - wanted).sum())
+    scale = np.maximum(np.abs(rows).mean(axis=0), 1e-12)
+    lean = np.sqrt(TRUST) * scale / float(latencies.mean())
+    prior = np.array([float(name == "slope") for name in COSTS])
+    matrix = np.vstack([rows / latencies[:, None], np.diag(lean)])
+    return matrix, np.concatenate([np.ones(len(latencies)), lean * prior])
+
+
+def _solve(matrix: Floats, wanted: Floats, columns: list[int]) -> tuple[Floats, float]:
+    """The best costs if all but these are 0, and the sum of the squares that is left: that of every row, so that two
+    of them compare."""
+    theta = np.zeros(matrix.shape[1])
+    theta[columns] = np.linalg.lstsq(matrix[:, columns], wanted, rcond=None)[0]
+    return theta, float(np.square(matrix @ theta - wanted).sum())

@@ -10,7 +10,7 @@ from statistics import median
 
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan, fingerprint
-from depthfold.errors import BackendError, BudgetError, InvalidValue, TableError
+from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency.building import held
 from depthfold.latency.candidates import build_plan, network_inputs
 from depthfold.latency.notebook import Notebook
@@ -50,20 +50,23 @@ def choose(
         tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
         vanilla = {network.vanilla: build_plan(network, backend, network.vanilla, inputs)}
         stack.enter_context(held(vanilla))
-        search = _Search(frontier.points, budget, _in_turns(vanilla, timer)[network.vanilla])
+        alone, failed_alone = _in_turns(vanilla, timer)
+        if failed_alone:
+            raise _original(failed_alone[network.vanilla])
+        search = _Search(frontier.points, budget, alone[network.vanilla])
 
         def measure(n: int) -> None:
             plan = frontier[n].plan
             try:
-                candidate = {plan: build_plan(network, backend, plan, inputs)}
+                with held({plan: build_plan(network, backend, plan, inputs)}) as candidate:
+                    found, failed = _in_turns({**vanilla, **candidate}, timer)
             except BackendError as error:
                 search.rejected[n] = str(error)
                 return
-            failed: dict[Plan, BackendError] = {}
-            with held(candidate):
-                found = _in_turns({**vanilla, **candidate}, timer, failed)
-            if network.vanilla in failed:  # no plan is to blame, and none could be compared with it any more
-                raise failed[network.vanilla]
+            if original_failed := failed.get(network.vanilla):
+                if not isinstance(original_failed, OutOfMemory):  # beside a candidate there may be no room for it
+                    raise _original(original_failed)
+                failed[plan] = original_failed
             if plan in failed:
                 search.rejected[n] = str(failed[plan])
                 return
@@ -95,14 +98,20 @@ def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
         )
 
 
-def _in_turns(
-    candidates: Mapping[Plan, Compiled], timer: Timer, failed: dict[Plan, BackendError] | None = None
-) -> dict[Plan, float]:
-    """The latencies of whole networks, all measured now and in turns; but for those that failed, if that is kept."""
+def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer) -> tuple[dict[Plan, float], dict[Plan, BackendError]]:
+    """The latencies of whole networks, all measured now and in turns, and the errors of those that failed."""
     known: dict[Plan, Turns] = {}
-    timer.measure(candidates, known, fail=None if failed is None else failed.__setitem__)
-    done = {plan: turns for plan, turns in known.items() if not failed or plan not in failed}
-    return {plan: median(sample for turn in turns for sample in turn) for plan, turns in done.items()}
+    failed: dict[Plan, BackendError] = {}
+    timer.measure(candidates, known, fail=failed.__setitem__)
+    done = {plan: turns for plan, turns in known.items() if plan not in failed}
+    return {plan: median(sample for turn in turns for sample in turn) for plan, turns in done.items()}, failed
+
+
+def _original(error: BackendError) -> BackendError:
+    return type(error)(
+        f"The original network failed while it was timed, and nothing can be compared with it. {error}. Run again, or "
+        "name another runtime or other options of it."
+    )
 
 
 def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:

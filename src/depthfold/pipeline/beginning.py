@@ -14,6 +14,7 @@ from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_devic
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
+from depthfold.tracing import TracedNetwork
 from depthfold.tracing.inputs import Inputs
 from depthfold.training.borrowing import modes_kept
 from depthfold.training.classification import ClassificationTask
@@ -59,6 +60,22 @@ def expect_arguments(
     ):
         raise InvalidValue(f'exports must be several names of files, such as ("model.onnx",), found {exports!r:.80}.')
     expect_exports(exports)
+
+
+def expect_network(network: object, model: nn.Module, ignore: object, at: object) -> None:
+    """Refuse a network that is not this model, traced."""
+    if not isinstance(network, TracedNetwork):
+        raise InvalidValue(f"network must be what trace(model, inputs) returns, found {network!r:.80}.")
+    if ignore or at is not None:
+        raise InvalidValue("ignore and at say how to trace, and the network was traced already: give one or the other.")
+    weights = dict((model.get_submodule(network.at) if network.at else model).named_parameters())
+    for name, traced in network.graph.named_parameters():
+        own = weights.get(name)
+        if own is None or own.shape != traced.shape or not torch.equal(own.to(traced.device), traced):
+            raise InvalidValue(
+                f"The network was not traced from this model as it is: {name} differs. Trace the model again, or leave "
+                "out network."
+            )
 
 
 def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:

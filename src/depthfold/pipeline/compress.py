@@ -17,7 +17,7 @@ from depthfold.finetuning import finetune
 from depthfold.importance.ledger import digest
 from depthfold.jobs import Executor
 from depthfold.merging import merge
-from depthfold.pipeline.beginning import expect_arguments, expect_data, recipe_given
+from depthfold.pipeline.beginning import expect_arguments, expect_data, expect_network, recipe_given
 from depthfold.pipeline.choice import chosen
 from depthfold.pipeline.examination import again, findings_of, inputs_of
 from depthfold.pipeline.libraries import check_libraries
@@ -90,6 +90,8 @@ def compress(
     trainings, recipe = recipe_given("trainings", trainings), recipe_given("recipe", recipe)
     expect_arguments(task, target, space, importance, executor, alpha, exports)
     check_libraries(exports, executor if importance is None else None)
+    if network is not None:
+        expect_network(network, model, ignore, at)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
     expect_data(task, model, inputs, importances=importance is None)
     folder = RunFolder.open(run)

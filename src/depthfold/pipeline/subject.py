@@ -120,19 +120,19 @@ def _room_for(batch: int, image: Sequence[int]) -> Iterator[None]:
     and kill whoever uses it. What the system refuses by itself is told in the same words."""
     size = FLOAT * batch * math.prod(image)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    refusal = InvalidValue(
-        f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {amount(size)}B, and this machine has "
-        f"{amount(memory)}B of memory in all, for the network and all else, too. Give --batch as many images as the "
-        "network will be given at a time."
-    )
+    asked = f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {amount(size)}B"
+    less = "Give --batch as many images as the network will be given at a time, and --input their size."
     if size > memory:
-        raise refusal
+        has = f"this machine has {amount(memory)}B of memory in all, for the network and all else, too"
+        raise InvalidValue(f"{asked}, and {has}. {less}")
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise
-        raise refusal from error
+        raise InvalidValue(
+            f"{asked}, and the system refuses that: others use its memory, or it has a limit. {less}"
+        ) from error
 
 
 def given_importance(settings: Settings) -> ImportanceTable | None:

@@ -1,0 +1,170 @@
+"""The fit of a calibration to whole networks that follow its formula, with noise or without."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from scipy.optimize import lsq_linear
+
+from depthfold.core import Calibration, ConvShape, Span
+from depthfold.core.calibration import LEAST
+from depthfold.errors import InvalidValue
+from depthfold.latency.blocks import BlockShape
+from depthfold.latency.calibration import TRUST, Whole, fit
+
+
+def block(channels, out, size, activation="relu"):
+    shape = ConvShape(
+        in_channels=channels, out_channels=out, kernel=(1, 1), stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1)
+    )
+    return BlockShape(shape, (size, size), (), activation, 3)
+
+
+def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0):
+    """Whole networks whose latencies follow the formula exactly, but for noise."""
+    rng = Random(seed)
+    spans = [Span(i, i + 1) for i in range(30)]
+    blocks = {
+        span: block(rng.randint(1, 400), rng.randint(1, 400), rng.randint(10, 100), rng.choice(("relu", None)))
+        for span in spans
+    }
+    times = {span: rng.uniform(1.0, 5.0) for span in spans}
+    wholes = []
+    for n in range(count):
+        segments = tuple(rng.sample(spans, rng.randint(3, 25)))
+        changed = tuple(span for span in segments if n % 2 and rng.random() < 0.5)
+        others = sum(blocks[span].elements[1] * (-1 if blocks[span].activation else 1) for span in changed) / 1e6
+        latency = 0.9 * sum(times[span] for span in segments) + outside + per_activation * others
+        wholes.append(Whole(segments, latency * rng.gauss(1.0, noise), changed))
+    return wholes, blocks, times
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.01, 0.05])
+def test_the_fit_finds_what_activations_cost(cost):
+    wholes, blocks, times = made_up(cost)
+    found = fit(wholes, blocks, times)
+    assert found.per_activation == pytest.approx(cost, rel=0.02, abs=1e-3)
+    assert (found.slope, found.outside) == (pytest.approx(0.9, rel=0.01), pytest.approx(4.0, rel=0.05))
+    assert found.worst_error < 0.01
+
+
+def test_no_activation_costs_less_than_nothing():
+    """Networks that are slower without their activations, and nothing outside: both costs are at their limits, and the
+    errors are those of a fit that knows nothing of activations."""
+    wholes, blocks, times = made_up(-0.3, outside=-1.0)
+    found = fit(wholes, blocks, times)
+    assert (found.per_activation, found.outside) == (0.0, 0.0)
+    before = fit([replace(whole, changed=()) for whole in wholes], blocks, times)
+    assert found == replace(before, per_activation=0.0)
+
+
+def costs(found):
+    return (found.slope, found.per_segment, found.per_read, found.per_write, found.outside, found.per_activation or 0.0)
+
+
+def best_of(wholes, blocks, times, activations):
+    """By the bounded least squares of SciPy, with the leaning as further rows."""
+    sums = [[(times[span], 1.0, *blocks[span].elements) for span in whole.segments] for whole in wholes]
+    sizes = {span: (1 if block.activation is None else -1) * block.elements[1] for span, block in blocks.items()}
+    others = [sum(sizes[span] for span in whole.changed) for whole in wholes]
+    rows = np.column_stack([np.array([np.sum(each, axis=0) for each in sums]), np.ones(len(wholes)), others])
+    rows *= [1, 1, 1e-6, 1e-6, 1, 1e-6]
+    latencies = np.array([whole.latency for whole in wholes])
+    lean = TRUST**0.5 * np.maximum(abs(rows).mean(axis=0), 1e-12) / latencies.mean()
+    matrix = np.vstack([rows / latencies[:, None], np.diag(lean)])
+    wanted = np.concatenate([np.ones(len(wholes)), lean * [1, 0, 0, 0, 0, 0]])
+    used, limits = 6 if activations else 5, [0.0, -np.inf, -np.inf, -np.inf, 0.0, 0.0]
+    found = lsq_linear(matrix[:, :used], wanted, (limits[:used], np.inf), method="bvls", tol=1e-14).x
+    return (*found, 0.0)[:6]
+
+
+@pytest.mark.parametrize(("cost", "outside"), [(-0.3, 4.0), (0.3, -1.0), (-0.05, -0.2), (0.05, 0.1), (0.02, -1.0)])
+def test_the_fit_within_its_limits_is_the_best_one(cost, outside):
+    wholes, blocks, times = made_up(cost, outside, count=9)
+    found = fit(wholes, blocks, times)  # with the cost of activations only if that predicts better
+    best = best_of(wholes, blocks, times, activations=bool(found.per_activation))
+    assert costs(found) == pytest.approx(best, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_few_networks_lean_to_the_times_as_they_are(count):
+    """Blocks that pay launches of 2 ms alone, and none inside: few networks say little but how many segments they have,
+    and yet the slope must not fall to 0."""
+    falls = 0
+    for seed in range(20):
+        rng = Random(seed)
+        wholes, blocks, times = made_up(0.0, count=count, seed=seed)
+        launches = {span: time + 2.0 for span, time in times.items()}
+        noisy = [replace(whole, latency=whole.latency * rng.gauss(1.0, 0.01), changed=()) for whole in wholes]
+        found = fit(noisy, blocks, launches)
+        assert costs(found) == pytest.approx(best_of(noisy, blocks, launches, activations=False), rel=1e-5, abs=1e-8)
+        falls += found.slope == 0.0
+    assert falls < 5
+
+
+def test_longer_blocks_never_take_less():
+    """Networks that get faster by their slower blocks: without its limit the slope would be negative."""
+    wholes, blocks, times = made_up(0.0, count=12)
+    upside_down = [
+        replace(whole, latency=8.0 * len(whole.segments) - sum(times[span] for span in whole.segments), changed=())
+        for whole in wholes
+    ]
+    found = fit(upside_down, blocks, times)
+    assert found.slope == 0.0
+    assert costs(found) == pytest.approx(best_of(upside_down, blocks, times, activations=False), rel=1e-5, abs=1e-8)
+
+
+def calibrated(**changes):
+    fields = {
+        "slope": 0.5, "per_segment": 1.0, "per_read": 10.0, "per_write": 100.0, "outside": 0.0, "networks": 2,
+        "median_error": 0.0, "worst_error": 0.0,
+    }  # fmt: skip
+    return Calibration(**fields | changes)
+
+
+def test_noise_is_not_taken_for_a_cost_of_activations():
+    """A runtime that fuses them, with noise of 2 %: what a plan without its activations would seem to save."""
+    saved = []
+    for seed in range(20):
+        wholes, blocks, times = made_up(0.0, count=14, noise=0.02, seed=seed)
+        found = fit(wholes, blocks, times)
+        size = max(sum(blocks[span].elements[1] for span in whole.segments) for whole in wholes) / 1e6
+        saved.append(found.per_activation * size / max(whole.latency for whole in wholes))
+    assert sum(share == 0.0 for share in saved) >= 12
+    assert sum(saved) / len(saved) < 0.03
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_two_networks_cannot_tell_what_activations_cost(noise):
+    wholes, blocks, times = made_up(0.3, count=9, noise=noise)
+    few = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 4]
+    assert sum(bool(whole.changed) for whole in few) == 2
+    three = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 6]
+    assert fit(three, blocks, times).per_activation is not None
+    found = fit(few, blocks, times)
+    assert found.per_activation is None
+    assert found == fit([replace(whole, changed=()) for whole in few], blocks, times)
+    assert fit(wholes, blocks, times).per_activation is not None
+
+
+def test_a_block_with_another_activation_by_hand():
+    found = calibrated(per_activation=7.0)
+    assert found.in_context(4.0, 2e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3)
+    assert found.in_context(4.0, 2e6, 3e6, -3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3 - 7 * 3)
+    assert found.in_context(4.0, 2e6, 3e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3 + 7 * 3)
+    assert found.in_context(4.0, 2e6, 3e6, -3e9) == LEAST * 4  # no block is free, whatever it lacks
+    assert calibrated(per_activation=None).in_context(4.0, 2e6, 3e6, 3e6) == found.in_context(4.0, 2e6, 3e6)
+
+
+@pytest.mark.parametrize("name", ["slope", "per_segment", "outside", "per_activation"])
+@pytest.mark.parametrize("cost", [float("nan"), float("inf")])
+def test_a_calibration_refuses_a_cost_that_is_no_number(name, cost):
+    with pytest.raises(InvalidValue, match=f"The {name} of a calibration must be a number, found .*Measure again"):
+        calibrated(**{name: cost})
+
+
+def test_a_calibration_refuses_activations_that_give_time_back():
+    with pytest.raises(InvalidValue, match=r"The per_activation .* must be a number, 0 or more, found -1e-09"):
+        calibrated(per_activation=-1e-9)
+    assert calibrated(slope=-0.01).slope == -0.01  # of before, when nothing limited it: it still loads
