@@ -257,7 +257,8 @@ def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
     network, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")
 
     def compress(given, **said):
-        df.compress(given, task(), "cost_model", "80%", run=tmp_path / "run", exports=("m.pt2",), **said)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))  # each of its own
+        df.compress(given, task(), "cost_model", "80%", run=folder, exports=("m.pt2",), **said)
 
     with pytest.raises(MeasuredTooEarly):
         compress(one, network=network)
