@@ -61,6 +61,8 @@ PAIRS = {
         a=dict(kernel=(2, 3), stride=(2, 3)), b=dict(kernel=(3, 2), stride=(2, 1), padding=((1, 0), (0, 2)))
     ),
     "non-square": dict(a=dict(kernel=(1, 3)), b=dict(kernel=(3, 1), padding=((1, 2), (0, 0)))),
+    "one axis alone": dict(a=dict(kernel=(1, 3), padding=((0, 0), (1, 1))), b=dict(kernel=(3, 2), dilation=(2, 1))),
+    "1x1 in groups, then 3x3": dict(a=dict(kernel=(1, 1), groups=6), b=dict(kernel=(3, 3), groups=4)),
     "dilated then 1x1": dict(a=dict(kernel=(3, 3), dilation=(2, 3)), b=dict(kernel=(1, 1))),
     "1x1 then dilated": dict(a=dict(kernel=(1, 1), stride=(2, 2)), b=dict(kernel=(3, 2), dilation=(2, 2))),
     "dilated alike": dict(a=dict(kernel=(3, 3), dilation=(2, 2)), b=dict(kernel=(2, 2), dilation=(2, 2))),
@@ -121,8 +123,12 @@ def test_skip_joins_the_kernel(case):
     skip = SKIPS[case]["skip"]
     kernel = Kernel.identity(6, 2, main.weight) if skip is None else make(rng, 6, 6, **skip)
     x = rng.standard_normal((6, 9, 8))
-    expected = direct(x, main) + (x if skip is None else direct(x, kernel))
+    alone = direct(x, main)
+    expected = alone + (x if skip is None else direct(x, kernel))
     np.testing.assert_allclose(direct(x, main.plus(kernel)), expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    np.testing.assert_array_equal(direct(x, main), alone)  # the kernel itself is as it was, unless it may be reused
+    reused = main.plus(kernel, reuse=True)
+    np.testing.assert_allclose(direct(x, reused), expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
 def test_norm_folds_with_its_own_eps_and_without_affine():

@@ -266,13 +266,13 @@ def groups_lost(patch):
 
 @fault
 def skip_not_folded(patch):
-    patch.setattr(Kernel, "plus", lambda kernel, skip: kernel)
+    patch.setattr(Kernel, "plus", lambda kernel, skip, **_: kernel)
 
 
 @fault
 def skip_folded_beside_the_centre(patch):
     def wrong(plus):
-        def added(kernel, skip):
+        def added(kernel, skip, **_):
             moved = replace(skip, weight=skip.weight)
             whole = plus(kernel, moved)
             shifted = torch.roll(whole.weight - kernel_of(kernel, whole), 1, dims=-1)

@@ -303,6 +303,18 @@ def test_merging_leaves_the_student_as_it_is_and_returns_evaluation_mode():
         agree(shallow(x), student.eval()(x))
 
 
+def test_the_shallow_network_shares_no_memory_with_the_student():
+    """Kernels are composed in float64, and these weights are: a segment of one layer could pass them on as they are."""
+    model = Net(lambda net, x: net.b(F.relu(net.a(x) + x)), a=conv(), b=conv(kernel=1))
+    student, shallow, _ = folded(model, plan=df.Plan((1,), (1,)))
+    both = [{p.untyped_storage().data_ptr() for p in network.parameters()} for network in (student, shallow)]
+    assert [len(each) for each in both] == [4, 4]
+    assert not set.intersection(*both)
+    state = {name: value.clone() for name, value in student.state_dict().items()}
+    df.merge(student)
+    assert all(torch.equal(value, state[name]) for name, value in student.state_dict().items())
+
+
 def test_weights_that_were_trained_after_rewriting_are_the_ones_that_merge():
     student, before, x = folded()
     with torch.no_grad():

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
@@ -39,7 +40,7 @@ def test_an_error_at_the_borders_is_seen_at_the_borders():
     assert not found.ok
     assert found.segments[0].border > 1e-2
     assert found.segments[0].interior <= 1e-13
-    assert found.segments[1].interior <= 1e-13  # the segment behind gets the student's values: the error is not its own
+    assert found.segments[1].interior <= 1e-13  # both give the segment behind the same values: the error is not its own
     assert found.output > 1e-10
     assert "first wrong segment (0, 2]" in str(found)
 
@@ -53,6 +54,29 @@ def test_an_error_of_the_last_segment_at_the_borders_is_nowhere_else():
     assert found.interior <= 1e-13
     assert found.output > 1e-3
     assert "first wrong segment (2, 4]" in str(found)
+
+
+def test_an_error_stays_with_its_segment_where_a_skip_reads_the_value_before_a_dropout():
+    torch.manual_seed(0)
+    model = Net(
+        lambda net, x: (lambda y: net.c(F.relu(net.b(net.drop(y)))) + y)(F.relu(net.a(x))),
+        a=conv(), b=conv(), c=conv(), drop=nn.Dropout(),
+    )  # fmt: skip
+    network = df.trace(model.double().eval(), image().double())
+    student = df.rewrite(network, df.Plan((1,), (1,)))
+    shallow = df.merge(student)
+    shallow.get_submodule("a").bias.data += 1e-3
+    wrong, behind = df.verify(student, shallow).segments
+    assert wrong.interior > 1e-5
+    assert max(behind.border, behind.interior) <= 1e-13
+
+
+def test_the_merged_network_whose_convolutions_may_be_huge_runs_once():
+    student, shallow = folded()
+    calls = []
+    first_convolution(shallow).register_forward_hook(lambda *_: calls.append(1))
+    assert df.verify(student, shallow).ok
+    assert len(calls) == 1
 
 
 def test_an_error_of_a_weight_is_seen_in_the_interior():
@@ -177,6 +201,16 @@ def test_values_that_are_not_finite_are_an_error(value):
         df.merge(student)
     with pytest.raises(VerificationError, match="not finite"):
         df.verify(student, shallow)
+
+
+def test_values_inside_that_are_not_finite_are_an_error_even_if_an_activation_hides_them():
+    model = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), conv()).double().eval()
+    student = df.rewrite(df.trace(model, image().double()), df.Plan((1,), (1,)))
+    with torch.no_grad():
+        first_convolution(student).bias[0] = -float("inf")
+        assert student(image().double()).isfinite().all()
+    with pytest.raises(VerificationError, match="values that are not finite, so nothing can be verified"):
+        df.merge(student)
 
 
 def test_a_merged_network_with_values_that_are_not_finite_does_not_pass():

@@ -6,7 +6,8 @@ kernel is the first one, shifted and weighted once for every tap of the second:
     merged[o, i, k1 * d1 + k2 * s1 * d2] += second[o, c, k2] * first[c, i, k1]
 
 with d1, d2 the dilations and s1 the stride of the first. This is the definition, tap by tap; the sum over channels c
-is one matrix product.
+is one matrix product. Where no two pairs of taps meet, as with a 1x1 kernel before or after any other, one product
+holds them all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def compose_weights(first: Tensor, one: ConvShape, second: Tensor, two: ConvShap
     merged = one.then(two)
     first = spread(first, one.dilation, merged.dilation)
     left, right, target = _group(first, one.groups, second, two.groups)
+    if all(1 in sizes for sizes in zip(one.kernel, two.kernel, strict=True)):
+        return _ungroup(_sum(right, left), merged)
     out = first.new_zeros((*target, *merged.kernel))
     steps = [
         s * d // grid if k > 1 else 0
@@ -34,9 +37,14 @@ def compose_weights(first: Tensor, one: ConvShape, second: Tensor, two: ConvShap
     for tap in product(*(range(k) for k in two.kernel)):
         shifted = (slice(t * step, t * step + size) for t, step, size in zip(tap, steps, first.shape[2:], strict=True))
         window: Any = (..., *shifted)
-        weights: Any = (..., *tap)
-        out[window] += torch.einsum("guoc,guci...->guoi...", right[weights], left)
+        weights: Any = (..., *(slice(t, t + 1) for t in tap))
+        out[window] += _sum(right[weights], left)
     return _ungroup(out, merged)
+
+
+def _sum(second: Tensor, first: Tensor) -> Tensor:
+    """Over the channels between. Along every axis one of the two has a single tap."""
+    return torch.einsum("guoc...,guci...->guoi...", second, first)
 
 
 def spread(weight: Tensor, dilation: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
@@ -59,8 +67,7 @@ def regroup(weight: Tensor, groups: int, fewer: int) -> Tensor:
     outs, ins = weight.shape[0] // groups, weight.shape[1]
     out = weight.new_zeros((fewer, ratio, outs, ratio, ins, *weight.shape[2:]))
     blocks = weight.reshape(fewer, ratio, outs, ins, *weight.shape[2:])
-    for n in range(ratio):
-        out[:, n, :, n] = blocks[:, n]
+    out.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
     return out.reshape(fewer * ratio * outs, ratio * ins, *weight.shape[2:])
 
 

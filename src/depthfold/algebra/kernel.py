@@ -34,11 +34,14 @@ class Kernel:
 
     @classmethod
     def of(cls, shape: ConvShape, weight: Tensor, bias: Tensor | None) -> Kernel:
-        """The kernel of a convolution layer, in float64 (on the CPU where the device has none)."""
+        """The kernel of a convolution layer, in float64 (on the CPU where the device has none). Its memory is its own,
+        even where the layer is in float64, too."""
         device = weight.device if weight.device.type != "mps" else torch.device("cpu")
-        weight = weight.detach().to(device, torch.float64)
-        bias = weight.new_zeros(shape.out_channels) if bias is None else bias.detach().to(device, torch.float64)
-        return cls(shape, weight, bias)
+
+        def own(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device, torch.float64, copy=True)
+
+        return cls(shape, own(weight), own(weight.new_zeros(shape.out_channels) if bias is None else bias))
 
     @classmethod
     def identity(cls, channels: int, dims: int, like: Tensor) -> Kernel:
@@ -60,8 +63,11 @@ class Kernel:
         ).reshape(-1)
         return Kernel(self.shape.then(after.shape), weight, pushed + after.bias)
 
-    def plus(self, skip: Kernel) -> Kernel:
-        """This convolution and `skip`, both from the same value, added: the taps of the skip join the kernel."""
+    def plus(self, skip: Kernel, *, reuse: bool = False) -> Kernel:
+        """This convolution and `skip`, both from the same value, added: the taps of the skip join the kernel.
+
+        With `reuse` the sum may take the memory of this kernel, which nobody must read any more.
+        """
         offset = self.shape.offset(skip.shape)
         shape = self.shape.plus(skip.shape)
         assert offset is not None  # plus() has refused what has no offset
@@ -69,6 +75,6 @@ class Kernel:
         added = spread(regroup(skip.weight, skip.shape.groups, shape.groups), skip.shape.dilation, shape.dilation)
         shifted = zip(offset, shape.dilation, added.shape[2:], strict=True)
         window: Any = (..., *(slice(o // grid, o // grid + size) for o, grid, size in shifted))
-        weight = weight.clone()
+        weight = weight if reuse else weight.clone()
         weight[window] += added
         return Kernel(shape, weight, self.bias + skip.bias)

@@ -24,13 +24,17 @@ from depthfold.tracing.roles import writes_in_place
 from depthfold.tracing.shapes import module_padding, module_shape
 
 
-def take_out_nothing(graph: fx.GraphModule) -> None:
-    """Dropout, drop-path and identities do nothing in evaluation, and a shallow network is for evaluation."""
+def take_out_nothing(graph: fx.GraphModule) -> set[str]:
+    """Dropout, drop-path and identities do nothing in evaluation, and a shallow network is for evaluation. Returns the
+    names of their nodes."""
+    names = set()
     for node in list(graph.graph.nodes):
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         if module is not None and is_no_operation(module) and is_plain(module):
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
+            names.add(node.name)
+    return names
 
 
 def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:

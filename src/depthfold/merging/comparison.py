@@ -25,13 +25,21 @@ def tensor_error(wanted: Tensor, found: Tensor, scale: Tensor | None = None) -> 
         return float("inf")
     if not wanted.numel():
         return 0.0
+    check_finite(wanted)
+    return share((wanted - found).abs(), wanted.abs().max() if scale is None else scale)
+
+
+def check_finite(wanted: Tensor) -> None:
     if not torch.isfinite(wanted).all():
         raise VerificationError(
             "The network yields values that are not finite, so nothing can be verified. Check its weights and "
             "statistics, or verify with inputs of your own."
         )
-    difference = float((wanted - found).abs().max())
-    largest = float(wanted.abs().max() if scale is None else scale)
+
+
+def share(differences: Tensor, scale: Tensor) -> float:
+    """The largest of the differences, as a share of the scale."""
+    difference, largest = float(differences.max()) if differences.numel() else 0.0, float(scale)
     if difference == 0:
         return 0.0
     return difference / largest if largest and difference == difference else float("inf")

@@ -43,7 +43,7 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
         for skip in (each for each in held if each.skip.target == l):
             projected = of(network.skip_shape(skip.skip), skip.conv, skip.norm, merged.weight)
             source = at.get(skip.skip.source)
-            merged = merged.plus(projected if source is None else source.then(projected))
+            merged = merged.plus(projected if source is None else source.then(projected), reuse=True)
     assert merged is not None
     return merged
 

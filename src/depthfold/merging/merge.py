@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +66,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     part, remembered, path = student_parts(student)
     network = remembered.network
     graph = copy.deepcopy(part).eval()
-    take_out_nothing(graph)
+    nothing = take_out_nothing(graph)
     workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
     merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
@@ -74,7 +74,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     drop_unused(graph)
     graph.eval()
     student_nodes = {node.name: node for node in part.graph.nodes}
-    seams = tuple(_seam(network, span, student_nodes, *nodes) for span, nodes in merged.items())
+    seams = tuple(_seam(network, span, student_nodes, nothing, *nodes) for span, nodes in merged.items())
     graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
     if not path:
         return graph
@@ -104,7 +104,7 @@ class _Workshop:
         linear = self.nodes[last.linear]
         # Where the segment began: what follows may overwrite its input.
         with self.graph.graph.inserting_before(self.nodes[first.conv]):
-            given = _behind_padding(self.nodes[first.conv].all_input_nodes[0], first.pad)
+            given = _behind(self.nodes[first.conv].all_input_nodes[0], {first.pad})
             if not shape.symmetric:
                 given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
                 given.meta[INSERTED] = True
@@ -130,19 +130,29 @@ class _Workshop:
         return self.graph.graph.call_module(str(norm.target), (convolution,))
 
 
-def _behind_padding(node: fx.Node, pad: str | None = None) -> fx.Node:
-    """The value before the padding that rewriting put in or the layer had: the merged convolution pads itself."""
-    while node.name == pad or node.meta.get(INSERTED):
+def _behind(node: fx.Node, names: Set[str | None] = frozenset()) -> fx.Node:
+    """The value before the padding that rewriting put in, and before the nodes with these names: the padding that the
+    layer had, because the merged convolution pads itself."""
+    while node.name in names or node.meta.get(INSERTED):
         node = node.all_input_nodes[0]
     return node
 
 
-def _seam(network: Blueprint, span: Span, student: dict[str, fx.Node], convolution: fx.Node, end: fx.Node) -> Seam:
+def _seam(
+    network: Blueprint,
+    span: Span,
+    student: Mapping[str, fx.Node],
+    nothing: Set[str],
+    convolution: fx.Node,
+    end: fx.Node,
+) -> Seam:
     first, last = network.sites[span.i], network.sites[span.j - 1]
+    # Before a dropout, too: a skip may read the value before it, and must see the same as the segment.
+    passed = nothing | {first.pad}
     return Seam(
         span,
         student=last.additions[-1] if last.additions else last.linear,
-        student_source=_behind_padding(student[first.conv].all_input_nodes[0], first.pad).name,
+        student_source=_behind(student[first.conv].all_input_nodes[0], passed).name,
         shallow=end.name,
-        shallow_source=_behind_padding(convolution.all_input_nodes[0]).name,
+        shallow_source=_behind(convolution.all_input_nodes[0]).name,
     )

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from depthfold.backends.cuda import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
-from depthfold.merging.comparison import last_digit, output_error, tensor_error
+from depthfold.merging.comparison import check_finite, last_digit, output_error, share
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
@@ -40,11 +40,12 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         if dtype in (torch.float16, torch.bfloat16):
             deep, made = copy.deepcopy(deep).float(), copy.deepcopy(made).float()
         given = given.like(deep)
-        wanted = _record("rewritten", deep, given, {name for s in seams for name in (s.student, s.student_source)})
-        # Every segment gets the input that the student's has, so that its error is its own and not an earlier one's.
-        sources = {seam.shallow_source: wanted[seam.student_source] for seam in seams}
-        found = _record("merged", made, given, {seam.shallow for seam in seams}, sources)
-        found[OUTPUT] = _record("merged", made, given, set())[OUTPUT]
+        found = _record("merged", made, given, {name for s in seams for name in (s.shallow, s.shallow_source)})
+        # The student's segments get the inputs of the merged ones, so that an error is the segment's own and not an
+        # earlier one's. The merged network runs once only: its convolutions may be many times the student's work.
+        sources = {seam.student_source: found[seam.shallow_source] for seam in seams}
+        wanted = _record("rewritten", deep, given, {seam.student for seam in seams}, sources)
+        wanted[OUTPUT] = _record("rewritten", deep, given, set())[OUTPUT]
         tolerance = TOLERANCE.get(dtype, 1e-4)
         output = output_error(wanted[OUTPUT], found[OUTPUT])
         sensitivity = 0.0
@@ -60,18 +61,21 @@ def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found:
     if a.shape != b.shape:
         return SegmentErrors(seam.span, border=float("inf"), interior=float("inf"))
     interior = torch.ones(a.shape[2:], dtype=torch.bool, device=a.device)
-    sizes = wanted[seam.student_source].shape[2:]
+    sizes = found[seam.shallow_source].shape[2:]
     for n, size in enumerate(sizes):
         start = torch.arange(a.shape[2 + n], device=a.device) * shape.stride[n] - shape.padding[n][0]
         inside = (start >= 0) & (start + shape.extent[n] <= size)
         interior &= inside.reshape([-1 if m == n else 1 for m in range(len(sizes))])
     scale = a.abs().max()
-    border, inner = (tensor_error(a[..., part], b[..., part], scale) for part in (~interior, interior))
+    check_finite(scale)
+    apart = (a - b).abs().amax((0, 1))
+    border, inner = (share(apart[part], scale) for part in (~interior, interior))
     return SegmentErrors(seam.span, border, inner)
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the values of the nodes that are asked for. Values that are given replace its own."""
+    """Runs a graph and keeps the values of the nodes that are asked for. Values that are given replace its own where
+    they can: those of a merged network that is wrong may be of another size, or not finite."""
 
     def __init__(self, graph: fx.GraphModule, names: set[str], given: Mapping[str, Tensor]) -> None:
         super().__init__(graph)
@@ -80,8 +84,9 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if n.name in self.given and value.shape == self.given[n.name].shape:
-            value = self.given[n.name].clone()
+        given = self.given.get(n.name)
+        if given is not None and given.shape == value.shape and given.isfinite().all():
+            value = given.clone()
         if n.op == "output":
             self.kept[OUTPUT] = value
         elif n.name in self.names:
