@@ -135,7 +135,10 @@ def test_run_again_it_takes_the_budget_that_it_took_before(tmp_path, monkeypatch
         return found
 
     assert [taken("3%"), taken("3%"), taken("80%"), taken("3%")] == ["53%", "53%", "80%", "53%"]
-    before = "This machine cannot meet the budget of 3%, as was found before. The demo goes on with 53%."
+    before = (
+        "This machine cannot meet the budget of 3%, as was found before. The demo goes on with 53%. To try 3% again, "
+        f"delete {tmp_path / 'run/fallback.json'}."
+    )
     assert said == ["Out of reach. The demo goes on with 53%, the best that can be had here.", before, before]
     assert taken("4%") == "63%"  # asked for something else, it decides anew
     assert taken("4%", target="cost_model:launch_us=1.0") == "73%"  # and so it does in another environment
