@@ -61,14 +61,14 @@ def choose(
                 with held({plan: build_plan(network, backend, plan, inputs)}) as candidate:
                     found, failed = _in_turns({**vanilla, **candidate}, timer)
             except BackendError as error:
-                search.rejected[n] = str(error)
+                search.rejected[n] = _words(error)
                 return
             if original_failed := failed.get(network.vanilla):
-                if not isinstance(original_failed, OutOfMemory):  # beside a candidate there may be no room for it
+                if not isinstance(original_failed, OutOfMemory):
                     raise _original(original_failed)
-                failed[plan] = original_failed
+                failed[plan] = OutOfMemory(f"Beside it there is no room for the original: {_words(original_failed)}")
             if plan in failed:
-                search.rejected[n] = str(failed[plan])
+                search.rejected[n] = _words(failed[plan])
                 return
             search.measured[n] = Measured(found[plan], found[network.vanilla])
             notebook.keep_share(plan, search.measured[n].share)
@@ -109,9 +109,14 @@ def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer) -> tuple[dict[P
 
 def _original(error: BackendError) -> BackendError:
     return type(error)(
-        f"The original network failed while it was timed, and nothing can be compared with it. {error}. Run again, or "
-        "name another runtime or other options of it."
+        f"The original network failed while it was timed, and nothing can be compared with it. {_words(error)}. Run "
+        "again, or name another runtime or other options of it."
     )
+
+
+def _words(error: BackendError) -> str:
+    """Its words, to stand in a sentence: some of them end with a full stop."""
+    return str(error).removesuffix(".")
 
 
 def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
