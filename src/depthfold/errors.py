@@ -94,6 +94,11 @@ _MEMORY = (
     "alloc_failed",
     "allocation_failed",
     "unable to allocate",
+    # Libraries that begin their work only now find no room for it; cuDNN, no room for any of its algorithms. Both texts
+    # have other causes, too: tried again alone, what really cannot run fails again.
+    "cublas_status_not_initialized",
+    "cudnn_status_not_initialized",
+    "unable to find an engine to execute this computation",
 )
 
 
@@ -124,6 +129,8 @@ _REFUSALS = (
     "no kernel image is available",
     "status_not_supported",
     "status_invalid_value",
+    "stream is capturing",  # of CUDA graphs: nothing runs while one is recorded
+    "during capture",
 )
 
 

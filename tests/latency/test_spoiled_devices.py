@@ -94,13 +94,18 @@ PYTORCH_ADDS = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assert
         ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", False),
         ("CUDA error: out of memory" + PYTORCH_ADDS, False),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", False),
+        ("FIND was unable to find an engine to execute this computation", False),
+        ("CUDA error: operation not permitted when stream is capturing" + PYTORCH_ADDS, False),
+        ("CUDA error: operation failed due to a previous error during capture" + PYTORCH_ADDS, False),
         ("kernel size can't be greater than actual input size", False),
     ],
 )
 def test_what_spoils_a_device_and_what_is_a_reason_against_a_module(message, spoils):
     error = RuntimeError(message)
     assert spoils_device(error) == spoils
-    kind = SpoiledDevice if spoils else OutOfMemory if "out of" in message or "ALLOC" in message else BackendError
+    memory = any(sign in message for sign in ("out of", "ALLOC", "NOT_INITIALIZED", "FIND"))
+    kind = SpoiledDevice if spoils else OutOfMemory if memory else BackendError
     with (
         pytest.raises(kind, match="PyTorch cannot run this module: ") as raised,
         reasons("PyTorch cannot run this module"),
