@@ -8,27 +8,42 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from depthfold.backends import get
 from depthfold.backends.cost_model import CostModel
+from depthfold.errors import BackendError
 from depthfold.testing import backend_cases, check_backend
 from depthfold.testing.backends import _unlike_the_clock
 
-TARGETS = (
-    "pytorch",
-    "pytorch:channels_last=true,threads=2",
-    "pytorch:precision=bfloat16",
-    "inductor",
-    "onnxruntime",
-    "onnxruntime:optimisation=none",
-    "openvino",
-    "cost_model:noise=0.1",
-)
+# With what they export to, where they can open it again: a program of torch.export keeps its own layout and types.
+TARGETS = {
+    "pytorch": ".pt2",
+    "pytorch:channels_last=true,threads=2": None,
+    "pytorch:precision=bfloat16": None,
+    "inductor": None,
+    "onnxruntime": ".onnx",
+    "onnxruntime:optimisation=none": ".onnx",
+    "openvino": ".xml",
+    "cost_model:noise=0.1": None,
+}
+ON_A_GPU = {
+    f"{name}:device=cuda,precision={precision},channels_last={last}{more}": None
+    for precision, last in (("float32", "false"), ("tf32", "true"), ("float16", "true"))
+    for name, more in (("pytorch", ""), ("pytorch", ",cuda_graphs=true"), ("inductor", ""))
+}
+if torch.cuda.is_available():
+    TARGETS |= ON_A_GPU
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_conforms(target):
-    check_backend(get(target), clock=not target.startswith("cost_model"))
+    check_backend(get(target), clock=not target.startswith("cost_model"), suffix=TARGETS[target])
+
+
+def test_the_targets_on_a_gpu_can_be_read():
+    for target in ON_A_GPU:
+        assert get(target).device == "cuda"
 
 
 class Wrapped:
@@ -76,10 +91,17 @@ class Faulty:
             return compiled
         return Wrapped(CostModel().compile(module, inputs), self.fault)
 
-    def export(self, module, inputs, path):
+    def export(self, module, inputs, path, *, dynamic_batch=False):
         if self.fault == "export":
             return path
-        return CostModel().export(module, inputs, path)
+        if self.fault == "exports nothing":
+            raise BackendError("It exports nothing.")
+        if self.fault == "exports another":
+            module = nn.Conv2d(4, 6, 3)
+        return get("onnxruntime").export(module, inputs, path)
+
+    def open(self, path, inputs):
+        return get("onnxruntime").open(path, inputs)
 
 
 FAULTS = {
@@ -94,6 +116,8 @@ FAULTS = {
     "raw errors": "must raise BackendError, and raised RuntimeError",
     "keeps inputs": "differs from eager PyTorch by",
     "export": "which is not there",
+    "exports nothing": "export: it must write a file .onnx and read it again, where it can read; it says: It exports",
+    "exports another": "export: what open() read differs from eager PyTorch by",
 }
 
 
@@ -101,12 +125,13 @@ FAULTS = {
 def test_a_fault_is_found(fault):
     cases = dict(list(backend_cases().items())[:3])
     with pytest.raises(AssertionError, match="does not conform") as caught:
-        check_backend(Faulty(fault=fault), cases=cases, clock=False)
+        check_backend(Faulty(fault=fault), cases=cases, clock=False, suffix=".onnx")
     assert FAULTS[fault] in str(caught.value)
 
 
 def test_without_a_fault_it_conforms():
-    check_backend(Faulty(fault="none"), clock=False)
+    check_backend(Faulty(fault="none"), clock=False, suffix=".onnx")
+    check_backend(Faulty(fault="exports nothing"), clock=False)  # unless it is asked to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

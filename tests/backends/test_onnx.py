@@ -92,6 +92,8 @@ UNKNOWN = {
     "in place on the input": nn.ReLU(inplace=True),
     "control flow": Function(lambda x, c: c(x) if x.sum() > 0 else x),
     "a size": Function(lambda x, c: c(x).reshape(x.shape[0], -1)),
+    "a padding of something flat": Function(lambda x, c: F.pad(c(x).flatten(1), (0, 2))),
+    "a padding after something flat": Function(lambda x, c: F.pad(torch.cat([c(x).flatten(1)], 1), (0, 2))),
 }
 
 
@@ -108,7 +110,7 @@ def test_a_hook_is_not_lost():
         written(nn.Sequential(conv), torch.randn(2, 4, 9, 8))
 
 
-@pytest.mark.parametrize("name", ["cropping", "in place and read again"])
+@pytest.mark.parametrize("name", ["cropping", "in place and read again", "a padding of something flat"])
 def test_the_exporter_takes_over(name):
     check_backend(get("onnxruntime"), cases={name: (UNKNOWN[name], (torch.randn(2, 4, 9, 8),))})
 

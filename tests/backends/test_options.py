@@ -148,18 +148,21 @@ def asked(monkeypatch):
 
 
 PROVIDERS = {
-    "providers=CUDAExecutionProvider+CPUExecutionProvider": "0",
-    "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=tf32": "1",
-    "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=float16": "1",
+    "providers=CUDAExecutionProvider+CPUExecutionProvider": {"use_tf32": "0"},
+    "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=tf32": {"use_tf32": "1"},
+    "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=float16": {"use_tf32": "1"},
+    "providers=TensorrtExecutionProvider+CPUExecutionProvider,precision=tf32": {"trt_fp16_enable": "0"},
+    "providers=TensorrtExecutionProvider+CPUExecutionProvider,precision=float16": {"trt_fp16_enable": "1"},
 }
 
 
 @pytest.mark.parametrize("options", PROVIDERS)
-def test_onnx_runtime_is_told_of_tf32_and_given_the_precision(options, asked):
+def test_onnx_runtime_is_told_of_the_precision_and_given_it(options, asked):
     with pytest.raises(InvalidValue, match="no GPU here"):
         get(f"onnxruntime:{options}").compile(CONV, INPUTS)
     ((model, providers),) = asked
-    assert providers == [("CUDAExecutionProvider", {"use_tf32": PROVIDERS[options]}), "CPUExecutionProvider"]
+    first = options.removeprefix("providers=").partition("+")[0]
+    assert providers == [(first, PROVIDERS[options]), "CPUExecutionProvider"]
     kind = onnx.TensorProto.FLOAT16 if "float16" in options else onnx.TensorProto.FLOAT
     assert {info.type.tensor_type.elem_type for info in model.graph.input} == {kind}
     assert {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 4} == {kind}

@@ -96,8 +96,12 @@ class OnnxRuntime:
         return options
 
     def _with_options(self) -> list[Any]:
-        tf32 = {"use_tf32": "0" if self.precision == "float32" else "1"}
-        return [(provider, tf32) if provider == _CUDA else provider for provider in self.providers]
+        """TensorRT computes in float16 only where it is allowed to, whatever the weights are."""
+        options = {
+            _CUDA: {"use_tf32": "0" if self.precision == "float32" else "1"},
+            _TENSORRT: {"trt_fp16_enable": "1" if self.precision == "float16" else "0"},
+        }
+        return [(provider, options[provider]) if provider in options else provider for provider in self.providers]
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         path = expect_suffix(path, ".onnx")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends import Backend
-from depthfold.backends.base import Compiled
+from depthfold.backends.base import Compiled, Exporter
 from depthfold.core import Environment
 from depthfold.errors import BackendError, DepthfoldError
 from depthfold.testing.cases import Case, Inputs, backend_cases
@@ -37,19 +37,22 @@ def check_backend(
     cases: Mapping[str, Case] | None = None,
     tolerance: float | None = None,
     clock: bool = True,
+    suffix: str | None = None,
 ) -> None:
     """Raise an AssertionError that lists everything that the backend does wrong.
 
     `cases` are the networks to run, `backend_cases()` unless given; `tolerance` is for runtimes that compute in a
     precision that is not in `TOLERANCES`. `clock=False` is for a backend that computes its seconds instead of measuring
-    them, as the cost model does: they are then not compared with the time that passes.
+    them, as the cost model does: they are then not compared with the time that passes. With the `suffix` of the files
+    that it exports (".onnx"), it must write one, and what it can open again must compute the same.
     """
     cases = backend_cases() if cases is None else cases
     problems = [f"environment: {problem}" for problem in _environment(backend, next(iter(cases.values()))[1])]
     for name, (module, inputs) in cases.items():
-        allowed = tolerance or TOLERANCES.get(backend.environment(inputs).precision or "", 1e-2)
+        allowed = _allowed(backend, inputs, tolerance)
         problems += [f"{name}: {problem}" for problem in _network(backend, module, inputs, allowed, clock)]
     problems += [f"errors: {problem}" for problem in _errors(backend)]
+    problems += [f"export: {problem}" for problem in _export(backend, suffix, tolerance)]
     if problems:
         raise AssertionError(
             f"The backend {backend.name!r} does not conform:\n" + "\n".join(f"- {p}" for p in problems)
@@ -129,16 +132,30 @@ def _errors(backend: Backend) -> Iterator[str]:
                 yield f"{name}: the message must be one line, found {str(error)!r}"
         except Exception as error:  # noqa: BLE001 - reported, with all the others
             yield f"{name}: compile() must raise BackendError, and raised {type(error).__name__}: {error}"
+
+
+def _export(backend: Backend, suffix: str | None, tolerance: float | None) -> Iterator[str]:
+    """Without a suffix it need not export, or not to this kind of file, and must say so."""
+    module, inputs = nn.Conv2d(4, 6, 3), (torch.randn(2, 4, 8, 8),)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
         try:
-            written = backend.export(nn.Conv2d(4, 6, 3), inputs, path)
+            written = backend.export(module, inputs, Path(folder) / f"model{suffix or '.onnx'}")
             if not written.exists():
                 yield f"export() returned {written.name}, which is not there"
-        except DepthfoldError:
-            pass  # it cannot export, or not to this kind of file, and says so
+            elif suffix and isinstance(backend, Exporter):
+                opened, allowed = backend.open(written, inputs), _allowed(backend, inputs, tolerance)
+                if (distance := _distance(opened(), _eager(module, inputs))) > allowed:
+                    yield f"what open() read differs from eager PyTorch by {distance:.1e}; allowed is {allowed:.0e}"
+                opened.close()
+        except DepthfoldError as error:
+            if suffix:
+                yield f"it must write a file {suffix} and read it again, where it can read; it says: {error}"
         except Exception as error:  # noqa: BLE001
             yield f"export() must write a file or raise a DepthfoldError, and raised {type(error).__name__}: {error}"
+
+
+def _allowed(backend: Backend, inputs: Inputs, tolerance: float | None) -> float:
+    return tolerance or TOLERANCES.get(backend.environment(inputs).precision or "", 1e-2)
 
 
 class _Raises(nn.Module):
