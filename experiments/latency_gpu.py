@@ -31,6 +31,7 @@ import depthfold as df
 from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
+from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
 from depthfold.latency.candidates import network_inputs
 from depthfold.latency.notebook import Notebook
@@ -77,7 +78,10 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) 
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(network, backend, plans, WHOLE)
     with Notebook.open(journal, network, table.environment) as notebook:
-        meanwhile = notebook.time(notebook.name_plan(network.vanilla))
+        original = notebook.name_plan(network.vanilla)
+        if not notebook.timed(original):
+            raise TableError(f"The original network could not be timed: {notebook.reasons.get(original)}")
+        meanwhile = notebook.time(original)
     drift = [measured[0] / before[0] - 1, measured[1] / before[1] - 1, measured[0] / meanwhile - 1]
     if max(map(abs, drift)) > DRIFT:
         changes = ", ".join(f"{change:+.1%}" for change in drift)
@@ -164,6 +168,8 @@ def main() -> None:
             break
         try:
             done[case.key] = measure(case, options.folder)
+        except SpoiledDevice as error:
+            raise SystemExit(f"{case.key}: {error} What is done is in {options.folder}.") from error
         except (df.DepthfoldError, RuntimeError, Disturbed) as error:  # the others can still be measured
             print(f"{case.key}: {type(error).__name__}: {error}", flush=True)
             continue

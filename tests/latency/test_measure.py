@@ -10,13 +10,9 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Span
-from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
-from depthfold.latency import choose, measure_latency, profile, profile_all, side_by_side
+from depthfold.errors import BackendError, InvalidValue, OutOfMemory, TableError
+from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
-from depthfold.latency.candidates import shallow_of
-from depthfold.latency.measure import DoubtfulTable, wholes
-from depthfold.latency.notebook import Notebook
-from depthfold.progress import progress_lines
 from depthfold.store import Journal
 from latency_workshop import COST, QUICK, milliseconds, plans
 
@@ -131,134 +127,9 @@ def test_a_calibration_on_fewer_than_two_networks_is_refused(network, networks):
     assert measure_latency(network, COST, timer=QUICK, mode="alone", networks=networks).calibration is None
 
 
-def test_a_profile_of_nothing_is_refused():
-    with pytest.raises(InvalidValue, match=r"profile_all\(\) needs one network at least, found none"):
-        profile_all({}, torch.randn(1, 3, 8, 8), COST)
-
-
 def test_an_unknown_mode_is_a_clear_error(network):
     with pytest.raises(InvalidValue, match="no mode 'isolated'; there are 'in context' and 'alone'"):
         measure_latency(network, COST, mode="isolated")
-
-
-@pytest.mark.parametrize("share", [0.95, 0.8, 0.7])
-def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, frontier, share):
-    original = milliseconds(network, network.vanilla)
-    plan = choose(network, frontier, f"{share:.0%}", COST, timer=QUICK)
-    assert milliseconds(network, plan.plan) <= share * original
-    meeting = [p for p in frontier if milliseconds(network, p.plan) <= 0.98 * share * original]
-    assert plan.importance == max(p.importance for p in meeting)
-
-
-def hopeful(frontier, factor):
-    """The frontier with predictions that are too low by a factor."""
-    points = tuple(dataclasses.replace(point, latency=factor * point.latency) for point in frontier.points)
-    segments = tuple(dataclasses.replace(segment, time=factor * segment.time) for segment in frontier.segments)
-    return dataclasses.replace(frontier, points=points, segments=segments)
-
-
-def test_a_wrong_frontier_is_put_right_by_the_stopwatch(network, frontier):
-    """Predictions that are 30 % too low lead to plans that fail; the loop walks on until one fits."""
-    wrong = hopeful(frontier, 0.7)
-    original = milliseconds(network, network.vanilla)
-    plan = choose(network, wrong, "80%", COST, timer=QUICK)
-    assert milliseconds(network, plan.plan) <= 0.8 * original
-
-
-def test_a_budget_out_of_reach_says_what_the_fastest_is(network, frontier):
-    fastest = min(milliseconds(network, plan.plan) for plan in frontier)
-    with pytest.raises(BudgetError, match=rf"the fastest one takes {fastest:.4g} ms"):
-        choose(network, frontier, "5%", COST, timer=QUICK)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reach(network, frontier, steps):
-    """The only candidate misses the budget, and the fastest plan of all meets it."""
-    original = milliseconds(network, network.vanilla)
-    shares = [milliseconds(network, plan.plan) / original for plan in frontier]
-    assert min(shares) == shares[0] < 0.6
-    plan = choose(network, hopeful(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
-    assert milliseconds(network, plan.plan) <= 0.7 * original
-    with pytest.raises(BudgetError, match=rf"the fastest one takes .* which is {shares[0]:.1%} of the") as raised:
-        choose(network, hopeful(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
-    assert raised.value.fastest == pytest.approx(shares[0])
-
-
-def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(network, frontier):
-    fastest = COST.compile(shallow_of(network, frontier[0].plan), tuple(network.inputs.args)).seconds()
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Picky(CostModel):
-        def compile(self, module, inputs):
-            compiled = CostModel.compile(self, module, inputs)
-            if compiled.seconds() == pytest.approx(fastest):
-                raise BackendError("not this one")
-            return compiled
-
-    second = milliseconds(network, frontier[1].plan) / milliseconds(network, network.vanilla)
-    with pytest.raises(BudgetError, match=r"the fastest one that was timed takes") as raised:
-        choose(network, frontier, "5%", Picky(), timer=QUICK)
-    assert raised.value.fastest == pytest.approx(second)
-
-
-def test_choosing_teaches_the_table(network, frontier, tmp_path):
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
-    choose(network, frontier, "80%", COST, timer=QUICK, journal=journal)
-    after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
-    assert after.calibration.networks > before.calibration.networks
-    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
-        learnt = [plan for key, plan in notebook.plans.items() if key in notebook.shares and not notebook.timed(key)]
-        _, *found = wholes(network, notebook, before.times, (network.vanilla, *learnt))
-    assert found and [whole.segments for whole in found] == [network.segments(plan) for plan in learnt]
-    for whole, plan in zip(found, learnt, strict=True):
-        assert whole.latency == pytest.approx(milliseconds(network, plan))
-        assert milliseconds(network, plan) < 0.9 * milliseconds(
-            network, network.vanilla
-        )  # a share that is no share would show
-        assert after.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.02)
-
-
-def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_path):
-    """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
-    surprising = list(frontier)[: len(frontier) // 2]
-    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
-        for solved in surprising:
-            notebook.keep_share(
-                solved.plan, 2 * milliseconds(network, solved.plan) / milliseconds(network, network.vanilla)
-            )
-    with pytest.warns(DoubtfulTable):
-        after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
-    for solved in surprising:
-        was = before.predict(network, solved.plan)
-        assert was == pytest.approx(milliseconds(network, solved.plan), rel=0.02)
-        assert 1.2 * was < after.predict(network, solved.plan) < 2.5 * was
-
-
-def test_a_profile_counts_what_can_be_counted_by_hand():
-    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
-    x = torch.randn(2, 3, 10, 10)
-    found = profile(module, x, COST, timer=QUICK)
-    assert found.parameters == 3 * 8 * 9 + 8 + 8 * 9 + 8
-    assert found.flops == 2 * 2 * 100 * (8 * 27 + 8 * 9)
-    assert found.depth == 2
-    assert found.latency == pytest.approx(COST.compile(module, (x,)).seconds() * 1000)
-    assert found.memory is not None and found.memory >= 4 * (found.parameters + x.numel())
-
-
-def test_peak_memory_is_more_than_what_the_network_holds_before_it_runs():
-    """32 MB between two convolutions, beside weights and inputs of half of one."""
-    module = nn.Sequential(nn.Conv2d(1, 64, 1), nn.Conv2d(64, 1, 1))
-    found = profile(module, torch.randn(1, 1, 354, 354), COST, timer=QUICK)
-    assert 32e6 < found.memory < 320e6
-
-
-def test_profiles_side_by_side(network):
-    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
-    text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
-    assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text
 
 
 def test_a_rejected_layer_leaves_the_other_ways(network):
@@ -305,64 +176,6 @@ def test_what_was_rejected_is_tried_again_when_asked(network, tmp_path):
     assert measure_latency(network, Full(), mode="alone", timer=QUICK, journal=journal) == some
     whole = measure_latency(network, Full(), mode="alone", timer=QUICK, journal=journal, retry=True)
     assert len(some.times) < len(whole.times) == len(whole.entries)
-
-
-def drifting(factor):
-    """A machine whose pace changes by a factor whenever something is compiled."""
-    pace = [1.0]
-
-    class Slow:
-        def __init__(self, compiled):
-            self.compiled, self.close = compiled, compiled.close
-
-        def seconds(self):
-            return self.compiled.seconds() * pace[0]
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Backend(CostModel):
-        def compile(self, module, inputs):
-            pace[0] *= factor
-            return Slow(CostModel.compile(self, module, inputs))
-
-    return Backend()
-
-
-@pytest.mark.parametrize("factor", [1.3, 0.8])
-def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(network, frontier, factor):
-    """Only what was timed together compares: against the original of a later step, an early failure would fit."""
-    wrong = hopeful(frontier, 0.8)
-    plan = choose(network, wrong, "80%", drifting(factor), timer=QUICK)
-    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
-
-
-def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
-    wanted = choose(network, frontier, "80%", COST, timer=QUICK)
-    refused = COST.compile(shallow_of(network, wanted.plan), tuple(network.inputs.args)).seconds()
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Picky(CostModel):
-        def compile(self, module, inputs):
-            compiled = CostModel.compile(self, module, inputs)
-            if compiled.seconds() == pytest.approx(refused):
-                raise BackendError("not this one")
-            return compiled
-
-    plan = choose(network, frontier, "80%", Picky(), timer=QUICK)
-    assert plan.importance < wanted.importance
-    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
-
-
-def test_the_bar_of_a_search_that_ends_early_ends_with_it(network, frontier):
-    lines = []
-    choose(network, frontier, "80%", COST, timer=QUICK, steps=50, progress=progress_lines(lines.append, seconds=1e9))
-    assert lines == ["candidates: 0 of 50", "candidates: 50 of 50, done"]
-
-
-def test_choose_refuses_no_steps_and_foreign_frontiers(network, frontier):
-    with pytest.raises(InvalidValue, match="steps=0"):
-        choose(network, frontier, "80%", COST, timer=QUICK, steps=0)
-    with pytest.raises(TableError, match="The frontier is of another network"):
-        choose(network, dataclasses.replace(frontier, fingerprint="0123456789abcdef"), "80%", COST, timer=QUICK)
 
 
 def test_a_journal_of_another_network_or_of_something_else_is_refused(network, tmp_path):

@@ -1,5 +1,6 @@
-"""Profiles of networks that are not a plain chain of layers on one batch of images."""
+"""Profiles: what is counted and measured, and of networks that are not a plain chain of layers on one batch."""
 
+import dataclasses
 import importlib
 import subprocess
 from types import SimpleNamespace
@@ -8,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from depthfold.errors import BackendError, InvalidValue
-from depthfold.latency import Timer, profile, profile_all, side_by_side
-from latency_workshop import COST, QUICK
+from depthfold.backends.cost_model import CostModel
+from depthfold.errors import BackendError, InvalidValue, OutOfMemory
+from depthfold.latency import Timer, high_water, profile, profile_all, side_by_side
+from depthfold.latency.candidates import shallow_of
+from latency_workshop import COST, QUICK, plans
 
 X = torch.randn(1, 3, 8, 8)
 
@@ -135,3 +138,64 @@ def test_the_users_module_is_left_alone():
     profile(module, X.double(), COST, timer=QUICK)
     assert module.training and module.weight.dtype == torch.float64 and not module._forward_pre_hooks
     assert module.weight.device.type == "cpu" and module.weight.requires_grad
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OfOneNetwork(CostModel):
+    """A device with room for one network."""
+
+    def compile(self, module, inputs):
+        if next(module.parameters()).numel() > 20:
+            raise OutOfMemory("no room")
+        return CostModel.compile(self, module, inputs)
+
+
+def test_networks_that_do_not_fit_together_are_told_apart_from_one_that_does_not_fit(without_memory):
+    small, large = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 8, 1)
+    with pytest.raises(OutOfMemory, match=r"The profile of 'after' cannot .*no room.* profile each alone"):
+        profile_all({"before": small, "after": large}, X, OfOneNetwork(), timer=QUICK)
+    with pytest.raises(OutOfMemory) as alone:
+        profile(large, X, OfOneNetwork(), timer=QUICK)
+    assert "each alone" not in str(alone.value)
+
+
+def test_a_network_that_does_not_run_is_named(without_memory):
+    with pytest.raises(BackendError, match="The profile of 'after' cannot be measured"):
+        profile_all({"before": nn.Conv2d(3, 4, 1), "after": nn.Conv2d(5, 4, 1)}, X, COST, timer=QUICK)
+
+
+def test_a_profile_counts_what_can_be_counted_by_hand():
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    x = torch.randn(2, 3, 10, 10)
+    found = profile(module, x, COST, timer=QUICK)
+    assert found.parameters == 3 * 8 * 9 + 8 + 8 * 9 + 8
+    assert found.flops == 2 * 2 * 100 * (8 * 27 + 8 * 9)
+    assert found.depth == 2
+    assert found.latency == pytest.approx(COST.compile(module, (x,)).seconds() * 1000)
+    assert found.memory is not None
+
+
+def test_peak_memory_is_that_of_weights_inputs_and_the_maps_that_live_at_once():
+    """Three maps of 32 MB: before, between and after two activations, which need nothing else."""
+    found = profile(nn.Sequential(nn.ReLU(), nn.ReLU()), torch.randn(1, 64, 354, 354), COST, timer=QUICK)
+    maps = 3 * 4 * 64 * 354**2
+    assert maps <= found.memory < 1.1 * maps
+
+
+def test_where_a_high_water_mark_cannot_be_set_back_no_memory_is_stated(monkeypatch, tmp_path):
+    """Then importing PyTorch was the highest point, and a small network would seem to need nothing."""
+    for reset in (tmp_path / "is not there" / "clear_refs", tmp_path):
+        monkeypatch.setattr(high_water, "RESET", reset)
+        with pytest.raises(SystemExit, match="this system cannot set the high-water mark of a process back"):
+            high_water.start_again()
+
+
+def test_profiles_side_by_side(network):
+    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+    text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
+    assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text
+
+
+def test_a_profile_of_nothing_is_refused():
+    with pytest.raises(InvalidValue, match=r"profile_all\(\) needs one network at least, found none"):
+        profile_all({}, torch.randn(1, 3, 8, 8), COST)

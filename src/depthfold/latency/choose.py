@@ -48,12 +48,15 @@ def choose(
     with contextlib.ExitStack() as stack:
         notebook = stack.enter_context(Notebook.open(journal, network, backend.environment(inputs)))
         tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
-        vanilla = {network.vanilla: build_plan(network, backend, network.vanilla, inputs)}
+        try:
+            vanilla = {network.vanilla: build_plan(network, backend, network.vanilla, inputs)}
+        except BackendError as error:
+            raise _original(error) from error
         stack.enter_context(held(vanilla))
         alone, failed_alone = _in_turns(vanilla, timer)
         if failed_alone:
             raise _original(failed_alone[network.vanilla])
-        search = _Search(frontier.points, budget, alone[network.vanilla])
+        search = _Search(frontier.points, budget, alone[network.vanilla], frontier.original)
 
         def measure(n: int) -> None:
             plan = frontier[n].plan
@@ -109,8 +112,8 @@ def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer) -> tuple[dict[P
 
 def _original(error: BackendError) -> BackendError:
     return type(error)(
-        f"The original network failed while it was timed, and nothing can be compared with it. {_words(error)}. Run "
-        "again, or name another runtime or other options of it."
+        f"The original network cannot be timed, and nothing can be compared with it. {_words(error)}. Run again, or "
+        "name another runtime or other options of it."
     )
 
 
@@ -155,6 +158,7 @@ class _Search:
     points: Sequence[Point]
     budget: Budget
     original: float  # as it was timed at the beginning
+    in_table: float | None  # as the frontier has it: of the hour in which the table was made
     measured: dict[int, Measured] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
 
@@ -186,7 +190,8 @@ class _Search:
     def _should_fit(self, n: int) -> bool:
         """By the prediction, times what the nearest measured plan took over its own prediction."""
         if not self.measured:
-            return self._fits(Measured(self.points[n].latency, self.original))
+            slower = self.original / self.in_table if self.in_table else 1.0  # the machine now than then
+            return self._fits(Measured(self.points[n].latency * slower, self.original))
         nearest = min(self.measured, key=lambda m: abs(m - n))
         found = self.measured[nearest]
         corrected = self.points[n].latency * found.latency / max(self.points[nearest].latency, 1e-12)

@@ -6,29 +6,27 @@ python -m depthfold.latency.high_water module.pt2 '[[[1, 3, 224, 224], "float32"
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 
 import torch
 
-STATUS = Path("/proc/self/status")
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def high_water() -> int:
     """The most memory that this process has had, in bytes."""
-    if STATUS.exists():
-        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-        return int(lines["VmHWM"].split()[0]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 def start_again() -> None:
-    """Set the high-water mark back to what is in use now, where the system lets us."""
-    reset = Path("/proc/self/clear_refs")
-    if reset.exists():
-        reset.write_text("5")
+    """Set the high-water mark back to what is in use now. Where the system does not let us, importing PyTorch may have
+    been the highest point, and nothing is known of the module."""
+    try:
+        RESET.write_text("5")
+    except OSError as error:
+        raise SystemExit(f"this system cannot set the high-water mark of a process back ({error})") from error
 
 
 def main(path: str, sizes: str) -> int:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from depthfold.backends import Backend, Compiled, get
 from depthfold.backends.base import in_float32, reasons
 from depthfold.core import Profile
-from depthfold.errors import BackendError, DepthfoldError, InvalidValue
+from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
 from depthfold.latency.building import held
 from depthfold.latency.memory import peak_memory
 from depthfold.latency.timer import Timer, Turns
@@ -36,17 +36,25 @@ def profile_all(
         raise InvalidValue("profile_all() needs one network at least, found none. Give a dict of modules by name.")
     given = {name: _in_order(module, Inputs.of(example_inputs)) for name, module in modules.items()}
     environment = backend.environment(next(iter(given.values())))
-    flops = {name: count_flops(module, given[name]) for name, module in modules.items()}
     turns: dict[str, Turns] = {}
+    flops: dict[str, int] = {}
     compiled: dict[str, Compiled] = {}
+
+    def refuse(name: str, error: BackendError) -> None:
+        hint = ""
+        if isinstance(error, OutOfMemory) and len(modules) > 1:
+            hint = " They are timed in turns, so all must fit together: profile each alone."
+        raise type(error)(f"The profile of {name!r} cannot be measured. {error}{hint}") from error
+
     with held(compiled):
         for name, module in modules.items():
             try:
+                flops[name] = count_flops(module, given[name])
                 with reasons("It cannot be built"):
                     compiled[name] = backend.compile(module, given[name])
             except BackendError as error:
-                _refuse(name, error)
-        timer.measure(compiled, turns, fail=_refuse)
+                refuse(name, error)
+        timer.measure(compiled, turns, fail=refuse)
     profiles = {}
     for name, module in modules.items():
         memory, reason = peak_memory(module, given[name], environment)
@@ -82,10 +90,6 @@ def _in_order(module: nn.Module, given: Inputs) -> tuple[Tensor, ...]:
         found = ", ".join(type(value).__name__ for value in args) or "nothing"
         raise InvalidValue(f"A network is profiled on tensors, found {found}. Give them as its forward takes them.")
     return args
-
-
-def _refuse(name: str, error: BackendError) -> None:
-    raise type(error)(f"The profile of {name!r} cannot be measured. {error}") from error
 
 
 def count_flops(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
