@@ -2,7 +2,7 @@
 
 import pytest
 
-from depthfold.core.wording import amount, did_you_mean
+from depthfold.core.wording import amount, did_you_mean, one_line
 
 KNOWN = ("latency", "late", "budget", "{braces}")
 
@@ -44,3 +44,9 @@ def test_several_in_a_form_of_their_own():
 )
 def test_an_amount_has_four_digits_and_no_leading_zeros(number, said):
     assert amount(number) == said
+
+
+def test_an_error_in_one_line_without_the_colours_of_a_terminal():
+    assert one_line(ValueError("This is \x1b[96mstep 3/3\x1b[0m\n of\texporting")) == "This is step 3/3 of exporting"
+    assert one_line(KeyError()) == "KeyError"
+    assert len(one_line(ValueError("x" * 400))) == 300

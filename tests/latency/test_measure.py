@@ -191,7 +191,7 @@ def test_a_journal_of_another_network_or_of_something_else_is_refused(network, t
 
 def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
     lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
-    with pytest.raises(TableError, match="nothing in this network can be merged"):
+    with pytest.raises(TableError, match="Nothing in this network can be merged in the search"):
         measure_latency(lone, COST, timer=QUICK, networks=4)
 
 

@@ -97,14 +97,21 @@ def in_float32(module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
 
 
 def flatten(output: Any) -> Inputs:
-    """The tensors of whatever a forward returns, in order."""
+    """The tensors of whatever a forward returns, in order. Nothing, numbers and words beside them cost no time."""
+    found = tuple(_tensors(output))
+    if not found:
+        raise BackendError(f"The module returns no tensor, found {output!r:.80}. A runtime computes tensors.")
+    return found
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
-        return (output,)
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    if isinstance(output, tuple | list):
-        return tuple(tensor for item in output for tensor in flatten(item))
-    raise BackendError(f"The module returns {type(output).__name__}; expected tensors, or tuples or dicts of them.")
+        yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for item in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(item)
+    elif not (output is None or isinstance(output, bool | int | float | str)):
+        raise BackendError(f"The module returns {type(output).__name__}; expected tensors, or tuples or dicts of them.")
 
 
 def on_cpu(tensor: Tensor) -> Tensor:

@@ -91,6 +91,8 @@ class _Writer:
                 self.names[node] = node.name
             elif node.op == "output":
                 results = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
+                if len(results) != len(self.targets):
+                    raise UnknownWord("an output that is no tensor")
                 for n, (result, shape) in enumerate(zip(results, self.targets, strict=True)):
                     # A name of its own: an output that is also an input, or twice an output, would be no valid graph.
                     self.emit("Identity", (self.read(result),), f"output_{n}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries write for a terminal, wherever they write
 _LONGEST = 300  # characters of a reason: some libraries add a whole stack of their own
 
 
@@ -36,7 +38,7 @@ def share_at_least(part: float, whole: float) -> str:
 
 def one_line(error: BaseException) -> str:
     """The message of an error, without its line breaks, in a length that a table can show."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(_COLOURS.sub("", str(error)).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 

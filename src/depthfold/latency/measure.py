@@ -70,6 +70,11 @@ def measure_latency(
     backend, inputs, timer = get(target), network_inputs(network), timer or Timer()
     environment = backend.environment(inputs)
     blocks = block_shapes(network, network.spans(space))
+    if mode == "in context" and network.depth == len(blocks) > 0:
+        raise TableError(
+            f"Nothing in this network can be merged in the search space {space!r}, so there is nothing to choose. "
+            "Print it, for the reasons, or try the search space 'full'."
+        )
     block_backend = backend.inside() if mode == "in context" and isinstance(backend, InsideOthers) else backend
     # What the blocks are called in the journal: those that another runtime runs must not be taken for them.
     runtime = "" if block_backend == backend else f"{block_backend.environment(inputs).runtime} "
@@ -120,10 +125,12 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
             elif notebook.shares.get(key) and notebook.timed(original):
                 found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), changed))
     if len({whole.segments for whole in found}) < 2:
-        reasons = "; ".join(dict.fromkeys(notebook.reasons.values())) or "nothing in this network can be merged"
+        advice = "Measure with more networks"
+        if said := _all_reasons(notebook):
+            advice = f"The runtime says: {said}. Name another runtime, or other options of it"
         raise TableError(
-            f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones: {reasons}. "
-            'Measure with more networks, or, in Python, blocks alone with mode="alone".'
+            f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones. {advice}; "
+            'in Python, mode="alone" gives a table of the blocks alone.'
         )
     return found
 
@@ -142,11 +149,15 @@ def _doubt(calibration: Calibration, journal: str | Path | None) -> None:
 def _no_way(notebook: Notebook) -> TableError:
     if not notebook.reasons:
         return TableError("This network has no layers that can be timed. Print it: every convolution has its reason.")
-    reasons = "; ".join(dict.fromkeys(notebook.reasons.values()))
     return TableError(
-        f"The runtime rejected so many blocks that no whole network is left: {reasons}. Measure with another runtime "
-        'or other options; in Python, mode="alone" gives a table with the reasons.'
+        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(notebook)}. Measure with "
+        'another runtime or other options; in Python, mode="alone" gives a table with the reasons.'
     )
+
+
+def _all_reasons(notebook: Notebook) -> str:
+    """Each one once, to stand in a sentence: some of them end with a full stop."""
+    return "; ".join(dict.fromkeys(reason.removesuffix(".") for reason in notebook.reasons.values()))
 
 
 def _entry(span: Span, block: BlockShape, key: str, notebook: Notebook, calibration: Calibration | None) -> Timing:

@@ -1,0 +1,56 @@
+"""What forwards return: tensors in any order of tuples and dicts, and other things beside them."""
+
+import pytest
+import torch
+from torch import nn
+
+from depthfold.backends import get
+from depthfold.errors import BackendError
+
+X = torch.randn(1, 3, 8, 8)
+
+
+class Returns(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.conv, self.what = nn.Conv2d(3, 4, 1), what
+
+    def forward(self, x):
+        return self.what(self.conv(x))
+
+
+OUTPUTS = {
+    "nothing beside it": (lambda y: (y, None), 1),
+    "an empty list beside it": (lambda y: (y, []), 1),
+    "nested": (lambda y: {"out": y, "more": [y * 2, None]}, 2),
+}
+
+
+@pytest.mark.parametrize("target", ["pytorch", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_tensors_are_found_wherever_they_are(name, target):
+    what, tensors = OUTPUTS[name]
+    module = Returns(what)
+    found = get(target).compile(module, (X,))()
+    assert len(found) == tensors
+    for n, tensor in enumerate(found):
+        torch.testing.assert_close(tensor, (n + 1) * module.conv(X).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (lambda y: None, "The module returns no tensor, found None"),
+        (lambda y: (y, object()), "The module returns object; expected tensors, or tuples or dicts of them"),
+    ],
+)
+@pytest.mark.parametrize("target", ["pytorch", "onnxruntime", "cost_model"])
+def test_what_is_no_tensor_is_a_clean_error(what, says, target):
+    with pytest.raises(BackendError, match=says):
+        get(target).compile(Returns(what), (X,))()
+
+
+@pytest.mark.parametrize("target", ["pytorch", "cost_model"])
+def test_numbers_and_words_cost_no_time(target):
+    (found,) = get(target).compile(Returns(lambda y: {"out": y, "classes": 4, "name": "x"}), (X,))()
+    assert found.shape == (1, 4, 8, 8)
