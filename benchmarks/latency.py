@@ -13,7 +13,6 @@ Run it on a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
 import time
@@ -25,13 +24,15 @@ from statistics import median
 import torch
 
 import depthfold as df
-from depthfold.backends import Backend, get
+from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Score
 from depthfold.core.describe import text_table
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.candidates import network_inputs, shallow_of
+from depthfold.latency.building import held
+from depthfold.latency.candidates import build_plan, network_inputs
+from depthfold.latency.timer import Turns, milliseconds
 from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
 
@@ -73,14 +74,13 @@ def made_up_importances(network: df.Network, seed: int = 0) -> df.ImportanceTabl
 
 def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
     """Latencies of whole networks, measured in turns."""
-    with contextlib.ExitStack() as stack:
-        compiled = {}
+    compiled: dict[int, Compiled] = {}
+    turns: dict[int, Turns] = {}
+    with held(compiled):
         for n, plan in enumerate(plans):
-            built = backend.compile(shallow_of(network, plan), network_inputs(network))
-            compiled[n] = stack.enter_context(contextlib.closing(built))
-        turns: dict[int, list[tuple[float, ...]]] = {}
+            compiled[n] = build_plan(network, backend, plan, network_inputs(network))
         timer.measure(compiled, turns)
-    return [median(sample for turn in turns[n] for sample in turn) for n in compiled]
+    return [milliseconds(turns[n]) for n in compiled]
 
 
 def prediction(

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan, fingerprint
@@ -14,7 +13,7 @@ from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemor
 from depthfold.latency.building import held
 from depthfold.latency.candidates import build_plan, network_inputs
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.timer import Timer, Turns
+from depthfold.latency.timer import Timer, Turns, milliseconds
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork
 
@@ -107,7 +106,7 @@ def _in_turns(candidates: Mapping[Plan, Compiled], timer: Timer) -> tuple[dict[P
     failed: dict[Plan, BackendError] = {}
     timer.measure(candidates, known, fail=failed.__setitem__)
     done = {plan: turns for plan, turns in known.items() if plan not in failed}
-    return {plan: median(sample for turn in turns for sample in turn) for plan, turns in done.items()}, failed
+    return {plan: milliseconds(turns) for plan, turns in done.items()}, failed
 
 
 def _original(error: BackendError) -> BackendError:

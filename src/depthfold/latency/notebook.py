@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any, Self
 
 from depthfold.core import Environment, Plan, fingerprint
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
-from depthfold.latency.timer import Turns
+from depthfold.latency.timer import Turns, milliseconds
 from depthfold.store import HeaderMismatch, Journal
 from depthfold.tracing import TracedNetwork
 from depthfold.tracing.surroundings import surroundings
@@ -77,7 +76,7 @@ class Notebook:
         return tuple(sample for turn in self.turns.get(key, []) for sample in turn)
 
     def time(self, key: str) -> float:
-        return median(self.samples(key))
+        return milliseconds(self.turns[key])
 
     def __enter__(self) -> Self:
         return self

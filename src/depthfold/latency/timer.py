@@ -19,6 +19,11 @@ Key = TypeVar("Key")
 Turns = list[tuple[float, ...]]  # the samples of each turn, in milliseconds
 
 
+def milliseconds(turns: Turns) -> float:
+    """What is stated of a candidate: the median of all its samples."""
+    return median(sample for turn in turns for sample in turn)
+
+
 class Timed(Protocol):
     """What can be timed: one run takes so many seconds."""
 
