@@ -8,7 +8,8 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.candidates import shallow_of
-from depthfold.latency.measure import DoubtfulTable, wholes
+from depthfold.latency.doubt import DoubtfulTable
+from depthfold.latency.measure import wholes
 from depthfold.latency.notebook import Notebook
 from depthfold.progress import progress_lines
 from latency_workshop import COST, QUICK, milliseconds

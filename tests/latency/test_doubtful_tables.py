@@ -9,7 +9,7 @@ import pytest
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import hush_libraries
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.measure import DOUBTFUL
+from depthfold.latency.doubt import DOUBTFUL
 from depthfold.pipeline.tables import latency_of
 from depthfold.store import RunFolder
 from latency_workshop import COST, QUICK
@@ -27,9 +27,10 @@ class Busy(CostModel):
 @dataclass
 class Slow:
     compiled: object
+    factor: float = 2.0
 
     def seconds(self):
-        return 2 * self.compiled.seconds()
+        return self.factor * self.compiled.seconds()
 
     def close(self):
         self.compiled.close()
@@ -59,6 +60,61 @@ def test_a_quiet_one_is_not_accused(network):
         table = measure_latency(network, COST, timer=QUICK)
         measure_latency(network, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
     assert table.calibration.median_error <= DOUBTFUL
+
+
+class Stopped(Exception):
+    pass
+
+
+def begun(network, journal, blocks=20):
+    """A journal that was given up after so many blocks had all their turns."""
+    turns = count(1)
+
+    def stop(what, total, done=0):
+        def tick():
+            if what == "blocks" and next(turns) > blocks * QUICK.turns:
+                raise Stopped
+
+        return tick
+
+    with pytest.raises(Stopped):
+        measure_latency(network, COST, timer=QUICK, journal=journal, networks=12, progress=stop)
+
+
+@dataclass(frozen=True)
+class Slower(CostModel):
+    """The same machine in another hour."""
+
+    factor: float = 2.0
+
+    def environment(self, inputs):
+        return COST.environment(inputs)
+
+    def compile(self, module, inputs):
+        return Slow(CostModel.compile(self, module, inputs), self.factor)
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.7])
+@pytest.mark.parametrize("mode", ["in context", "alone"])
+def test_a_journal_that_goes_on_in_another_hour_is_noticed(network, tmp_path, factor, mode):
+    journal = tmp_path / "latency.jsonl"
+    begun(network, journal)
+    text = rf"the journal .*latency\.jsonl .* another hour: a block takes {factor:.2f} times as long now\. .* Delete it"
+    with pytest.warns(DoubtfulTable, match=text) as caught:
+        measure_latency(network, Slower(factor=factor), timer=QUICK, journal=journal, networks=12, mode=mode)
+    assert {warning.filename for warning in caught if warning.category is DoubtfulTable} == {__file__}
+
+
+def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(network, tmp_path):
+    journal = tmp_path / "latency.jsonl"
+    begun(network, journal)
+    given = dict(timer=QUICK, journal=journal, networks=12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DoubtfulTable)
+        table = measure_latency(network, Slower(factor=1.05), **given)
+        before = journal.read_text()
+        assert measure_latency(network, Slower(factor=9.0), **given) == table  # it asks for nothing more
+    assert journal.read_text() == before
 
 
 def test_the_command_line_shows_it(network, tmp_path, capsys):

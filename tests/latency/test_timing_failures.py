@@ -91,7 +91,8 @@ def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(network
     assert measure_latency(network, fragile, **given) == some
     assert fragile.compiled == []
     whole = measure_latency(network, fragile, **given, retry=True)
-    assert {largest_kernel(module) >= 5 for module in fragile.compiled} == {True}
+    known = [module for module in fragile.compiled if largest_kernel(module) < 5]
+    assert len(known) == 1 < len(fragile.compiled) - 1  # one that has a time, to see that the machine is as it was
     assert len(some.times) < len(whole.times) == len(whole.entries)
     fragile.compiled.clear()
     assert measure_latency(network, fragile, **given) == whole  # the old reasons are in the journal, and are history

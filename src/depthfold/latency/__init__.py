@@ -2,7 +2,8 @@
 
 from depthfold.core.profile import Profile, side_by_side
 from depthfold.latency.choose import choose
-from depthfold.latency.measure import DoubtfulTable, measure_latency
+from depthfold.latency.doubt import DoubtfulTable
+from depthfold.latency.measure import measure_latency
 from depthfold.latency.profile import profile, profile_all
 from depthfold.latency.timer import Timer
 from depthfold.progress import progress_bars

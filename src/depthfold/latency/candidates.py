@@ -48,6 +48,10 @@ def build_plan(network: TracedNetwork, backend: Backend, plan: Plan, inputs: Inp
     return build(backend, lambda: (shallow_of(network, plan), inputs))
 
 
+def build_block(network: TracedNetwork, backend: Backend, block: BlockShape) -> Compiled:
+    return build(backend, lambda: (block_module(network, block), block.inputs()))
+
+
 def time_blocks(
     network: TracedNetwork,
     backend: Backend,
@@ -59,7 +63,7 @@ def time_blocks(
     """Blocks by their keys in the notebook, each alone."""
 
     def compiled(block: BlockShape) -> Compiled:
-        return build(backend, lambda: (block_module(network, block), block.inputs()))
+        return build_block(network, backend, block)
 
     _measure(
         "blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), notebook, timer, progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median, stdev
@@ -18,6 +17,7 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, changed_segments
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
+from depthfold.latency.doubt import doubt_calibration, doubt_journal
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
 from depthfold.latency.timer import Timer
@@ -28,13 +28,6 @@ Mode = Literal["in context", "alone"]
 
 # So many of the whole networks for the calibration are plans of all depths; the rest are nearly as fast as can be.
 RANDOM_SHARE = 0.7
-# A calibration that is further off than this in the median was measured while something else ran, or on a runtime whose
-# latencies are no sums. What we saw on machines that did nothing else: 0.2 to 4 %.
-DOUBTFUL = 0.05
-
-
-class DoubtfulTable(UserWarning):
-    """The whole networks do not fit the times of their blocks, so sums over the table predict little."""
 
 
 def measure_latency(
@@ -85,6 +78,7 @@ def measure_latency(
             notebook.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
         distinct = {keys[span]: block for span, block in blocks.items()}
+        doubt_journal(network, block_backend, distinct, notebook, timer, journal)
         time_blocks(network, block_backend, distinct, notebook, timer, progress)
         times = {span: notebook.time(key) for span, key in keys.items() if notebook.timed(key)}
         calibration = None
@@ -102,7 +96,7 @@ def measure_latency(
             fast = fast_plans(network, guess, networks - some, thin=thin)
             time_plans(network, backend, fast, notebook, timer, progress, "fast networks")
             calibration = fit(wholes(network, notebook, times, notebook.plans.values()), blocks, times)
-            _doubt(calibration, journal)
+            doubt_calibration(calibration, journal)
     return LatencyTable(
         network=network.name,
         fingerprint=fingerprint(network),
@@ -133,17 +127,6 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
             'in Python, mode="alone" gives a table of the blocks alone.'
         )
     return found
-
-
-def _doubt(calibration: Calibration, journal: str | Path | None) -> None:
-    if calibration.median_error > DOUBTFUL:
-        kept = "" if journal is None else f" delete the journal {journal} (in a run folder, latency.json, too), and"
-        warnings.warn(
-            f"The latency table is doubtful: it is {calibration}. If something else ran on this machine,{kept} measure "
-            "again when it is quiet; otherwise trust what choose() times end to end, not sums over the table.",
-            DoubtfulTable,
-            stacklevel=3,
-        )
 
 
 def _no_way(notebook: Notebook) -> TableError:
