@@ -1,6 +1,12 @@
-"""Which modules we know. Classes of timm and torchvision are recognised by their names, without importing either."""
+"""Which modules we know. Classes of timm and torchvision are recognised by their names, without importing either.
+
+A subclass may compute anything, and so may a class of somebody else's that has one of these names: what counts is that
+the forward is the one we know.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Set
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -39,9 +45,11 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 }
 
 # Do nothing in evaluation.
-_RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_NOTHING = (nn.Identity, *_DROPOUTS)
 
+# Of timm and torchvision.
+_RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
 _NORMS_WITH_ACTIVATION = {"BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d"}
 
@@ -55,9 +63,16 @@ def activation_kind(module: nn.Module) -> str | None:
     return None
 
 
+def _is_one_of(module: nn.Module, names: Set[str]) -> bool:
+    """Whether this is a class of timm or torchvision with one of these names."""
+    own = type(module)
+    return own.__name__ in names and own.__module__.partition(".")[0] in ("timm", "torchvision")
+
+
 def is_no_operation(module: nn.Module) -> bool:
     """Whether the module passes its input through unchanged in evaluation."""
-    return isinstance(module, (nn.Identity, *_DROPOUTS)) or type(module).__name__ in _RANDOM_DROPS
+    inherited = any(isinstance(module, base) and type(module).forward is base.forward for base in _NOTHING)
+    return inherited or _is_one_of(module, _RANDOM_DROPS)
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -66,12 +81,12 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) or type(module).__name__ in _FROZEN_NORMS
+    return isinstance(module, _BatchNorm) or _is_one_of(module, _FROZEN_NORMS)
 
 
 def fused_activation(module: nn.Module) -> nn.Module | None:
     """The activation inside a batch norm of timm that applies one, or None."""
-    if type(module).__name__ not in _NORMS_WITH_ACTIVATION:
+    if not _is_one_of(module, _NORMS_WITH_ACTIVATION):
         return None
     inner = getattr(module, "act", None)
     return inner if isinstance(inner, nn.Module) and not isinstance(inner, nn.Identity) else None
@@ -79,10 +94,9 @@ def fused_activation(module: nn.Module) -> nn.Module | None:
 
 def computes_batch_norm(module: nn.Module) -> bool:
     """Whether we know what the forward of this batch norm computes: subclasses may do anything."""
-    name = type(module).__name__
     if "forward" in vars(module):  # replaced on the object
         return False
-    if name in _FROZEN_NORMS or name in _NORMS_WITH_ACTIVATION:
+    if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
         return True
     return type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
