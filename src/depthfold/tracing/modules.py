@@ -7,6 +7,7 @@ the forward is the one we know.
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -99,6 +100,18 @@ def computes_batch_norm(module: nn.Module) -> bool:
     if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
         return True
     return type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def plain_batch_norm(module: nn.Module) -> Any:
+    """PyTorch's own class that computes what this batch norm computes on the inputs that it takes, or None."""
+    if not (is_batch_norm(module) and computes_batch_norm(module)):
+        return None
+    if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
+        return nn.BatchNorm2d
+    for base in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        if isinstance(module, base):
+            return base if type(module)._check_input_dim is base._check_input_dim else None
+    return None  # it may take inputs of any size
 
 
 def computes_convolution(module: nn.Module) -> bool:
