@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from timm.layers import BatchNormAct2d
 from torch import nn
 
@@ -98,3 +99,55 @@ def test_a_norm_with_an_activation_inside_keeps_it_in_every_call():
 def test_the_activation_of_a_norm_takes_no_name_that_is_taken():
     parts = dict(norm=BatchNormAct2d(4), norm_act=nn.Sigmoid(), a=conv())
     merged_as_it_is(Net(lambda net, x: net.a(net.norm_act(net.norm(x))), **parts))
+
+
+def reads_the_convolution(net, x):
+    y = net.b(F.relu(net.norm(net.a(x))))
+    return F.conv_transpose2d(y, net.a.weight, padding=1)
+
+
+def reads_the_norm(net, x):
+    return net.b(net.norm(net.a(x))) * net.norm.weight.reshape(1, -1, 1, 1)
+
+
+def reads_the_activation(net, x):
+    return net.b(net.norm(net.a(x))) * net.norm.act.weight
+
+
+@pytest.mark.parametrize("run", [reads_the_convolution, reads_the_norm], ids=["convolution", "norm"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormAct2d])
+def test_no_norm_is_folded_where_other_code_reads_the_weights(run, norm):
+    shallow = merged_as_it_is(Net(run, a=conv(), norm=norm(4), b=conv()), ignore=["a", "norm"])
+    assert any(isinstance(part, nn.BatchNorm2d) for part in shallow.modules())
+
+
+def test_a_norm_stays_where_other_code_reads_the_slope_of_the_activation_inside():
+    norm = BatchNormAct2d(4, act_layer=nn.PReLU, act_kwargs={"num_parameters": 1}, inplace=False)
+    for ignore in ((), ("a", "norm")):
+        merged_as_it_is(Net(reads_the_activation, a=conv(), norm=norm, b=conv()), ignore=ignore)
+
+
+class Opaque(nn.Module):
+    """Its forward cannot be traced, so what it calls is not seen."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else self.inner(-x)
+
+
+def test_no_norm_is_folded_into_a_convolution_that_an_opaque_module_calls_too():
+    shared = conv()
+    parts = dict(a=shared, norm=nn.BatchNorm2d(4), b=conv(), o=Opaque(shared))
+    merged_as_it_is(Net(lambda net, x: net.o(net.b(F.relu(net.norm(net.a(x))))), **parts))
+
+
+def test_what_is_ignored_is_no_layer_but_its_norms_are_folded_all_the_same():
+    stem = nn.Sequential(conv(bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    shallow = merged_as_it_is(nn.Sequential(stem, conv(), nn.ReLU(), conv()), ignore=["0"])
+    assert [(name, type(part).__name__) for name, part in shallow.named_modules() if name.startswith("0.")] == [
+        ("0.0", "Conv2d"),
+        ("0.2", "ReLU"),
+    ]

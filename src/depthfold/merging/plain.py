@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from depthfold.tracing.modules import activation_kind, fused_activation, is_plain, norm_statistics, plain_batch_norm
+from depthfold.tracing.uses import read_by_code
 
 # Activations that timm writes anew, with the same values as PyTorch's own.
 _SAME: dict[str, Any] = {
@@ -37,10 +38,11 @@ def use_plain_layers(graph: fx.GraphModule) -> None:
 
 def _foreign(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]]:
     """The modules of other libraries by their paths, each with all its calls: whatever takes its place, does so in all
-    of them."""
+    of them. Where code reads parameters of such a module by their names, it stays."""
+    read = read_by_code(graph)
     found: dict[str, tuple[nn.Module, list[fx.Node]]] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_module":
+        if node.op == "call_module" and node.target not in read:
             module = graph.get_submodule(str(node.target))
             if not type(module).__module__.startswith("torch.") and is_plain(module):
                 found.setdefault(str(node.target), (module, []))[1].append(node)

@@ -35,9 +35,10 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     """Find what can be merged in a model, and why the rest cannot.
 
     `example_inputs` is what the model takes: a tuple of positional arguments, a dict of named ones, or the single
-    argument. `ignore` lists modules to leave alone, by name ("features.0"), glob ("features.0.*") or type. `at` names
-    a submodule to trace instead of the whole model. The model itself is not changed: a copy is traced, in evaluation
-    mode. What its forward does only in training (auxiliary outputs, for example) is no part of the network.
+    argument. `ignore` lists modules that are to be no layers, by name ("features.0"), glob ("features.0.*") or type:
+    they keep their convolutions and activations, only their batch norms are folded when merging. `at` names a submodule
+    to trace instead of the whole model. The model itself is not changed: a copy is traced, in evaluation mode. What its
+    forward does only in training (auxiliary outputs, for example) is no part of the network.
     """
     check_model(model, at)
     snapshot = copy_model(model)
