@@ -76,9 +76,19 @@ def is_no_operation(module: nn.Module) -> bool:
     return inherited or _is_one_of(module, _RANDOM_DROPS)
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody else's code runs when this module is called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def is_hooked_inside(module: nn.Module) -> bool:
+    """Whether the module or one inside it has hooks: the activation inside a batch norm, for example."""
+    return any(is_hooked(part) for part in module.modules())
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether the module does what its class does: no hooks, and a forward that nobody replaced on the object."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return not (is_hooked_inside(module) or "forward" in vars(module))
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -131,6 +141,7 @@ def is_one_operation(module: nn.Module) -> bool:
         or is_batch_norm(module)
         or activation_kind(module) is not None
         or is_no_operation(module)
+        or is_hooked(module)  # a graph of what is inside would not call the hooks
     )
 
 
