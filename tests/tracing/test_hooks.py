@@ -7,6 +7,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 import depthfold as df
+from depthfold.errors import TraceError
 from nets import Net, agree, codes, conv, folds_exactly, image, refusal
 
 
@@ -83,3 +84,30 @@ def test_a_hook_on_the_activation_inside_a_norm_makes_the_norm_one_operation():
     network = folds_exactly(nn.Sequential(conv(), norm, conv(), nn.ReLU(), conv()), image())
     assert network.barriers == (1,)
     assert codes(network)["1"] == "hooked"
+
+
+class Collector(nn.Module):
+    """Returns what hooks have put aside, as timm's feature extractors by hooks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.found = body(), []
+        for part in (self.body[1], self.body[2]):
+            part.register_forward_hook(self.put_aside)
+
+    def put_aside(self, part, given, output):
+        self.found.append(output)
+
+    def forward(self, x):
+        self.found.clear()
+        self.body(x)
+        return list(self.found)
+
+
+def test_a_forward_that_returns_what_its_hooks_have_collected_is_an_error():
+    with pytest.raises(TraceError) as error:
+        df.trace(Collector(), image())
+    assert str(error.value) == (
+        "The forward of Collector returns 2 tensors, but 0 when torch.fx has recorded it: it reads what its hooks have "
+        "collected, which cannot be recorded. Return these values from the forward, without hooks."
+    )
