@@ -15,6 +15,7 @@ from torchvision import models
 from torchvision.ops import FrozenBatchNorm2d
 
 import depthfold as df
+from depthfold.errors import InvalidValue
 from depthfold.testing import random_plan, randomise_statistics
 from nets import Net, agree, conv, image, only
 
@@ -329,6 +330,37 @@ def test_what_is_no_student_is_refused():
     for thing in (conv(), folded()[1]):
         with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(network, plan\)"):
             df.merge(thing)
+
+
+def test_a_student_that_was_pickled_as_a_whole_is_refused_and_the_way_out_works():
+    model, x = randomise_statistics(small()).double().eval(), image().double()
+    network = df.trace(model, x)
+    student = df.rewrite(network, df.Plan((), ()))
+    with torch.no_grad():
+        for parameter in student.parameters():  # it was trained
+            parameter.add_(0.01)
+    file = io.BytesIO()
+    torch.save(student, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for part in (loaded, nn.Sequential(loaded)):
+        with pytest.raises(InvalidValue) as error:
+            df.merge(part)
+        assert str(error.value).endswith(
+            "torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and "
+            "load them, with student = rewrite(network, plan) and student.load_state_dict(loaded.state_dict())."
+        )
+    again = df.rewrite(network, df.Plan((), ()))
+    again.load_state_dict(loaded.state_dict())
+    with torch.no_grad():
+        agree(df.merge(again)(x), student(x))
+
+
+@pytest.mark.parametrize("other", [conv(), nn.Sequential(conv())])
+def test_what_was_never_rewritten_is_not_told_about_pickling(other):
+    with pytest.raises(InvalidValue) as error:
+        df.merge(other)
+    assert "torch.save" not in str(error.value)
 
 
 def test_several_outputs_in_a_dict_merge():

@@ -258,3 +258,78 @@ def test_a_chaotic_network_is_held_to_what_it_makes_of_a_last_digit():
     assert "last digit of its input" in str(found)
     first_convolution(shallow).bias.data += 1e-6
     assert not df.verify(student, shallow).ok  # the segments still tell
+
+
+class Halved(nn.Module):
+    """A stem in single precision and a body in a half one, as it is deployed to save memory."""
+
+    def __init__(self, cast, dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.pool, self.cast = conv(), nn.MaxPool2d(2), cast
+        self.body = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), conv(), nn.ReLU(), conv()).to(dtype)
+
+    def forward(self, x):
+        return self.body(self.cast(self.pool(self.stem(x)))).float()
+
+
+@pytest.mark.parametrize(
+    ("cast", "dtype"),
+    [
+        (lambda x: x.half(), torch.float16),
+        (lambda x: x.to(torch.float16), torch.float16),
+        (lambda x: x.to(dtype=torch.bfloat16), torch.bfloat16),
+        (lambda x: x.bfloat16(), torch.bfloat16),
+    ],
+    ids=["half()", "to(float16)", "to(dtype=bfloat16)", "bfloat16()"],
+)
+def test_a_network_of_two_precisions_is_held_to_the_coarser_one(cast, dtype):
+    model, x = Halved(cast, dtype).eval(), image()
+    student = df.rewrite(df.trace(model, x), df.Plan((), (1,)))
+    shallow = df.merge(student)
+    found = df.verify(student, shallow)
+    assert found.ok
+    assert found.tolerance == {torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
+    assert max(found.border, found.interior) < found.tolerance / 2  # the rounding of the weights, not of the maps
+    agree(shallow(x), student(x), 2 * found.tolerance)
+    assert {p.dtype for p in shallow.parameters()} == {torch.float32, dtype}
+    with torch.no_grad():
+        shallow.get_submodule("body.0").bias += 0.1
+    assert not df.verify(student, shallow).ok
+
+
+class HalfInside(nn.Module):
+    """Cannot be traced, and casts its input itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv().half()
+
+    def forward(self, x):
+        return self.conv(x.half()).float() if x.numel() and x.isfinite().all() else x
+
+
+def test_a_module_with_casts_that_nobody_sees_runs_in_its_own_precision():
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(), nn.ReLU(), conv(), HalfInside()).eval()
+    student = df.rewrite(df.trace(model, image()), df.Plan((), ()))
+    found = df.verify(student, df.merge(student))
+    assert (found.ok, found.tolerance) == (True, 5e-3)
+
+
+def test_single_precision_beside_double_is_held_to_single():
+    model = Halved(lambda x: x.double(), torch.float64).eval()
+    student = df.rewrite(df.trace(model, image()), df.Plan((), (1,)))
+    assert df.verify(student, df.merge(student)).tolerance == 1e-4
+
+
+def test_a_network_without_weights_says_so():
+    model = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), conv()).to("meta").eval()
+    student = df.rewrite(df.trace(model, image().to("meta")), df.Plan((), ()))
+    expected = (
+        'The rewritten network has no weights: 0.weight is on the device "meta", which keeps shapes alone, so there is '
+        "nothing to compare. Load the model's weights (load_state_dict(..., assign=True)), then trace it again."
+    )
+    with pytest.raises(VerificationError) as error:
+        df.merge(student)
+    assert str(error.value) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Set
 
 from torch import fx, nn
@@ -22,6 +21,7 @@ from depthfold.tracing.modules import (
 )
 from depthfold.tracing.roles import writes_in_place
 from depthfold.tracing.shapes import module_padding, module_shape
+from depthfold.tracing.uses import count_calls, read_by_code
 
 
 def take_out_nothing(graph: fx.GraphModule) -> set[str]:
@@ -40,10 +40,12 @@ def take_out_nothing(graph: fx.GraphModule) -> set[str]:
 def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
     """Batch norms outside the segments (stem, head, projections) into the convolutions before them.
 
-    A batch norm that follows a merged convolution and is no part of its segment is one that the user asked to leave
-    alone: `except_after` names the merged convolutions.
+    Also those of modules that the user asked to leave alone: they are no layers of the network, but need not be slower
+    for it. A batch norm that follows a merged convolution and is no part of its segment was ignored without it, and
+    stays: `except_after` names the merged convolutions. What others call too, or whose weights other code reads,
+    must keep its weights.
     """
-    calls = Counter(node.target for node in graph.graph.nodes if node.op == "call_module")
+    calls, read = count_calls(graph), read_by_code(graph)
     for node in list(graph.graph.nodes):
         if node.op != "call_module" or not node.all_input_nodes:
             continue
@@ -51,7 +53,8 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
         if before.op != "call_module" or len(before.users) != 1 or before.target in except_after:
             continue
         conv, norm = graph.get_submodule(str(before.target)), graph.get_submodule(str(node.target))
-        if calls[node.target] > 1 or calls[before.target] > 1 or not _foldable(conv, norm):
+        shared = calls[id(conv)] > 1 or calls[id(norm)] > 1 or not read.isdisjoint((before.target, node.target))
+        if shared or not _foldable(conv, norm):
             continue
         _fold(conv, norm)
         activation = fused_activation(norm)

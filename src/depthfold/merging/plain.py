@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
-from depthfold.tracing.modules import (
-    activation_kind,
-    computes_batch_norm,
-    fused_activation,
-    is_batch_norm,
-    is_plain,
-    norm_statistics,
-)
+from depthfold.tracing.modules import activation_kind, fused_activation, is_plain, norm_statistics, plain_batch_norm
+from depthfold.tracing.uses import read_by_code
 
 # Activations that timm writes anew, with the same values as PyTorch's own.
 _SAME: dict[str, Any] = {
@@ -31,40 +26,59 @@ _SAME: dict[str, Any] = {
 
 def use_plain_layers(graph: fx.GraphModule) -> None:
     """Batch norms and activations of other libraries as PyTorch's own. What we do not know stays as it is."""
-    for node, module in _foreign(graph):
-        if is_batch_norm(module) and computes_batch_norm(module) and hasattr(module, "running_var"):
-            _split_norm(graph, node, module)
-    for node, module in _foreign(graph):
-        kind = activation_kind(module)
-        if kind in _SAME:
-            graph.set_submodule(str(node.target), _SAME[kind]().eval())
+    for path, (module, calls) in _foreign(graph).items():
+        kind = plain_batch_norm(module)
+        if kind is not None and getattr(module, "running_var", None) is not None:
+            _split_norm(graph, path, calls, _batch_norm(module, kind), fused_activation(module))
+    for path, (module, _) in _foreign(graph).items():
+        same = _SAME.get(activation_kind(module) or "")
+        if same is not None:
+            graph.set_submodule(path, same().eval())
 
 
-def _foreign(graph: fx.GraphModule) -> Iterator[tuple[fx.Node, nn.Module]]:
-    for node in list(graph.graph.nodes):
-        if node.op == "call_module":
+def _foreign(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]]:
+    """The modules of other libraries by their paths, each with all its calls: whatever takes its place, does so in all
+    of them. Where code reads parameters of such a module by their names, it stays."""
+    read = read_by_code(graph)
+    found: dict[str, tuple[nn.Module, list[fx.Node]]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_module" and node.target not in read:
             module = graph.get_submodule(str(node.target))
             if not type(module).__module__.startswith("torch.") and is_plain(module):
-                yield node, module
+                found.setdefault(str(node.target), (module, []))[1].append(node)
+    return found
 
 
-def _split_norm(graph: fx.GraphModule, node: fx.Node, module: nn.Module) -> None:
-    path, activation = str(node.target), fused_activation(module)
-    graph.set_submodule(path, _batch_norm(module))
-    if activation is not None:
-        graph.set_submodule(f"{path}_act", activation)
-        with graph.graph.inserting_after(node):
-            after = graph.graph.call_module(f"{path}_act", (node,))
-        node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
+def _split_norm(
+    graph: fx.GraphModule, path: str, calls: Sequence[fx.Node], norm: nn.Module, activation: nn.Module | None
+) -> None:
+    graph.set_submodule(path, norm)
+    if activation is None:
+        return
+    target, taken = f"{path}_act", {name for name, _ in graph.named_modules(remove_duplicate=False)}
+    while target in taken:
+        target += "_"
+    graph.set_submodule(target, activation)
+    for node in calls:
+        _follow(graph, node, target)
 
 
-def _batch_norm(module: nn.Module) -> nn.Module:
-    """The same batch norm, as PyTorch's own class. It lies outside the segments, and sees two-dimensional maps."""
+def _follow(graph: fx.GraphModule, node: fx.Node, target: str) -> None:
+    """Call a module on the value of this node, for all who read it."""
+    with graph.graph.inserting_after(node):
+        after = graph.graph.call_module(target, (node,))
+    node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
+
+
+def _batch_norm(module: nn.Module, kind: Any) -> Any:
+    """The same batch norm, as a class of PyTorch's own."""
     known = norm_statistics(module)
-    plain = nn.BatchNorm2d(len(known.mean), eps=known.eps, affine=known.weight is not None)
+    plain: Any = kind(len(known.mean), eps=known.eps, affine=False)
     plain.running_mean, plain.running_var = known.mean.detach().clone(), known.variance.detach().clone()
-    if known.weight is not None and known.bias is not None:
-        plain.weight, plain.bias = _parameter(known.weight), _parameter(known.bias)
+    if known.weight is not None or known.bias is not None:
+        plain.affine = True
+        plain.weight = _parameter(torch.ones_like(known.mean) if known.weight is None else known.weight)
+        plain.bias = _parameter(torch.zeros_like(known.mean) if known.bias is None else known.bias)
     return plain.eval()
 
 

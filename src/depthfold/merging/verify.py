@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from depthfold.backends.cuda import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.merging.comparison import check_finite, last_digit, output_error, share
+from depthfold.merging.precision import HALVES, check_weights, coarsest, in_single
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
@@ -30,15 +30,17 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     deep, remembered, path = student_parts(student)
     made, merged, _ = shallow_parts(shallow, path)
     seams = _seams(merged, remembered)
-    dtype = next((p.dtype for p in deep.parameters() if p.is_floating_point()), torch.float32)
+    check_weights("rewritten", deep)
+    check_weights("merged", made)
+    precision = coarsest(deep)
     given = remembered.network.inputs.random(seed=0)
     # TF32 rounds every product to three digits: that would be the error, whatever the networks compute.
     with cuda_settings(tf32=False, benchmark=False), _evaluating(student), _evaluating(shallow), torch.no_grad():
         if inputs is not None:
             given = Inputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given
-        if dtype in (torch.float16, torch.bfloat16):
-            deep, made = copy.deepcopy(deep).float(), copy.deepcopy(made).float()
+        if precision in HALVES and _runs(single := in_single(deep), given.like(single)):
+            deep, made = single, in_single(made)
         given = given.like(deep)
         found = _record("merged", made, given, {name for s in seams for name in (s.shallow, s.shallow_source)})
         # The student's segments get the inputs of the merged ones, so that an error is the segment's own and not an
@@ -46,7 +48,7 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         sources = {seam.student_source: found[seam.shallow_source] for seam in seams}
         wanted = _record("rewritten", deep, given, {seam.student for seam in seams}, sources)
         wanted[OUTPUT] = _record("rewritten", deep, given, set())[OUTPUT]
-        tolerance = TOLERANCE.get(dtype, 1e-4)
+        tolerance = TOLERANCE[precision]
         output = output_error(wanted[OUTPUT], found[OUTPUT])
         sensitivity = 0.0
         if output > tolerance:
@@ -106,6 +108,15 @@ def _record(
             "for trace(), and leave the networks that rewrite() and merge() return as they are."
         ) from error
     return recorder.kept
+
+
+def _runs(graph: fx.GraphModule, inputs: Inputs) -> bool:
+    """Whether a graph whose precision was changed still runs: a module that we do not look into may have casts."""
+    try:
+        _record("rewritten", graph, inputs, set())
+    except VerificationError:
+        return False
+    return True
 
 
 def _seams(merged: Shallow, student: Student) -> tuple[Seam, ...]:

@@ -1,6 +1,13 @@
-"""Which modules we know. Classes of timm and torchvision are recognised by their names, without importing either."""
+"""Which modules we know. Classes of timm and torchvision are recognised by their names, without importing either.
+
+A subclass may compute anything, and so may a class of somebody else's that has one of these names: what counts is that
+the forward is the one we know.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -39,9 +46,11 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 }
 
 # Do nothing in evaluation.
-_RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_NOTHING = (nn.Identity, *_DROPOUTS)
 
+# Of timm and torchvision.
+_RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
 _NORMS_WITH_ACTIVATION = {"BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d"}
 
@@ -55,23 +64,40 @@ def activation_kind(module: nn.Module) -> str | None:
     return None
 
 
+def _is_one_of(module: nn.Module, names: Set[str]) -> bool:
+    """Whether this is a class of timm or torchvision with one of these names."""
+    own = type(module)
+    return own.__name__ in names and own.__module__.partition(".")[0] in ("timm", "torchvision")
+
+
 def is_no_operation(module: nn.Module) -> bool:
     """Whether the module passes its input through unchanged in evaluation."""
-    return isinstance(module, (nn.Identity, *_DROPOUTS)) or type(module).__name__ in _RANDOM_DROPS
+    inherited = any(isinstance(module, base) and type(module).forward is base.forward for base in _NOTHING)
+    return inherited or _is_one_of(module, _RANDOM_DROPS)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody else's code runs when this module is called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def is_hooked_inside(module: nn.Module) -> bool:
+    """Whether the module or one inside it has hooks: the activation inside a batch norm, for example."""
+    return any(is_hooked(part) for part in module.modules())
 
 
 def is_plain(module: nn.Module) -> bool:
     """Whether the module does what its class does: no hooks, and a forward that nobody replaced on the object."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return not (is_hooked_inside(module) or "forward" in vars(module))
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) or type(module).__name__ in _FROZEN_NORMS
+    return isinstance(module, _BatchNorm) or _is_one_of(module, _FROZEN_NORMS)
 
 
 def fused_activation(module: nn.Module) -> nn.Module | None:
     """The activation inside a batch norm of timm that applies one, or None."""
-    if type(module).__name__ not in _NORMS_WITH_ACTIVATION:
+    if not _is_one_of(module, _NORMS_WITH_ACTIVATION):
         return None
     inner = getattr(module, "act", None)
     return inner if isinstance(inner, nn.Module) and not isinstance(inner, nn.Identity) else None
@@ -79,12 +105,23 @@ def fused_activation(module: nn.Module) -> nn.Module | None:
 
 def computes_batch_norm(module: nn.Module) -> bool:
     """Whether we know what the forward of this batch norm computes: subclasses may do anything."""
-    name = type(module).__name__
     if "forward" in vars(module):  # replaced on the object
         return False
-    if name in _FROZEN_NORMS or name in _NORMS_WITH_ACTIVATION:
+    if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
         return True
     return type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def plain_batch_norm(module: nn.Module) -> Any:
+    """PyTorch's own class that computes what this batch norm computes on the inputs that it takes, or None."""
+    if not (is_batch_norm(module) and computes_batch_norm(module)):
+        return None
+    if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
+        return nn.BatchNorm2d
+    for base in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        if isinstance(module, base):
+            return base if type(module)._check_input_dim is base._check_input_dim else None
+    return None  # it may take inputs of any size
 
 
 def computes_convolution(module: nn.Module) -> bool:
@@ -104,6 +141,7 @@ def is_one_operation(module: nn.Module) -> bool:
         or is_batch_norm(module)
         or activation_kind(module) is not None
         or is_no_operation(module)
+        or is_hooked(module)  # a graph of what is inside would not call the hooks
     )
 
 

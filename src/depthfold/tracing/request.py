@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from depthfold.core.wording import did_you_mean
 from depthfold.errors import TraceError
+from depthfold.tracing.modules import is_hooked
 from depthfold.tracing.rules import Ignore, ignored
 from depthfold.tracing.tracer import explain
 
@@ -93,7 +94,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def refuse_hooks(part: nn.Module, name: str) -> None:
-    if part._forward_hooks or part._forward_pre_hooks:
+    if is_hooked(part):
         raise TraceError(
             f"{name} has forward hooks of its own, which a rewritten copy would lose. Take them off before tracing, or "
             'trace the part inside it, with at="...".'

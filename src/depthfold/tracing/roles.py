@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -27,6 +26,7 @@ from depthfold.tracing.rules import (
     first_reason,
     ignored,
 )
+from depthfold.tracing.uses import count_calls, read_by_code
 
 Sizes = Mapping[fx.Node, torch.Size]
 
@@ -66,11 +66,9 @@ def assign_roles(
 ) -> dict[fx.Node, Role]:
     """The role of every node. `elsewhere` holds the ids of modules that are also used outside the graph."""
     modules = dict(graph.named_modules())
-    # A module may also be called inside another one that we do not look into, or by the rest of the model.
-    called = (modules[str(node.target)] for node in graph.graph.nodes if node.op == "call_module")
-    calls = Counter(id(part) for module in called for part in module.modules())
+    calls = count_calls(graph)
     calls.update(elsewhere)
-    read = {str(node.target).rpartition(".")[0] for node in graph.graph.nodes if node.op == "get_attr"}
+    read = read_by_code(graph)
 
     def role(node: fx.Node) -> Role:
         module = modules[str(node.target)] if node.op == "call_module" else None

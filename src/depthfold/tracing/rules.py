@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from depthfold.tracing.modules import computes_batch_norm, computes_convolution
+from depthfold.tracing.modules import computes_batch_norm, computes_convolution, is_hooked_inside
 
 Reason = tuple[str, str]  # (code, sentence)
 Ignore = Iterable[str | type[nn.Module]]
@@ -52,7 +52,7 @@ def _parametrised(site: Site) -> Reason | None:
 
 
 def _hooked(site: Site) -> Reason | None:
-    if site.module._forward_hooks or site.module._forward_pre_hooks:
+    if is_hooked_inside(site.module):
         return "hooked", "it has forward hooks (old-style weight norm, for example), which a merged layer would lose"
     return None
 
@@ -110,7 +110,7 @@ def _statistics(site: Site) -> Reason | None:
 
 
 _COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked, _read_elsewhere)
-PLAIN_RULES = (_hooked, _replaced)  # for modules without weights: activations, padding, dropout
+PLAIN_RULES = (_hooked, _replaced)  # for everything else: activations, padding, dropout, whole parts of the model
 CONVOLUTION_RULES = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
 NORM_RULES = (*_COMMON, _custom_norm, _statistics)
 

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from depthfold.errors import TraceError
 from depthfold.tracing.chains import link_chains
 from depthfold.tracing.drafts import Values, draft_layers
 from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.modules import is_hooked_inside
 from depthfold.tracing.numbering import number
 from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
 from depthfold.tracing.roles import assign_roles
@@ -35,9 +37,10 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     """Find what can be merged in a model, and why the rest cannot.
 
     `example_inputs` is what the model takes: a tuple of positional arguments, a dict of named ones, or the single
-    argument. `ignore` lists modules to leave alone, by name ("features.0"), glob ("features.0.*") or type. `at` names
-    a submodule to trace instead of the whole model. The model itself is not changed: a copy is traced, in evaluation
-    mode. What its forward does only in training (auxiliary outputs, for example) is no part of the network.
+    argument. `ignore` lists modules that are to be no layers, by name ("features.0"), glob ("features.0.*") or type:
+    they keep their convolutions and activations, only their batch norms are folded when merging. `at` names a submodule
+    to trace instead of the whole model. The model itself is not changed: a copy is traced, in evaluation mode. What its
+    forward does only in training (auxiliary outputs, for example) is no part of the network.
     """
     check_model(model, at)
     snapshot = copy_model(model)
@@ -54,7 +57,8 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     graph, opaque = trace_graph(part, inputs, f"{name} (at={at!r})" if at else name)
     _dropouts_as_modules(graph)
     _name_afresh(graph)
-    sizes = _sizes(graph, inputs)
+    sizes, output = _sizes(graph, inputs)
+    _refuse_collectors(part, output, inputs)
     roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules()))
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
@@ -122,17 +126,33 @@ class _Sizes(fx.Interpreter):
         return value
 
 
-def _sizes(graph: fx.GraphModule, inputs: Inputs) -> dict[fx.Node, torch.Size]:
+def _sizes(graph: fx.GraphModule, inputs: Inputs) -> tuple[dict[fx.Node, torch.Size], Any]:
+    """The size of every tensor in the graph, and its output."""
     interpreter = _Sizes(graph)
     try:
         with torch.no_grad():
-            interpreter.run(*inputs.map(Tensor.clone).for_graph(graph))
+            output = interpreter.run(*inputs.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise TraceError(
             f"The model does not run on its example inputs: {explain(error)}. Give the inputs that it takes, on its "
             "device and in its precision: a tuple of positional arguments, a dict of named ones, or a single argument."
         ) from error
-    return interpreter.sizes
+    return interpreter.sizes, output
+
+
+def _refuse_collectors(part: nn.Module, output: Any, inputs: Inputs) -> None:
+    """A forward may return what hooks have put aside. They do not run while torch.fx records, so nothing is there."""
+    if not is_hooked_inside(part):
+        return
+    with torch.no_grad():
+        wanted = inputs.map(Tensor.clone).call(part)
+    one, two = (sum(isinstance(leaf, Tensor) for leaf in tree_leaves(value)) for value in (wanted, output))
+    if one != two:
+        raise TraceError(
+            f"The forward of {type(part).__name__} returns {one} tensors, but {two} when torch.fx has recorded it: it "
+            "reads what its hooks have collected, which cannot be recorded. Return these values from the forward, "
+            "without hooks."
+        )
 
 
 def _restore_modes(snapshot: nn.Module, graph: fx.GraphModule, modes: dict[str, bool], at: str | None) -> None:

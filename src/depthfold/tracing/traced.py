@@ -123,8 +123,14 @@ def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
     for path, part in module.named_modules():
         if isinstance(part, fx.GraphModule) and Student.KEY in part.meta:
             return part, part.meta[Student.KEY], path
+    # torch.fx pickles a graph as its code, and what the graph remembers is not there.
+    pickled = any(isinstance(part, fx.GraphModule) and not part.meta for part in module.modules())
+    way_out = (
+        " torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and load "
+        "them, with student = rewrite(network, plan) and student.load_state_dict(loaded.state_dict())."
+    )
     raise InvalidValue(
         f"{type(module).__name__} is no rewritten network: expected what rewrite(network, plan) returned, or a module "
         "around it. A merged network is not rewritten any more, and wrappers (DataParallel, a compiled module) must be "
-        "taken off first."
+        f"taken off first.{way_out if pickled else ''}"
     )
