@@ -22,7 +22,7 @@ class MeasuredTooEarly(Exception):
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise MeasuredTooEarly
 
     monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "latency_of", stop)
