@@ -68,6 +68,32 @@ def test_weights_that_torchvision_has(monkeypatch):
     assert asked == ["DEFAULT", "ResNet18_Weights.IMAGENET1K_V1"]
 
 
+@pytest.mark.parametrize("name", ["lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"])
+def test_weights_that_nobody_asked_for_are_not_downloaded(name, monkeypatch):
+    """Of a detector or a segmenter torchvision would download those of the backbone, unless it is told not to."""
+    from depthfold.vision import import_torchvision
+
+    def download(url, *_, **__):
+        raise OSError(f"nothing can be downloaded: {url.partition('/')[0]}")
+
+    monkeypatch.setattr(import_torchvision().models._api, "load_state_dict_from_url", download)
+    assert isinstance(model_of(f"torchvision:{name}"), nn.Module)
+    asked = f"torchvision:{name},weights_backbone=DEFAULT"
+    said = f"torchvision cannot make '{name}' with weights_backbone='DEFAULT': nothing can be downloaded: https:"
+    assert refused("inspect", asked, "--input", "3x64x64") == f"Error: {said}"
+
+
+def test_a_model_that_cannot_be_made_as_it_is(monkeypatch):
+    from depthfold.vision import import_torchvision
+
+    def fails(*_, **__):
+        raise RuntimeError("no disk")
+
+    monkeypatch.setattr(import_torchvision().models, "get_model", fails)
+    said = refused("inspect", "torchvision:resnet18", "--input", "3x64x64")
+    assert said == "Error: torchvision cannot make 'resnet18': no disk"
+
+
 def test_an_input_that_no_machine_holds():
     said = refused("inspect", "torchvision:resnet18", "--input", "1x9999999x9999999")
     assert "The input '1x9999999x9999999' is too large: an image has at most 268435456 values" in said
