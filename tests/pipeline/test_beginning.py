@@ -11,7 +11,7 @@ from torch import nn
 import depthfold as df
 from cli_workshop import CONFIG, NET, depthfold, refused
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
-from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency, TraceError
 from depthfold.jobs import Processes, RayCluster
 from depthfold.training.task import FunctionTask
 
@@ -175,6 +175,18 @@ def test_arguments_that_cannot_be_used(changed, said, compress, tmp_path):
     with pytest.raises(DepthfoldError) as error:
         compress(**changed)
     assert said in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+class Undecided(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("given", [Undecided(*model()), [model()]])
+def test_a_model_that_cannot_be_traced_leaves_no_folder_behind(given, tmp_path):
+    with pytest.raises(TraceError):
+        df.compress(given, task(), target="cost_model", budget="80%", run=tmp_path / "run", exports=("m.pt2",))
     assert not (tmp_path / "run").exists()
 
 

@@ -95,9 +95,9 @@ def compress(
         expect_network(network, model, ignore, at)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
     expect_data(task, model, inputs, importances=importance is None)
-    folder = RunFolder.open(run)
+    network = network or trace(model, inputs, ignore=ignore, at=at)
+    folder = RunFolder.open(run)  # not before: what is refused leaves nothing behind
     with folder.lock():
-        network = network or trace(model, inputs, ignore=ignore, at=at)
         folder.claim(network)
         folder.claim_weights(digest(network))
 
