@@ -215,6 +215,24 @@ def test_a_batch_that_no_memory_holds(command, size, asked, tmp_path, monkeypatc
     assert depthfold(*asked("inspect", *size, "--batch", 16_000)).exit_code == 0
 
 
+def test_a_batch_that_the_memory_of_a_container_does_not_hold(asked, tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("depthfold.pipeline.subject.CONTAINER", limit)
+
+    def inspected(batch):
+        return depthfold(*asked("inspect", "--input", "1x8x8", "--batch", batch)).exit_code
+
+    limit.write_text("4096000\n")
+    said = refused(*asked("inspect", "--input", "1x8x8", "--batch", 16_001))
+    assert "A batch of 16,001 inputs of 1x8x8 takes 4.096 MB, and this container has 4.096 MB of memory in all" in said
+    assert inspected(16_000) == 0
+    for unlimited in ("max\n", "", f"{2**80}\n"):
+        limit.write_text(unlimited)
+        assert inspected(16_001) == 0
+    limit.unlink()
+    assert inspected(16_001) == 0
+
+
 def test_a_batch_that_the_system_refuses(asked, monkeypatch):
     """By a limit of its own: less than the machine has."""
 
