@@ -68,6 +68,32 @@ def test_weights_that_torchvision_has(monkeypatch):
     assert asked == ["DEFAULT", "ResNet18_Weights.IMAGENET1K_V1"]
 
 
+@pytest.mark.parametrize("name", ["lraspp_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn"])
+def test_weights_that_nobody_asked_for_are_not_downloaded(name, monkeypatch):
+    """Of a detector or a segmenter torchvision would download those of the backbone, unless it is told not to."""
+    from depthfold.vision import import_torchvision
+
+    def download(url, *_, **__):
+        raise OSError(f"nothing can be downloaded: {url.partition('/')[0]}")
+
+    monkeypatch.setattr(import_torchvision().models._api, "load_state_dict_from_url", download)
+    assert isinstance(model_of(f"torchvision:{name}"), nn.Module)
+    asked = f"torchvision:{name},weights_backbone=DEFAULT"
+    said = f"torchvision cannot make '{name}' with weights_backbone='DEFAULT': nothing can be downloaded: https:"
+    assert refused("inspect", asked, "--input", "3x64x64") == f"Error: {said}"
+
+
+def test_a_model_that_cannot_be_made_as_it_is(monkeypatch):
+    from depthfold.vision import import_torchvision
+
+    def fails(*_, **__):
+        raise RuntimeError("no disk")
+
+    monkeypatch.setattr(import_torchvision().models, "get_model", fails)
+    said = refused("inspect", "torchvision:resnet18", "--input", "3x64x64")
+    assert said == "Error: torchvision cannot make 'resnet18': no disk"
+
+
 def test_an_input_that_no_machine_holds():
     said = refused("inspect", "torchvision:resnet18", "--input", "1x9999999x9999999")
     assert "The input '1x9999999x9999999' is too large: an image has at most 268435456 values" in said
@@ -187,6 +213,24 @@ def test_a_batch_that_no_memory_holds(command, size, asked, tmp_path, monkeypatc
     assert "Give --batch as many images as the network will be given at a time" in said
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
     assert depthfold(*asked("inspect", *size, "--batch", 16_000)).exit_code == 0
+
+
+def test_a_batch_that_the_memory_of_a_container_does_not_hold(asked, tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("depthfold.pipeline.subject.CONTAINER", limit)
+
+    def inspected(batch):
+        return depthfold(*asked("inspect", "--input", "1x8x8", "--batch", batch)).exit_code
+
+    limit.write_text("4096000\n")
+    said = refused(*asked("inspect", "--input", "1x8x8", "--batch", 16_001))
+    assert "A batch of 16,001 inputs of 1x8x8 takes 4.096 MB, and this container has 4.096 MB of memory in all" in said
+    assert inspected(16_000) == 0
+    for unlimited in ("max\n", "", f"{2**80}\n"):
+        limit.write_text(unlimited)
+        assert inspected(16_001) == 0
+    limit.unlink()
+    assert inspected(16_001) == 0
 
 
 def test_a_batch_that_the_system_refuses(asked, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from depthfold.core import Environment, FlaggedSpan, LatencyTable, Plan, Span, Timing, fingerprint
 from depthfold.core.latency_table import sum_rounded_up
-from depthfold.errors import TableError
+from depthfold.errors import InvalidValue, TableError
 from structures import chain
 
 PUBLISHED = """,st,end,time,stdev,kernel
@@ -129,6 +129,14 @@ def test_predicts_what_a_plan_takes() -> None:
     assert tenths.predict(ten, ten.vanilla) == tenths.original > 1.0
     with pytest.raises(TableError, match=r"no time for \(0, 2\], which the plan merges"):
         tenths.predict(ten, Plan({2}, range(2, 10)))
+
+
+def test_predicts_for_a_network_and_a_plan_and_nothing_else() -> None:
+    network = chain(3)
+    table = LatencyTable(entries=(Timing(span=Span(0, 1), time=1.0),), fingerprint=fingerprint(network))
+    for given, found in (((object(), network.vanilla), "object and Plan"), ((network, None), "Network and NoneType")):
+        with pytest.raises(InvalidValue, match=rf"predict\(\) takes a network and a plan, found {found}\. .*trace"):
+            table.predict(*given)  # type: ignore[arg-type]
 
 
 def test_predicts_only_with_times_of_the_same_network() -> None:

@@ -163,6 +163,12 @@ def test_why_not_has_no_objection_to_spans_that_hold_touch_or_lie_inside_a_resid
     assert mobilenet.why_not(span) is None
 
 
+@pytest.mark.parametrize("bad", [(0, 1), None, FlaggedSpan(0, 1, True, True)])
+def test_why_not_takes_a_span(mobilenet, bad):
+    with pytest.raises(InvalidValue, match=r"why_not\(\) takes a Span, found .*\. Write Span\(0, 2\), say"):
+        mobilenet.why_not(bad)
+
+
 def test_why_not_and_merged_shape_know_the_end_of_the_network():
     assert chain(3, 3).why_not(Span(0, 3)) == Refusal("(0, 3]", "outside", "the network ends at position 2")
     with pytest.raises(PlanError, match=r"The span \(0, 3\] cannot be merged: the network ends at position 2\."):

@@ -27,6 +27,21 @@ def test_positions_are_integers_from_1(bad):
         Plan((bad,), ())
 
 
+@pytest.mark.parametrize("bad", [1, None, "12"])
+def test_positions_come_several_in_a_row(bad):
+    with pytest.raises(
+        PlanError, match=rf"^A plan's activations .*, found {bad!r}\. Write Plan\(\[2\], \[1, 2\]\), say"
+    ):
+        Plan(bad, [1])
+    with pytest.raises(PlanError, match=rf"^A plan's cuts are several positions in a row, found {bad!r}\. Write Plan"):
+        Plan([1], bad)
+
+
+def test_a_position_that_cannot_be_hashed_is_none():
+    with pytest.raises(PlanError, match=r"A plan's activations are positions 1, 2, ..., found \[1\]"):
+        Plan([[1]], [1])
+
+
 def test_activations_are_cuts_but_for_the_one_at_the_last_position():
     assert Plan((9,), (3,)).activations == {9}
     with pytest.raises(PlanError, match=r"The activations \[2\] are not among the cuts \[3\]\. .*add them to cuts"):

@@ -327,7 +327,7 @@ def test_weights_that_were_trained_after_rewriting_are_the_ones_that_merge():
 
 
 def test_what_is_no_student_is_refused():
-    for thing in (conv(), folded()[1]):
+    for thing in (conv(), folded()[1], None, "student"):
         with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(network, plan\)"):
             df.merge(thing)
 

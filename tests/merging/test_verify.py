@@ -131,6 +131,19 @@ def test_what_is_no_student_and_what_is_no_merged_network():
         df.verify(student, student)
     with pytest.raises(InvalidValue, match="Conv2d is no merged network"):
         df.verify(student, conv())
+    with pytest.raises(InvalidValue, match="NoneType is no rewritten network"):
+        df.verify(None, shallow)
+    with pytest.raises(InvalidValue, match="NoneType is no merged network"):
+        df.verify(student, None)
+
+
+def test_an_empty_batch_says_nothing():
+    student, shallow = folded()
+    with pytest.raises(
+        InvalidValue, match=r"^The inputs are an empty batch: .* a map of the shape \(0, 4, .*Give one image"
+    ):
+        df.verify(student, shallow, image()[:0])
+    assert df.verify(student, shallow, image()[:1]).ok
 
 
 def refused(student, shallow):

@@ -11,7 +11,7 @@ from torch import nn
 import depthfold as df
 from cli_workshop import CONFIG, NET, depthfold, refused
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
-from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency, TraceError
 from depthfold.jobs import Processes, RayCluster
 from depthfold.training.task import FunctionTask
 
@@ -22,7 +22,7 @@ class MeasuredTooEarly(Exception):
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise MeasuredTooEarly
 
     monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "latency_of", stop)
@@ -178,6 +178,18 @@ def test_arguments_that_cannot_be_used(changed, said, compress, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+class Undecided(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize("given", [Undecided(*model()), [model()]])
+def test_a_model_that_cannot_be_traced_leaves_no_folder_behind(given, tmp_path):
+    with pytest.raises(TraceError):
+        df.compress(given, task(), target="cost_model", budget="80%", run=tmp_path / "run", exports=("m.pt2",))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("missing", "extra", "changed"),
     [
@@ -270,5 +282,5 @@ def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
     for said in ({"ignore": ["0"]}, {"at": "0"}):
         with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network was traced already"):
             compress(one, network=network, **said)
-    with pytest.raises(InvalidValue, match=r"network must be what trace\(model, inputs\) returns, found Sequential"):
+    with pytest.raises(InvalidValue, match=r"compress\(\) takes a traced network with its model, found Sequential\."):
         compress(one, network=one)

@@ -9,7 +9,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 import depthfold as df
-from depthfold.errors import PlanError
+from depthfold.errors import InvalidValue, PlanError
 from nets import Net, agree, conv, image, only
 
 
@@ -276,5 +276,18 @@ def test_a_network_read_from_json_has_no_model_to_rewrite():
     network = df.trace(residual(), X)
     read = df.Network.loads(network.dumps())
     assert read == network.structure
-    with pytest.raises(PlanError, match=r"This network has no model: it was read from a file. Trace the model again"):
+    said = (
+        r"rewrite\(\) takes a traced network with its model, found a Network without one, as a file holds it\. Trace "
+    )
+    with pytest.raises(InvalidValue, match=said):
         df.rewrite(read, read.vanilla)
+
+
+def test_what_is_no_network_or_no_plan():
+    network = df.trace(residual(), X)
+    with pytest.raises(
+        InvalidValue, match=r"rewrite\(\) takes a traced network with its model, found Plan\. Trace the"
+    ):
+        df.rewrite(network.vanilla, network)
+    with pytest.raises(PlanError, match=r"rewrite\(\) takes a plan, found NoneType\. Give a Plan\(activations, cuts\)"):
+        df.rewrite(network, None)

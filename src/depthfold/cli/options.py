@@ -123,7 +123,10 @@ Afresh = Annotated[
         show_default=False,
     ),
 ]
-Retry = Annotated[bool, typer.Option("--retry", help="Train again what has failed before.")]
+Retry = Annotated[
+    bool,
+    typer.Option("--retry", help="Try again what has failed before: blocks that the runtime rejected, trainings."),
+]
 Alpha = Annotated[
     float | None, typer.Option(help="Even out the importances; the paper uses 1.2 to 1.8. Default: as they are.")
 ]

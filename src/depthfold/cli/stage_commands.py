@@ -32,14 +32,14 @@ def inspect(
 def latency(
     ctx: typer.Context, model: o.Model = None, run: o.Run = None, config: o.Config = None, weights: o.Weights = None,
     data: o.Data = None, input: o.Input = None, batch: o.Batch = None, ignore: o.Ignore = None, at: o.At = None,
-    space: o.Space = None, target: o.Target = None, debug: o.Debug = False,
+    space: o.Space = None, target: o.Target = None, retry: o.Retry = False, debug: o.Debug = False,
 ) -> None:  # fmt: skip
     """Measure how long every block takes on the target (T of the paper). Writes latency.json."""
     with settings_of(ctx, "run", "model", "target") as settings:
         from depthfold.pipeline.stages import latency_stage
         from depthfold.pipeline.subject import Subject
 
-        say(latency_stage(Subject.of(settings, watched())))
+        say(latency_stage(Subject.of(settings, watched()), retry=retry))
 
 
 @app.command(epilog="Example: depthfold importance --run out --data cifar10:data --executor processes:2")

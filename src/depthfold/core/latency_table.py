@@ -20,7 +20,7 @@ from depthfold.core.plan import Plan
 from depthfold.core.span import Position, Span
 from depthfold.core.timing import Timing
 from depthfold.core.wording import count
-from depthfold.errors import TableError
+from depthfold.errors import InvalidValue, TableError
 
 COLUMNS = ("st", "end", "time", "stdev")
 FURTHER = ("active", "bare", "reason")  # not in the published tables
@@ -84,6 +84,11 @@ class LatencyTable(Document):
     def predict(self, network: Network, plan: Plan) -> float:
         """The latency of a plan: the sum over its segments, each with an activation or without, as the plan has it.
         Rounded up to a float, as the solver does."""
+        if not isinstance(network, Network) or not isinstance(plan, Plan):
+            raise InvalidValue(
+                f"predict() takes a network and a plan, found {type(network).__name__} and {type(plan).__name__}. The "
+                "first is what trace(model, inputs) returns, the second a Plan(activations, cuts)."
+            )
         if self.fingerprint not in ("", own := fingerprint(network)):
             raise TableError(
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "

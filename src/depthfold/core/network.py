@@ -90,6 +90,8 @@ class Network(Document):
 
     def why_not(self, span: Span) -> Refusal | None:
         """The reason why a span cannot become one convolution, or None if it can."""
+        if not isinstance(span, Span):
+            raise InvalidValue(f"why_not() takes a Span, found {span!r:.80}. Write Span(0, 2), say.")
         if span.j > self.depth:
             return Refusal(str(span), "outside", f"the network ends at position {self.depth}")
         for barrier in self.barriers:

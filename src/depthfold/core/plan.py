@@ -26,12 +26,8 @@ class Plan(Document):
     cuts: tuple[Position, ...]
 
     def __init__(self, activations: Iterable[Position], cuts: Iterable[Position]) -> None:
-        object.__setattr__(self, "activations", frozenset(activations))
-        object.__setattr__(self, "cuts", tuple(sorted(set(cuts))))
-        for name, positions in (("activations", self.activations), ("cuts", self.cuts)):
-            for position in positions:
-                if type(position) is not int or position < 1:
-                    raise PlanError(f"A plan's {name} are positions 1, 2, ..., found {position!r}.")
+        object.__setattr__(self, "activations", frozenset(_positions("activations", activations)))
+        object.__setattr__(self, "cuts", tuple(sorted(set(_positions("cuts", cuts)))))
         outside = sorted(self.activations - set(self.cuts))
         last = max(self.cuts, default=0)
         if len(outside) > 1 or (outside and outside[0] < last):
@@ -43,6 +39,18 @@ class Plan(Document):
 
     def __str__(self) -> str:
         return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}"
+
+
+def _positions(name: str, given: object) -> tuple[Position, ...]:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise PlanError(
+            f"A plan's {name} are several positions in a row, found {given!r:.80}. Write Plan([2], [1, 2]), say."
+        )
+    positions = tuple(given)
+    for position in positions:
+        if type(position) is not int or position < 1:
+            raise PlanError(f"A plan's {name} are positions 1, 2, ..., found {position!r}.")
+    return positions
 
 
 def ranges(positions: Iterable[int]) -> str:

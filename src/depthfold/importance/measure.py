@@ -17,7 +17,7 @@ from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, trained_fo
 from depthfold.jobs import Executor, InProcess, Job
 from depthfold.jobs.base import expect_executor
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import TracedNetwork, expect_traced
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task, expect_holdout, expect_task, task_name
@@ -136,11 +136,7 @@ def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:
 
 
 def _expect(network: object, task: object, recipe: object, executor: object) -> None:
-    if not isinstance(network, TracedNetwork):
-        raise InvalidValue(
-            f"measure_importance() trains a traced network with its model, found {type(network).__name__}. Trace the "
-            "model with trace(model, inputs), and give what that returns."
-        )
+    expect_traced(network, "measure_importance")
     expect_task(task)
     expect_holdout(task)
     expect_executor(executor)

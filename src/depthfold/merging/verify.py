@@ -60,6 +60,11 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
 
 def _segment_errors(seam: Seam, shape: ConvShape, wanted: dict[str, Any], found: dict[str, Any]) -> SegmentErrors:
     a, b = wanted[seam.student], found[seam.shallow]
+    if not a.numel():
+        raise InvalidValue(
+            f"The inputs are an empty batch: {seam.span} makes a map of the shape {tuple(a.shape)} of them, and "
+            "nothing can be compared. Give one image at least, or no inputs, and random ones are taken."
+        )
     if a.shape != b.shape:
         return SegmentErrors(seam.span, border=float("inf"), interior=float("inf"))
     interior = torch.ones(a.shape[2:], dtype=torch.bool, device=a.device)

@@ -14,7 +14,7 @@ from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_devic
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import expect_traced
 from depthfold.tracing.inputs import Inputs
 from depthfold.training.borrowing import modes_kept
 from depthfold.training.classification import ClassificationTask
@@ -62,10 +62,9 @@ def expect_arguments(
     expect_exports(exports)
 
 
-def expect_network(network: object, model: nn.Module, ignore: object, at: object) -> None:
+def expect_network(given: object, model: nn.Module, ignore: object, at: object) -> None:
     """Refuse a network that is not this model, traced."""
-    if not isinstance(network, TracedNetwork):
-        raise InvalidValue(f"network must be what trace(model, inputs) returns, found {network!r:.80}.")
+    network = expect_traced(given, "compress")
     if ignore or at is not None:
         raise InvalidValue("ignore and at say how to trace, and the network was traced already: give one or the other.")
     weights = dict((model.get_submodule(network.at) if network.at else model).named_parameters())

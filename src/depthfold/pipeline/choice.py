@@ -8,9 +8,12 @@ from typing import ClassVar
 
 from depthfold.backends import Backend, get
 from depthfold.core import Budget, Document, Environment, Frontier, SolvedPlan
+from depthfold.errors import VerificationError
 from depthfold.latency import choose
 from depthfold.latency.candidates import network_inputs
+from depthfold.merging import merge
 from depthfold.progress import Progress
+from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CHOICE, LATENCY_JOURNAL, RunFolder
 from depthfold.tracing import TracedNetwork
 
@@ -36,15 +39,30 @@ def chosen(
     target: str | Backend,
     progress: Progress | None,
 ) -> SolvedPlan:
-    """The plan of choose(), or the one that it chose before for the same frontier, budget and environment."""
+    """The plan of choose(), or the one that it chose before for the same frontier, budget and environment. It is kept
+    only if it merges, so whoever finds it in a run need not try that again before a training."""
     environment = get(target).environment(network_inputs(network))
     digest, before = _digest(frontier), folder.read(CHOICE, Choice)
     there = before and (before.budget, before.environment, before.frontier)
     if before is not None and there == (str(budget), environment, digest):
         return before.plan
     plan = choose(network, frontier, budget, target, journal=folder.path / LATENCY_JOURNAL, progress=progress)
+    _expect_merging(network, plan, budget)
     folder.write(CHOICE, Choice(budget=str(budget), environment=environment, frontier=digest, plan=plan))
     return plan
+
+
+def _expect_merging(network: TracedNetwork, plan: SolvedPlan, budget: Budget) -> None:
+    """Merge the plan with the weights that there are: choose() times sketches, which nobody compares with anything, and
+    what is wrong would show only when the student has been trained."""
+    try:
+        merge(rewrite(network, plan))
+    except VerificationError as error:
+        raise VerificationError(
+            f"The plan that was chosen for the budget of {budget} cannot be used, and nothing was trained for it. "
+            f"{error} Meanwhile, ask for another budget, whose plan may merge, or leave out what does not: "
+            "ignore=... in Python, --ignore on the command line, in a run folder of its own."
+        ) from error
 
 
 def _digest(frontier: Frontier) -> str:

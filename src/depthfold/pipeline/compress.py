@@ -82,8 +82,9 @@ def compress(
 
     Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
     result. `network` is the model as it was traced already, if it was. `trainings` is the recipe of the importances,
-    unless a table is given; whether blocks of one layer begin `afresh` in them measure_importance() explains, and
-    `retry` repeats those that failed. `recipe` is that of fine-tuning, for which the model is the teacher if `distil`.
+    unless a table is given; whether blocks of one layer begin `afresh` in them measure_importance() explains. `retry`
+    repeats what failed for either table: blocks that the runtime rejected (out of memory, say), and trainings.
+    `recipe` is that of fine-tuning, for which the model is the teacher if `distil`.
     `alpha` normalises the importances as the solver says. `exports` are files to write beside the result; their
     suffixes say in which form. The other arguments are those of the verbs.
     """
@@ -94,13 +95,13 @@ def compress(
         expect_network(network, model, ignore, at)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
     expect_data(task, model, inputs, importances=importance is None)
-    folder = RunFolder.open(run)
+    network = network or trace(model, inputs, ignore=ignore, at=at)
+    folder = RunFolder.open(run)  # not before: what is refused leaves nothing behind
     with folder.lock():
-        network = network or trace(model, inputs, ignore=ignore, at=at)
         folder.claim(network)
         folder.claim_weights(digest(network))
 
-        latency = latency_of(folder, network, target, space, progress)
+        latency = latency_of(folder, network, target, space, progress, retry=retry)
         given = importance
         if importance is None:
             importance = importance_of(folder, network, task, trainings, space, afresh, executor, retry, progress)

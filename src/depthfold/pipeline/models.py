@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,15 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
     if base not in known:
         hint = did_you_mean(name, known, lambda close: f"{where}:{close}", most=3, cutoff=0.5)
         raise InvalidValue(f"{where} has no model {name!r}. {hint}It has {len(known)} of them.")
+    unasked = {}
+    if where == "torchvision" and "weights_backbone" in signature(library.get_model_builder(name)).parameters:
+        unasked = {"weights_backbone": None}  # detectors and segmenters would download some
     try:
-        return make(name, **options)  # type: ignore[no-any-return]
+        return make(name, **unasked | options)  # type: ignore[no-any-return]
     except Exception as error:  # an option that it does not take, or weights that cannot be downloaded
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise InvalidValue(f"{where} cannot make {name!r} with {given}: {one_line(error)}") from error
+        asked = f"{name!r} with {given}" if given else repr(name)
+        raise InvalidValue(f"{where} cannot make {asked}: {one_line(error)}") from error
 
 
 def _expect_known(weights: str, name: str, known: tuple[str, ...]) -> None:

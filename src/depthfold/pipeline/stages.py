@@ -33,10 +33,10 @@ from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, R
 from depthfold.tracing import TracedNetwork
 
 
-def latency_stage(subject: Subject) -> LatencyTable:
+def latency_stage(subject: Subject, *, retry: bool) -> LatencyTable:
     with subject.folder.lock():
-        network = subject.traced()
-        return latency_of(subject.folder, network, subject.target, subject.settings.space, subject.progress)
+        network, space = subject.traced(), subject.settings.space
+        return latency_of(subject.folder, network, subject.target, space, subject.progress, retry=retry)
 
 
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:

@@ -29,6 +29,7 @@ from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
 
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of control groups, version 2, as a container sees its own
 FLOAT = 4  # bytes of a number: example inputs are in float32
 
 
@@ -119,11 +120,11 @@ def _room_for(batch: int, image: Sequence[int]) -> Iterator[None]:
     """Refuse inputs that alone take more than the machine has, before they are made: a system may promise such memory,
     and kill whoever uses it. What the system refuses by itself is told in the same words."""
     size = FLOAT * batch * math.prod(image)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory, whose = _memory()
     asked = f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {amount(size)}B"
     less = "Give --batch as many images as the network will be given at a time, and --input their size."
     if size > memory:
-        has = f"this machine has {amount(memory)}B of memory in all, for the network and all else, too"
+        has = f"this {whose} has {amount(memory)}B of memory in all, for the network and all else, too"
         raise InvalidValue(f"{asked}, and {has}. {less}")
     try:
         yield
@@ -133,6 +134,18 @@ def _room_for(batch: int, image: Sequence[int]) -> Iterator[None]:
         raise InvalidValue(
             f"{asked}, and the system refuses that: others use its memory, or it has a limit. {less}"
         ) from error
+
+
+def _memory() -> tuple[int, str]:
+    """How many bytes there are for us, and whether by the machine or by the limit of a container."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = CONTAINER.read_text(encoding="ascii").strip()
+    except OSError:  # no container, or none that has this file
+        limit = ""
+    if limit.isdecimal() and int(limit) < machine:  # without a limit it says "max"
+        return int(limit), "container"
+    return machine, "machine"
 
 
 def given_importance(settings: Settings) -> ImportanceTable | None:

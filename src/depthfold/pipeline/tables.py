@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from depthfold.backends import Backend, get
-from depthfold.core import ImportanceTable, LatencyTable, fingerprint
+from depthfold.core import Environment, ImportanceTable, LatencyTable, Network, fingerprint
 from depthfold.core.space import Space
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor
@@ -18,22 +18,38 @@ from depthfold.training.task import Task
 
 
 def latency_of(
-    folder: RunFolder, network: TracedNetwork, target: str | Backend, space: Space, progress: Progress | None
+    folder: RunFolder,
+    network: TracedNetwork,
+    target: str | Backend,
+    space: Space,
+    progress: Progress | None,
+    *,
+    retry: bool = False,
 ) -> LatencyTable:
     """The run's latency table. One that was finished stays as it is: measured again, it would have learned from what
-    choose() has timed since, and another plan might be chosen."""
+    choose() has timed since, and another plan might be chosen. With `retry`, what has a reason in it is tried once
+    more, and the table is a new one if that has given any of it a time."""
     environment = get(target).environment(network_inputs(network))
     there = folder.read(LATENCY, LatencyTable)
-    same = there is not None and (there.environment, there.fingerprint) == (environment, fingerprint(network))
+    if there is not None and not _holds(there, network, environment, space):
+        there = None
     journal = folder.path / LATENCY_JOURNAL
-    if there is not None and same and {entry.span for entry in there.entries} == set(network.spans(space)):
+    if there is not None and not (retry and len(there.times) < len(there.entries)):
         if journal.exists():
             with Notebook.open(journal, network, environment):  # refuses what has something else around the same layers
                 pass
         return there
-    table = measure_latency(network, target, space=space, journal=journal, progress=progress)
+    table = measure_latency(network, target, space=space, journal=journal, retry=retry, progress=progress)
+    if there is not None and table.times.keys() == there.times.keys():
+        return there
     folder.write(LATENCY, table)
     return table
+
+
+def _holds(table: LatencyTable, network: Network, environment: Environment, space: Space) -> bool:
+    """Whether it is a table of this network here, with every span of the search space."""
+    own = (table.environment, table.fingerprint) == (environment, fingerprint(network))
+    return own and {entry.span for entry in table.entries} == set(network.spans(space))
 
 
 def importance_of(

@@ -10,7 +10,7 @@ from depthfold.core import Network, Plan
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
-from depthfold.tracing import Student, TracedNetwork
+from depthfold.tracing import Student, TracedNetwork, expect_traced
 
 
 def rewrite(network: Network, plan: Plan) -> nn.Module:
@@ -20,15 +20,11 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
     network's own kind, after the addition. The padding of every segment between cuts moves to its front, and skips
     inside a segment are cropped to match. Parameters keep the names that they have in the user's model.
     """
-    if not isinstance(network, Network) or not isinstance(plan, Plan):
+    network = expect_traced(network, "rewrite")
+    if not isinstance(plan, Plan):
         raise PlanError(
-            f"rewrite() takes a network and a plan, found {type(network).__name__} and {type(plan).__name__}. The "
-            "first is what trace(model, inputs) returns, the second a Plan(activations, cuts)."
-        )
-    if not isinstance(network, TracedNetwork):
-        raise PlanError(
-            "This network has no model: it was read from a file. Trace the model again, with trace(model, inputs), and "
-            "rewrite what that returns."
+            f"rewrite() takes a plan, found {type(plan).__name__}. Give a Plan(activations, cuts), or the one that "
+            "choose() returns."
         )
     segments = network.segments(plan)
     graph = copy.deepcopy(network.graph)

@@ -1,6 +1,6 @@
 """From a PyTorch CNN to a Network: what can be merged, and why the rest cannot."""
 
 from depthfold.tracing.trace import trace
-from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, student_parts
+from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, expect_traced, student_parts
 
-__all__ = ["Blueprint", "Student", "TracedNetwork", "student_parts", "trace"]
+__all__ = ["Blueprint", "Student", "TracedNetwork", "expect_traced", "student_parts", "trace"]

@@ -94,6 +94,18 @@ class TracedNetwork(Blueprint):
         return dataclasses.replace(self, graph=_copy_on_cpu(self.graph), model=model, inputs=inputs)
 
 
+def expect_traced(network: object, verb: str) -> TracedNetwork:
+    """The network, if it was traced and so has its model; the verb is the function that was called with it."""
+    if isinstance(network, TracedNetwork):
+        return network
+    bare = isinstance(network, Network)
+    found = "a Network without one, as a file holds it" if bare else type(network).__name__
+    raise InvalidValue(
+        f"{verb}() takes a traced network with its model, found {found}. Trace the model with trace(model, inputs), "
+        "and give what that returns."
+    )
+
+
 M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", bound=Network)
 
@@ -120,7 +132,7 @@ class Student:
 
 def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
     """The rewritten graph inside a module, what it remembers, and its path: "" where the module itself is it."""
-    for path, part in module.named_modules():
+    for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(part, fx.GraphModule) and Student.KEY in part.meta:
             return part, part.meta[Student.KEY], path
     # torch.fx pickles a graph as its code, and what the graph remembers is not there.

@@ -1,0 +1,97 @@
+"""--retry: what the runtime rejected is timed again, and only that."""
+
+import json
+
+import pytest
+from torch import nn
+
+from cli_workshop import depthfold
+from depthfold.backends.cost_model import CostModel
+from depthfold.core import LatencyTable, Span
+from depthfold.errors import OutOfMemory
+
+WHOLE = Span(0, 3)  # the three layers of the tiny network as one, of which the kernel is 7x7
+
+
+class Neighbour:
+    """Another process on the same accelerator: while it is there, large kernels do not fit."""
+
+    def __init__(self, monkeypatch):
+        self.there, self.kernels, compile = True, [], CostModel.compile
+
+        def crowded(backend, module, inputs):
+            kernel = max(getattr(part, "kernel_size", (1,))[0] for part in module.modules())
+            if not any(isinstance(part, nn.Linear) for part in module.modules()):  # a block, not a whole network
+                self.kernels.append(kernel)
+            if self.there and kernel >= 7:
+                raise OutOfMemory("out of memory")
+            return compile(backend, module, inputs)
+
+        monkeypatch.setattr(CostModel, "compile", crowded)
+
+
+@pytest.fixture
+def neighbour(monkeypatch):
+    return Neighbour(monkeypatch)
+
+
+@pytest.fixture
+def run(workshop, neighbour, tmp_path):
+    done("latency", "--config", workshop / "tiny.toml", "--run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def done(*arguments):
+    result = depthfold(*arguments)
+    assert result.exit_code == 0, result.output
+
+
+def table_of(run):
+    return LatencyTable.loads((run / "latency.json").read_text())
+
+
+def reasons(run):
+    return {entry.span: entry.reason for entry in table_of(run).entries if entry.reason is not None}
+
+
+@pytest.mark.parametrize("command", ["latency", "compress"])
+def test_what_was_rejected_is_timed_again_when_asked(command, run, neighbour):
+    assert reasons(run) == {WHOLE: "out of memory"}
+    before, kept = table_of(run), (run / "latency.json").read_bytes()
+    neighbour.there = False
+    neighbour.kernels.clear()
+    done("latency", "--run", run)
+    assert (run / "latency.json").read_bytes() == kept and neighbour.kernels == []
+    done(command, "--run", run, "--retry")
+    assert reasons(run) == {}
+    if command == "latency":
+        assert set(neighbour.kernels) == {7}  # the others are in the journal
+    old, new = ({entry.span: entry.samples for entry in table.entries} for table in (before, table_of(run)))
+    assert len(new[WHOLE]) > 0 and new | {WHOLE: ()} == old
+    kept = (run / "latency.json").read_bytes()
+    neighbour.kernels.clear()
+    done("latency", "--run", run, "--retry")  # nothing is left to retry
+    assert (run / "latency.json").read_bytes() == kept and neighbour.kernels == []
+
+
+def test_a_table_that_gains_nothing_stays_as_it_is(run, neighbour):
+    """choose() has timed plans since, of which a new table would learn, and another plan might be chosen."""
+    done("compress", "--run", run, "--budget", "95%")  # 80% is out of reach without the kernel that was rejected
+    records = [json.loads(line) for line in (run / "latency.jsonl").read_text().splitlines()[1:]]
+    slower = next(record for record in records if record["key"].startswith("plan ") and "samples" in record)
+    slower["samples"] = [2 * sample for sample in slower["samples"]]
+    with (run / "latency.jsonl").open("a") as journal:  # more turns than it had, so that its median is another
+        journal.writelines(8 * [json.dumps(slower) + "\n"])
+    kept = {name: (run / name).read_bytes() for name in ("latency.json", "choice.json")}
+    neighbour.kernels.clear()
+    for command in ("latency", "compress"):
+        done(command, "--run", run, "--retry")
+        assert 7 in neighbour.kernels
+        assert kept == {name: (run / name).read_bytes() for name in kept}
+
+
+def test_help_says_so():
+    for command in ("latency", "importance", "compress"):
+        shown = " ".join(depthfold(command, "--help").stdout.replace("│", " ").split())
+        assert "--retry" in shown
+        assert "Try again what has failed before: blocks that the runtime rejected, trainings." in shown
