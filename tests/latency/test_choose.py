@@ -3,8 +3,10 @@
 import dataclasses
 
 import pytest
+from torch import nn
 
 from depthfold.backends.cost_model import CostModel
+from depthfold.core import Network
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.candidates import shallow_of
@@ -160,6 +162,19 @@ def test_the_bar_of_a_search_that_ends_early_ends_with_it(network, frontier):
     lines = []
     choose(network, frontier, "80%", COST, timer=QUICK, steps=50, progress=progress_lines(lines.append, seconds=1e9))
     assert lines == ["candidates: 0 of 50", "candidates: 50 of 50, done"]
+
+
+def test_what_is_no_network_or_no_frontier_is_refused(network, frontier):
+    bare = Network.loads(network.dumps())
+    for wrong, found in ((nn.Conv2d(3, 4, 1), "Conv2d"), (None, "NoneType"), (bare, "a Network without one")):
+        with pytest.raises(InvalidValue, match=rf"choose\(\) takes a traced network with its model, found {found}"):
+            choose(wrong, frontier, "80%", COST, timer=QUICK)
+        with pytest.raises(InvalidValue, match=rf"measure_latency\(\) takes a traced network .* found {found}"):
+            measure_latency(wrong, COST, timer=QUICK)
+    with pytest.raises(InvalidValue, match=r"the frontier that solve\(\) returns, found SolvedPlan"):
+        choose(network, frontier[0], "80%", COST, timer=QUICK)
+    with pytest.raises(InvalidValue, match="found steps='3'"):
+        choose(network, frontier, "80%", COST, timer=QUICK, steps="3")
 
 
 def test_choose_refuses_no_steps_and_foreign_frontiers(network, frontier):

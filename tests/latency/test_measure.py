@@ -119,9 +119,9 @@ def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(netw
     assert set(without.values()) == {"kernels of 5 and more are too large"}
 
 
-@pytest.mark.parametrize("networks", [-7, 0, 1])
+@pytest.mark.parametrize("networks", [-7, 0, 1, "5", 2.5])
 def test_a_calibration_on_fewer_than_two_networks_is_refused(network, networks):
-    message = rf"needs two whole networks at least, found networks={networks}\..*mode=\"alone\""
+    message = rf"needs two whole networks at least, found networks={networks!r}\..*mode=\"alone\""
     with pytest.raises(InvalidValue, match=message):
         measure_latency(network, COST, timer=QUICK, networks=networks)
     assert measure_latency(network, COST, timer=QUICK, mode="alone", networks=networks).calibration is None

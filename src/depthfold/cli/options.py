@@ -74,7 +74,10 @@ Batch = Annotated[
 ]
 Ignore = Annotated[
     list[str] | None,
-    typer.Option(help="A submodule to leave alone, by name. May be given again.", rich_help_panel=_NETWORK),
+    typer.Option(
+        help="A submodule that stays as it is, by name; only its batch norms are folded. May be given again.",
+        rich_help_panel=_NETWORK,
+    ),
 ]
 At = Annotated[
     str | None, typer.Option(help="Fold only this submodule: backbone, for example.", rich_help_panel=_NETWORK)

@@ -15,7 +15,7 @@ from depthfold.latency.candidates import build_plan, network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.timer import Timer, Turns, milliseconds
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import TracedNetwork, expect_traced
 
 # A stopwatch never says the same thing twice. What is to meet the budget when somebody else measures it must meet it
 # with a little to spare here.
@@ -90,8 +90,11 @@ def choose(
 
 
 def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
-    if steps < 1:
-        raise InvalidValue(f"choose() needs one step at least to measure a candidate, found steps={steps}.")
+    expect_traced(network, "choose")
+    if not isinstance(frontier, Frontier):
+        raise InvalidValue(f"choose() takes the frontier that solve() returns, found {type(frontier).__name__}.")
+    if type(steps) is not int or steps < 1:
+        raise InvalidValue(f"choose() needs one step at least to measure a candidate, found steps={steps!r}.")
     own = fingerprint(network)
     if frontier.fingerprint not in ("", own):
         raise TableError(

@@ -22,12 +22,13 @@ from depthfold.latency.notebook import Notebook
 from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import TracedNetwork, expect_traced
 
 Mode = Literal["in context", "alone"]
 
 # So many of the whole networks for the calibration are plans of all depths; the rest are nearly as fast as can be.
 RANDOM_SHARE = 0.7
+_WAYS_OUT = "Name another runtime, or other options of it, or try them again with retry=True (--retry)"
 
 
 def measure_latency(
@@ -53,12 +54,13 @@ def measure_latency(
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
     one, a terminal shows bars with the time that is left.
     """
+    expect_traced(network, "measure_latency")
     if mode not in get_args(Mode):
         raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
-    if mode == "in context" and networks < 2:
+    if mode == "in context" and (type(networks) is not int or networks < 2):
         raise InvalidValue(
-            f"A calibration needs two whole networks at least, found networks={networks}. Ask for 2 or more (20 unless "
-            'you say otherwise), or for blocks alone with mode="alone".'
+            f"A calibration needs two whole networks at least, found networks={networks!r}. Ask for 2 or more (20 "
+            'unless you say otherwise), or for blocks alone with mode="alone".'
         )
     backend, inputs, timer = get(target), network_inputs(network), timer or Timer()
     environment = backend.environment(inputs)
@@ -121,7 +123,7 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
     if len({whole.segments for whole in found}) < 2:
         advice = "Measure with more networks"
         if said := _all_reasons(notebook):
-            advice = f"The runtime says: {said}. Name another runtime, or other options of it"
+            advice = f"The runtime says: {said}. {_WAYS_OUT}"
         raise TableError(
             f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones. {advice}; "
             'in Python, mode="alone" gives a table of the blocks alone.'
@@ -133,8 +135,8 @@ def _no_way(notebook: Notebook) -> TableError:
     if not notebook.reasons:
         return TableError("This network has no layers that can be timed. Print it: every convolution has its reason.")
     return TableError(
-        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(notebook)}. Measure with "
-        'another runtime or other options; in Python, mode="alone" gives a table with the reasons.'
+        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(notebook)}. {_WAYS_OUT}; in "
+        'Python, mode="alone" gives a table with the reasons.'
     )
 
 

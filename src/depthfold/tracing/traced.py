@@ -132,11 +132,12 @@ class Student:
 
 def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
     """The rewritten graph inside a module, what it remembers, and its path: "" where the module itself is it."""
-    for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
+    parts = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
+    for path, part in parts.items():
         if isinstance(part, fx.GraphModule) and Student.KEY in part.meta:
             return part, part.meta[Student.KEY], path
     # torch.fx pickles a graph as its code, and what the graph remembers is not there.
-    pickled = any(isinstance(part, fx.GraphModule) and not part.meta for part in module.modules())
+    pickled = any(isinstance(part, fx.GraphModule) and not part.meta for part in parts.values())
     way_out = (
         " torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and load "
         "them, with student = rewrite(network, plan) and student.load_state_dict(loaded.state_dict())."
