@@ -15,6 +15,7 @@ from depthfold.tracing.drafts import Values, draft_layers
 from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.numbering import number
+from depthfold.tracing.outputs import is_output, part_is_output
 from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
 from depthfold.tracing.roles import assign_roles
 from depthfold.tracing.rules import Ignore
@@ -44,9 +45,9 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     modes = {path: module.training for path, module in snapshot.named_modules()}
     snapshot.eval()
     inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
-    example = inputs.map(lambda tensor: tensor.to("meta"))
+    example, given = inputs.map(lambda tensor: tensor.to("meta")), inputs
     if at:
-        inputs = inputs_at(snapshot, at, inputs)
+        inputs = inputs_at(snapshot, at, given)
     part = snapshot.get_submodule(at) if at else snapshot
     name = type(part).__name__
     refuse_hooks(part, name)
@@ -58,6 +59,9 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules()))
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
+    ends_in_output = bool(numbered.sites) and is_output(graph, numbered.sites[-1].out)
+    if at and ends_in_output:
+        ends_in_output = part_is_output(snapshot, at, given)
     _restore_modes(snapshot, graph, modes, at)
     return TracedNetwork(
         name=name,
@@ -65,6 +69,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         skips=tuple(site.skip for site in numbered.skip_sites),
         barriers=numbered.barriers,
         refusals=numbered.refusals,
+        ends_in_output=ends_in_output,
         graph=graph,
         sites=numbered.sites,
         skip_sites=numbered.skip_sites,
