@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -124,6 +125,18 @@ def test_the_trained_weights(key):
     reference = trained_by_hand(by_hand(key, seed), seed)
     assert close(student.state_dict(), reference.net.state_dict(), 1e-6)
     assert trained.score == pytest.approx(holdout_score(reference), abs=1e-6)
+
+
+def test_a_norm_that_the_user_froze_is_not_trained_here_either():
+    model = Tiny()
+    model.norm2.eval()
+    sent = pickle.loads(pickle.dumps(df.trace(model, batch(0, 0)[0])))  # as workers get it
+    student = importance_student(sent, FlaggedSpan(0, 3, True, True), seed=0)
+    train(student, TinyTask(), RECIPE)
+    assert student.norm2.num_batches_tracked.item() == 7
+    assert student.norm3.num_batches_tracked.item() == 7 + RECIPE.steps
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(student.norm2, name), getattr(Tiny().norm2, name))
 
 
 def test_the_table_is_score_minus_base_and_the_test_set_is_not_touched(tmp_path):

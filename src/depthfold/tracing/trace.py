@@ -17,7 +17,7 @@ from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.numbering import number
 from depthfold.tracing.outputs import is_output, part_is_output
 from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
-from depthfold.tracing.roles import assign_roles
+from depthfold.tracing.roles import assign_roles, home
 from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import TracedNetwork
 from depthfold.tracing.tracer import explain, trace_graph
@@ -42,7 +42,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     """
     check_model(model, at)
     snapshot = copy_model(model)
-    modes = {path: module.training for path, module in snapshot.named_modules()}
+    modes = {path: module.training for path, module in snapshot.named_modules(remove_duplicate=False)}
     snapshot.eval()
     inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
     example, given = inputs.map(lambda tensor: tensor.to("meta")), inputs
@@ -144,6 +144,8 @@ def _restore_modes(snapshot: nn.Module, graph: fx.GraphModule, modes: dict[str, 
     """Every module back to the mode in which the user had it."""
     for path, module in snapshot.named_modules():
         module.training = modes[path]
+    homes = {str(node.target): home(node) for node in graph.graph.nodes if node.op == "call_module"}
     for path, module in graph.named_modules():
-        whole = ".".join(name for name in (at, path) if name)
-        module.training = modes.get(whole, modes[at or ""])
+        # A dropout that was a function is no module of the user's: it has the mode of the one that called it.
+        found = (".".join(name for name in (at, place) if name) for place in (path, homes.get(path), None))
+        module.training = next(modes[whole] for whole in found if whole in modes)
