@@ -142,6 +142,25 @@ def test_a_network_without_activations_has_no_flags_to_choose():
     }
 
 
+def test_at_an_output_the_networks_own_state_stays_and_the_papers_rule_does_not_ask_for_another():
+    build = Builder(4, 16)
+    for activation in ("relu", None, None):
+        build.add(4, activation=activation)
+    # Position 2 is free: what starts at 0 and ends there must end in an inserted activation, in the paper's space.
+    before = {(0, 1, 1, 1), (0, 2, 1, 1), (1, 2, 1, 0), (1, 2, 1, 1)}
+    end = {(0, 3, 1, 0), (1, 3, 1, 0), (2, 3, 0, 0), (2, 3, 1, 0)}
+    network = build.network("image", ends_in_output=True)
+    assert set(network.flagged_spans("paper")) == {FlaggedSpan(*key) for key in before | end}
+    assert set(network.flagged_spans("full")) == {FlaggedSpan(*key) for key in before | end | {(0, 2, 1, 0)}}
+    inserted = {(0, 3, 1, 1), (1, 3, 1, 1), (2, 3, 0, 1), (2, 3, 1, 1)}
+    free = set(build.network("head").flagged_spans("paper"))
+    assert free == {FlaggedSpan(*key) for key in before | inserted | {(1, 3, 1, 0)}}
+
+
+def test_an_output_with_an_activation_of_its_own_keeps_it():
+    assert chain(3, 3, ends_in_output=True).flagged_spans() == chain(3, 3).flagged_spans()
+
+
 def test_why_not_names_the_barrier_and_its_reason():
     refusal = vgg19().why_not(Span(1, 3))
     assert refusal == Refusal("(1, 3]", "barrier", "there is a barrier at 2: pooling is no convolution", 2)

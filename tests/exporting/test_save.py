@@ -40,6 +40,18 @@ def test_the_same_bits_come_back_whatever_the_weights_of_the_model(tmp_path, see
         assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
 
 
+def test_a_part_that_shares_weights_with_the_rest(tmp_path):
+    def model():
+        body = nn.Sequential(conv(3, 3), nn.ReLU(), conv(3, 3), nn.ReLU(), conv(3, 3))
+        whole = Net(lambda net, x: net.other(net.body(x)), body=body, other=conv(3, 3))
+        whole.other.weight = body[4].weight
+        return whole
+
+    network = df.trace(model(), picture(1), at="body")
+    shallow = df.merge(df.rewrite(network, df.Plan((2,), (2,))))
+    assert same(df.load(df.save(shallow, tmp_path), model()), shallow, picture(5))
+
+
 def test_the_config_says_what_it_is(tmp_path):
     plan = df.Plan({1, 3}, {1})
     shallow = merged(classifier(), plan=plan)

@@ -59,6 +59,19 @@ def test_the_trained_student_merges(model, at):
     assert sum(isinstance(module, nn.Conv2d) for module in shallow.modules()) == 2
 
 
+@pytest.mark.parametrize("at", [None, "body"])
+def test_what_the_user_froze_stays_as_it_is(model, at):
+    frozen = model.body[1].eval().requires_grad_(False)
+    torch.nn.init.uniform_(frozen.running_mean)
+    network = df.trace(model, INPUTS, at=at)
+    trained = finetune(df.rewrite(network, network.vanilla), TASK, RECIPE, teacher=model)
+    found = trained.get_submodule("body.1")
+    assert not found.training
+    assert not any(parameter.requires_grad for parameter in found.parameters())
+    assert equal(found, frozen)
+    assert trained.get_submodule("body.4").num_batches_tracked.item() == 8
+
+
 def test_it_is_the_loop_on_a_copy():
     student, expected = SmallNet().eval(), SmallNet()
     trained = finetune(student, TASK, RECIPE)

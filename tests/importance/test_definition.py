@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -124,6 +125,50 @@ def test_the_trained_weights(key):
     reference = trained_by_hand(by_hand(key, seed), seed)
     assert close(student.state_dict(), reference.net.state_dict(), 1e-6)
     assert trained.score == pytest.approx(holdout_score(reference), abs=1e-6)
+
+
+def test_a_layer_that_begins_afresh_leaves_those_alone_that_share_its_weights():
+    model = Tiny()
+    model.conv3.weight, model.norm3.weight = model.conv2.weight, model.norm2.weight
+    network = df.trace(model, batch(0, 0)[0])
+    before = copy.deepcopy(network.graph.state_dict())
+    student = importance_student(network, FlaggedSpan(1, 2, True, True), seed=0)
+    alone = importance_student(NETWORK, FlaggedSpan(1, 2, True, True), seed=0)
+    for name, tensor in student.state_dict().items():
+        own = name.startswith(("conv2", "norm2"))
+        assert torch.equal(tensor, alone.state_dict()[name] if own else before[name]), name
+        assert not (own and torch.equal(tensor, before[name])), name
+    assert student.conv2.weight.requires_grad
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.graph.state_dict().items())
+    # Where nothing begins afresh, what is shared stays so.
+    kept = importance_student(network, FlaggedSpan(1, 2, True, True), seed=0, afresh=False)
+    assert kept.conv3.weight is kept.conv2.weight
+
+
+def test_what_no_training_could_put_there_does_not_begin_afresh():
+    model = Tiny()
+    model.norm2.eval().bias.requires_grad_(False)
+    model.conv2.weight.requires_grad_(False)
+    network = df.trace(model, batch(0, 0)[0])
+    student = importance_student(network, FlaggedSpan(1, 2, True, True), seed=0)
+    found, before = student.state_dict(), model.state_dict()
+    assert {name for name in before if not torch.equal(found[name], before[name])} == {"conv2.bias", "norm2.weight"}
+    # In a model that is in evaluation mode as a whole, the norm is trained with the rest.
+    model.eval()
+    student = importance_student(df.trace(model, batch(0, 0)[0]), FlaggedSpan(1, 2, True, True), seed=0)
+    assert torch.equal(student.norm2.running_mean, torch.zeros(4))
+
+
+def test_a_norm_that_the_user_froze_is_not_trained_here_either():
+    model = Tiny()
+    model.norm2.eval()
+    sent = pickle.loads(pickle.dumps(df.trace(model, batch(0, 0)[0])))  # as workers get it
+    student = importance_student(sent, FlaggedSpan(0, 3, True, True), seed=0)
+    train(student, TinyTask(), RECIPE)
+    assert student.norm2.num_batches_tracked.item() == 7
+    assert student.norm3.num_batches_tracked.item() == 7 + RECIPE.steps
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(student.norm2, name), getattr(Tiny().norm2, name))
 
 
 def test_the_table_is_score_minus_base_and_the_test_set_is_not_touched(tmp_path):

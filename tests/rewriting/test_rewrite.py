@@ -1,6 +1,7 @@
 """rewrite(): which activations stand and where, where the padding goes, and that the result still trains."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -233,6 +234,49 @@ def test_rewriting_twice_gives_two_students_of_their_own():
     with torch.no_grad():
         next(one.parameters()).zero_()
     assert not torch.equal(one(X), two(X))
+
+
+class Tied(nn.Module):
+    """A part, and a rest that has the weights of one of its layers and the whole of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), conv(), nn.ReLU(), conv())
+        self.other, self.shared = conv(), self.body[6]
+        self.other.weight = self.body[0].weight
+
+    def forward(self, x):
+        return self.shared(self.other(self.body(x)))
+
+
+def test_what_the_traced_part_shares_with_the_rest_stays_shared():
+    model = Tied().double()
+    network = df.trace(model, X, at="body")
+    before = copy.deepcopy(model.state_dict())
+    student, second = (df.rewrite(network, df.Plan((2, 3), (2,))) for _ in range(2))
+    for each in (
+        student,
+        second,
+        copy.deepcopy(student),
+        df.rewrite(pickle.loads(pickle.dumps(network)), network.vanilla),
+    ):
+        assert each.other.weight is each.get_submodule("body.0").weight
+        assert each.shared is each.get_submodule("body.6")
+        assert len(list(each.parameters())) == len(list(model.parameters()))
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    student(X).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(student.other.weight, student.get_submodule("body.0").weight)
+    assert not torch.equal(student.other.weight, model.other.weight)
+    for untouched in (model, network.model, second):
+        assert all(torch.equal(tensor, before[name]) for name, tensor in untouched.state_dict().items())
+    shallow = df.merge(student)
+    agree(shallow(X), student.eval()(X))
+    assert sum(isinstance(part, nn.Conv2d) for part in shallow.body.modules()) == 3
+
+    second.load_state_dict(student.state_dict())
+    agree(second.eval()(X), student(X))
+    assert second.other.weight is second.get_submodule("body.0").weight
 
 
 def test_students_deep_copy():

@@ -30,6 +30,10 @@ def bare_at_the_end() -> Network:
     return Network(name="bare", layers=(plain_chain(1).layers[0], plain_chain(1, None).layers[0]))
 
 
+def an_output_at_the_end() -> Network:
+    return dataclasses.replace(bare_at_the_end(), ends_in_output=True)
+
+
 def bare_barriers() -> Network:
     """Four layers: activations at 1 and 3, a barrier without an activation at 2, no activation at 4."""
     build = Builder(8, 16)
@@ -74,6 +78,7 @@ def test_a_span_that_does_not_merge() -> None:
         (plain_chain(2), {(1, 2, 1, 0): 0.0}, r"\(1, 2\], flags 10, but the flag at 2 cannot be 0: .* own activation"),
         (plain_chain(2), {(1, 2, 0, 1): 0.0}, r"\(1, 2\], flags 01, but the flag at 1 cannot be 0: .* own activation"),
         (plain_chain(2, None), {}, r"\(0, 1\], flags 11, but the flag at 1 cannot be 1: .* no activation at all"),
+        (an_output_at_the_end(), {}, r"\(0, 2\], flags 11, but the flag at 2 cannot be 1: it is the network's output"),
     ],
 )
 def test_flags_that_the_network_cannot_have(network: Network, values: dict, message: str) -> None:
@@ -81,7 +86,9 @@ def test_flags_that_the_network_cannot_have(network: Network, values: dict, mess
         solve(latency(), importance(VALUES | values), network=network)
 
 
-@pytest.mark.parametrize("network", [mobilenet_v2(), bare_barriers(), bare_at_the_end(), plain_chain(3, None)])
+@pytest.mark.parametrize(
+    "network", [mobilenet_v2(), bare_barriers(), bare_at_the_end(), an_output_at_the_end(), plain_chain(3, None)]
+)
 def test_the_flags_of_an_extended_table_are_those_of_the_full_space(network: Network) -> None:
     """Every flagged span by itself, added to a table that has all that is needed."""
     blocks = set(network.flagged_spans("full", exclusion=False))

@@ -32,6 +32,29 @@ class Detector(nn.Module):
         return found[found > threshold] if found.max() > threshold else found.flatten()
 
 
+class Dropping(nn.Module):
+    """A dropout without a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = conv(), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return F.dropout(self.norm(self.conv(x)), 0.5, self.training)
+
+
+@pytest.mark.parametrize("at", [None, "part"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modes_are_kept_whatever_the_name_and_wherever_the_dropout(at, frozen):
+    part = nn.Sequential(Dropping())
+    # The rest of the model knows the norm by a name that comes first.
+    model = part if at is None else Net(lambda net, x: net.part(x), norm=part[0].norm, part=part)
+    part[0].train(not frozen)
+    graph = df.trace(model, image(), at=at).graph
+    modes = {type(module): module.training for module in graph.modules()}
+    assert (modes[nn.BatchNorm2d], modes[nn.Dropout], graph.training) == (not frozen, not frozen, True)
+
+
 def test_a_forward_that_cannot_be_traced_is_an_error_that_names_the_line_and_at():
     with pytest.raises(TraceError) as error:
         df.trace(Detector(), image())

@@ -19,12 +19,14 @@ from small_training import TASK, SmallNet, batch_of, equal, loss, score
 RECIPE = Recipe(steps=12, batch=8, lr=0.1, weight_decay=1e-3, warmup=3, clip=0.5)
 
 
-def plain_loop(model, recipe, seed, teacher=None):
+def plain_loop(model, recipe, seed, teacher=None, evaluated=()):
     """What the recipe says, written down a second time."""
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-3
     )
     model.train()
+    for name in evaluated:
+        model.get_submodule(name).eval()
     for number in range(12):
         rate = (number + 1) / 4 if number < 3 else (1 + math.cos(math.pi * (number - 3) / 9)) / 2
         optimizer.param_groups[0]["lr"] = recipe.lr * rate
@@ -171,6 +173,20 @@ def test_modes_are_put_back_and_batch_norms_are_trained():
     train(model, TASK, RECIPE)
     assert [module.training for module in model.modules()] == modes
     assert model.norm.num_batches_tracked.item() == 12
+
+
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.5}, {"evaluate": 3}], ids=str)
+def test_what_is_in_evaluation_mode_in_a_model_that_is_training_stays_so(changes):
+    model, plain = SmallNet(), SmallNet()
+    for part in (model.norm, model.dropout):
+        part.eval()
+    modes = [module.training for module in model.modules()]
+    train(model, TASK, RECIPE.but(**changes))
+    assert model.norm.num_batches_tracked.item() == 0
+    assert torch.equal(model.norm.running_mean, torch.zeros(4))
+    assert [module.training for module in model.modules()] == modes
+    if "ema" not in changes:
+        assert equal(model, plain_loop(plain, RECIPE, seed=0, evaluated=("norm", "dropout")))
 
 
 def test_the_users_random_numbers_are_untouched():

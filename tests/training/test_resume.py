@@ -48,6 +48,21 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_what_is_in_evaluation_mode_stays_so_in_a_training_that_goes_on(tmp_path):
+    def model():
+        small = SmallNet()
+        small.norm.eval()
+        return small
+
+    whole, parts = model(), model()
+    train(whole, TASK, RECIPE)
+    with pytest.raises(Interruption):
+        train(model(), failing_at(6, interrupt), RECIPE, folder=tmp_path)
+    train(parts, TASK, RECIPE, folder=tmp_path)
+    assert equal(whole, parts)
+    assert parts.norm.num_batches_tracked.item() == 0
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_an_interrupted_training_ends_with_the_same_weights(name, tmp_path):
     recipe = RECIPES[name]

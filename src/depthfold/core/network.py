@@ -24,7 +24,8 @@ class Network(Document):
     """Layers 1..L, the skips across them, the barriers that no span crosses, and the reasons.
 
     A network with several chains (branches, stages parted by a pool) numbers them one after another, with a barrier
-    between. Positions are 0..L, barriers lie strictly between.
+    between. Positions are 0..L, barriers lie strictly between. `ends_in_output` says that nothing with weights reads
+    the value at L: it is what the network gives, as it is, pooled or resized.
     """
 
     FORMAT: ClassVar[str] = "depthfold.network"
@@ -34,6 +35,7 @@ class Network(Document):
     skips: tuple[Skip, ...] = ()
     barriers: tuple[Position, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    ends_in_output: bool = False
 
     def __post_init__(self) -> None:
         if list(self.barriers) != sorted(set(self.barriers)) or not all(0 < p < self.depth for p in self.barriers):

@@ -62,13 +62,15 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
 
     An activation of the network's own stays at a span's ends; where it has none, one may be inserted or not. At
     position 0 there is nothing to choose (a = 1), and at a barrier the network's own state stays, since nothing
-    merges across it anyway. `exclusion` is the paper's rule that a span which starts and ends where the network has
-    no activation must end in an inserted one; it is on in the paper's space and off in the full one.
+    merges across it anyway. It also stays at L where that is the network's output: one inserted there would cut off a
+    part of its range. `exclusion` is the paper's rule that a span which starts and ends where an activation may be
+    inserted must end in one; it is on in the paper's space and off in the full one.
     """
     if exclusion is None:
         exclusion = space == "paper"
     native = network.activations
-    free = {p for p in range(1, network.depth + 1) if p not in native and p not in network.barriers and native}
+    kept = {*native, *network.barriers, *((network.depth,) if network.ends_in_output else ())}
+    free = {p for p in range(1, network.depth + 1) if p not in kept and native}
 
     def flags(position: Position) -> tuple[bool, ...]:
         if position in free:

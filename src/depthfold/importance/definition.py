@@ -49,6 +49,23 @@ def _reset(student: nn.Module, network: TracedNetwork, l: int, seed: int) -> Non
         reseed(seed)
         for name in (site.conv, site.norm):
             module: Any = None if name is None else part.get_submodule(targets[name])
-            # A frozen batch norm holds constants, which no training could put there: it has nothing to begin afresh.
+            # A batch norm of the frozen kind has no such method: it holds constants.
             if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+                _begin_afresh(module, trained=module.training or not student.training)
+
+
+def _begin_afresh(module: nn.Module, *, trained: bool) -> None:
+    """Put what training will change back to its beginning. What it will not, it could not put there either, so that
+    stays: frozen parameters and, unless the statistics are `trained`, buffers."""
+    before = {}
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if not parameter.requires_grad:
+            before[name] = parameter.detach().clone()
+        # Its own, lest another layer that shares it should begin afresh, too.
+        setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+    if not trained:
+        before |= {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}
+    module.reset_parameters()  # type: ignore[operator]
+    with torch.no_grad():
+        for name, tensor in before.items():
+            getattr(module, name).copy_(tensor)

@@ -27,7 +27,8 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
             "choose() returns."
         )
     segments = network.segments(plan)
-    graph = copy.deepcopy(network.graph)
+    # In one go: what the traced part shares with the rest of the model stays shared.
+    graph, whole = copy.deepcopy((network.graph, network.model))
     nodes = {node.name: node for node in graph.graph.nodes}
     for span in segments:
         if len(span) > 1:
@@ -39,16 +40,15 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
             insert_activation(graph, nodes, network, l)
         else:
             remove_activation(graph, nodes, network.sites[l - 1])
-    return _finish(graph, network, plan)
+    return _finish(graph, whole, network, plan)
 
 
-def _finish(graph: fx.GraphModule, network: TracedNetwork, plan: Plan) -> nn.Module:
+def _finish(graph: fx.GraphModule, whole: nn.Module | None, network: TracedNetwork, plan: Plan) -> nn.Module:
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
     graph.meta[Student.KEY] = Student(network.blueprint, plan)
-    if network.at is None or network.model is None:
+    if network.at is None or whole is None:
         return graph
-    whole = copy.deepcopy(network.model)
     whole.set_submodule(network.at, graph)
     return whole

@@ -75,7 +75,11 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
         return "the network has its own activation there, which stays" if position in network.activations else None
     if not network.activations:
         return "the network has no activation at all whose kind could be inserted"
+    if position in network.activations:
+        return None
+    if network.ends_in_output and position == network.depth:
+        return "it is the network's output, and an activation would cut off a part of its range, so none is inserted"
     # In the plain problem every block lies between activations, so at a barrier, too, one is inserted.
-    if extended and position in network.barriers and position not in network.activations:
+    if extended and position in network.barriers:
         return "it is a barrier without an activation, and nothing merges across it, so none is inserted there"
     return None

@@ -93,9 +93,14 @@ def owner(node: fx.Node) -> str:
     """A name that the user knows: the module that is called, or the module whose forward holds the operation."""
     if node.op == "call_module":
         return str(node.target)
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next(reversed(stack.values()))[0] if stack else ""
+    path = home(node)
     return f"{path}.{node.name}" if path else node.name
+
+
+def home(node: fx.Node) -> str:
+    """The path of the module whose forward holds the operation."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(stack.values()))[0]) if stack else ""
 
 
 def _module_role(path: str, site: Site, opaque: Mapping[str, str]) -> Role:

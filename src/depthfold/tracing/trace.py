@@ -17,8 +17,9 @@ from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.modules import is_hooked_inside
 from depthfold.tracing.numbering import number
+from depthfold.tracing.outputs import is_output, part_is_output
 from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
-from depthfold.tracing.roles import assign_roles
+from depthfold.tracing.roles import assign_roles, home
 from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import TracedNetwork
 from depthfold.tracing.tracer import explain, trace_graph
@@ -44,12 +45,12 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     """
     check_model(model, at)
     snapshot = copy_model(model)
-    modes = {path: module.training for path, module in snapshot.named_modules()}
+    modes = {path: module.training for path, module in snapshot.named_modules(remove_duplicate=False)}
     snapshot.eval()
     inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
-    example = inputs.map(lambda tensor: tensor.to("meta"))
+    example, given = inputs.map(lambda tensor: tensor.to("meta")), inputs
     if at:
-        inputs = inputs_at(snapshot, at, inputs)
+        inputs = inputs_at(snapshot, at, given)
     part = snapshot.get_submodule(at) if at else snapshot
     name = type(part).__name__
     refuse_hooks(part, name)
@@ -62,6 +63,9 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     roles = refuse_gates(assign_roles(graph, sizes, opaque, ignore, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules()))
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
+    ends_in_output = bool(numbered.sites) and is_output(graph, numbered.sites[-1].out)
+    if at and ends_in_output:
+        ends_in_output = part_is_output(snapshot, at, given)
     _restore_modes(snapshot, graph, modes, at)
     return TracedNetwork(
         name=name,
@@ -69,6 +73,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         skips=tuple(site.skip for site in numbered.skip_sites),
         barriers=numbered.barriers,
         refusals=numbered.refusals,
+        ends_in_output=ends_in_output,
         graph=graph,
         sites=numbered.sites,
         skip_sites=numbered.skip_sites,
@@ -159,6 +164,8 @@ def _restore_modes(snapshot: nn.Module, graph: fx.GraphModule, modes: dict[str, 
     """Every module back to the mode in which the user had it."""
     for path, module in snapshot.named_modules():
         module.training = modes[path]
+    homes = {str(node.target): home(node) for node in graph.graph.nodes if node.op == "call_module"}
     for path, module in graph.named_modules():
-        whole = ".".join(name for name in (at, path) if name)
-        module.training = modes.get(whole, modes[at or ""])
+        # A dropout that was a function is no module of the user's: it has the mode of the one that called it.
+        found = (".".join(name for name in (at, place) if name) for place in (path, homes.get(path), None))
+        module.training = next(modes[whole] for whole in found if whole in modes)

@@ -89,9 +89,13 @@ class TracedNetwork(Blueprint):
 
     def cpu(self) -> TracedNetwork:
         """The same network on the CPU: a copy where it is elsewhere. It can travel to machines without that device."""
-        inputs = self.inputs.map(lambda tensor: tensor.cpu())
-        model = None if self.model is None else _copy_on_cpu(self.model)
-        return dataclasses.replace(self, graph=_copy_on_cpu(self.graph), model=model, inputs=inputs)
+        inputs, parts = self.inputs.map(lambda tensor: tensor.cpu()), (self.graph, self.model)
+        if not all(part is None or _is_on_cpu(part) for part in parts):
+            parts = copy.deepcopy(parts)  # in one go: what the graph shares with the rest of the model stays shared
+            for part in parts:
+                if part is not None:
+                    part.cpu()
+        return dataclasses.replace(self, graph=parts[0], model=parts[1], inputs=inputs)
 
 
 def expect_traced(network: object, verb: str) -> TracedNetwork:
@@ -106,13 +110,11 @@ def expect_traced(network: object, verb: str) -> TracedNetwork:
     )
 
 
-M = TypeVar("M", bound=nn.Module)
 N = TypeVar("N", bound=Network)
 
 
-def _copy_on_cpu(module: M) -> M:
-    tensors = itertools.chain(module.parameters(), module.buffers())
-    return module if all(tensor.device.type == "cpu" for tensor in tensors) else copy.deepcopy(module).cpu()
+def _is_on_cpu(module: nn.Module) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in itertools.chain(module.parameters(), module.buffers()))
 
 
 def _narrow(kind: type[N], network: Network) -> N:

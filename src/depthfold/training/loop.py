@@ -45,7 +45,8 @@ def train(
     trains alone on it. The model stays there. Without a `seed` the recipe's is taken: model, task, recipe and seed
     decide every step, and the global random numbers are afterwards as they were. With a `folder` the training keeps
     checkpoints and metrics there and, run again, goes on from the last one, to the same weights; `about` says what
-    kind of model it is where its weights do not. The teacher is put back as it was found.
+    kind of model it is where its weights do not. The teacher is put back as it was found. A model in training mode may
+    have parts in evaluation mode, which stay so; one in evaluation mode is trained as a whole.
     """
     _expect(model, task, recipe, split, folder, tensorboard)
     place, total = find_place(device), total_steps(recipe, task)
@@ -62,7 +63,7 @@ def train(
         stack.enter_context(own_precision(place.device))
         lesson = stack.enter_context(lent(teacher, model, place.device))
         reseed = stack.enter_context(own_random_numbers(place.device))
-        stepper = Stepper(model.train(), recipe, place)
+        stepper = Stepper(model, recipe, place)
         losses = Losses(recipe, place, total)
         run = Run(task=task, stepper=stepper, total=total, split=split, losses=losses, seed=seed, reseed=reseed)
         if folder is not None:

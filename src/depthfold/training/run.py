@@ -130,7 +130,7 @@ class Run:
         stepper.model.eval()
         with torch.no_grad():
             own = _number(self.task.score(stepper.scored, split))
-        stepper.model.train()
+        stepper.train_mode()
         # Each process has scored the same weights; that of the first counts, lest they disagree about the best.
         score = float(stepper.place.by_main(lambda: own))
         if not math.isfinite(score):

@@ -28,6 +28,9 @@ class Stepper:
 
     def __init__(self, model: nn.Module, recipe: Recipe, place: Place) -> None:
         self.model, self.recipe, self.place = model, recipe, place
+        # In a model that is training, what is not is so on purpose: a batch norm whose statistics are to stay.
+        self._evaluated = tuple(part for part in model.modules() if model.training and not part.training)
+        self.train_mode()
         self.parameters = tuple(p for p in model.parameters() if p.requires_grad)
         if not self.parameters:
             raise InvalidValue(
@@ -50,6 +53,13 @@ class Stepper:
         self.average = Average(model, recipe.ema) if recipe.ema is not None else None
         self._constants = _not_finite(weights(model))
         self._trained = self._distributed()
+
+    def train_mode(self) -> None:
+        """Put the model into training mode, but for the parts that the user had in evaluation mode in a model that was
+        in training mode."""
+        self.model.train()
+        for part in self._evaluated:
+            part.training = False
 
     def step(self, task: Task, step: Step, lr: float) -> Tensor:
         """Take one step and return its loss, still on the device."""
