@@ -104,3 +104,17 @@ def test_only_blocks_with_the_same_activation_share_an_entry(mixed):
         for other in singles:
             same = names[one.i] == names[other.i] and 6 not in (one.i, other.i)  # which has an addition
             assert (shapes[one].key == shapes[other].key) == (same or one == other)
+
+
+@pytest.mark.parametrize(("head", "active"), [((), False), ((nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1)), True)])
+def test_no_block_has_an_activation_where_none_may_be_inserted(head, active):
+    """At a barrier and at the network's output. With a head that has weights, the end of the last block is neither."""
+    convs = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
+    model = nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.AvgPool2d(2), convs[2], nn.ReLU(), convs[3], *head)
+    network = df.trace(model, torch.randn(1, 8, 8, 8), ignore=[str(len(model) - 1)] if head else ())
+    assert network.depth == 4 and network.barriers == (2,) and network.ends_in_output is not active
+    blocks = block_shapes(network, network.spans())
+    assert blocks[Span(0, 2)].activation is None
+    assert (blocks[Span(2, 4)].activation is not None) is active
+    searched = {flagged.span for flagged in network.flagged_spans("full") if flagged.b}
+    assert {span for span, block in blocks.items() if block.activation is not None} <= searched

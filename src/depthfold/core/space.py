@@ -68,9 +68,7 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
     """
     if exclusion is None:
         exclusion = space == "paper"
-    native = network.activations
-    kept = {*native, *network.barriers, *((network.depth,) if network.ends_in_output else ())}
-    free = {p for p in range(1, network.depth + 1) if p not in kept and native}
+    native, free = network.activations, free_positions(network)
 
     def flags(position: Position) -> tuple[bool, ...]:
         if position in free:
@@ -84,6 +82,12 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
                 if exclusion and not b and starts_bare and span.j in free:
                     continue
                 yield FlaggedSpan(span.i, span.j, a, b)
+
+
+def free_positions(network: Network) -> frozenset[Position]:
+    """Where an activation may be inserted. A network without any has no kind to insert."""
+    kept = {*network.activations, *network.barriers, *((network.depth,) if network.ends_in_output else ())}
+    return frozenset(p for p in range(1, network.depth + 1) if network.activations and p not in kept)
 
 
 def _check(space: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from depthfold.core import ConvShape, Network, Plan, Span
 from depthfold.core.document import encode
 from depthfold.core.shape import as_pad_argument
+from depthfold.core.space import free_positions
 from depthfold.merging.kernels import random_module
 from depthfold.merging.plain import use_plain_layers
 from depthfold.rewriting.activations import activation_named, standing_activations
@@ -106,7 +107,7 @@ def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int | Non
     """What the spans become, for batches as they reached the layers while tracing, or of a given size.
 
     A block is timed once, so it has the likelier state of the activation at j: a layer that stays alone has what the
-    network has there, and after several in one an activation stands, the network's own or inserted.
+    network has there, and after several in one an activation stands, the network's own or, where one may be, inserted.
     """
     standing = standing_activations(network)
 
@@ -127,7 +128,7 @@ def _branches(network: Network, span: Span) -> tuple[Branch, ...]:
 
 def block_is_active(network: Network, span: Span) -> bool:
     """Whether the block of a span ends in an activation."""
-    return bool(network.activations) and (len(span) > 1 or span.j in network.activations)
+    return span.j in network.activations or (len(span) > 1 and span.j in free_positions(network))
 
 
 def changed_segments(network: Network, plan: Plan) -> tuple[Span, ...]:
