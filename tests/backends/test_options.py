@@ -151,8 +151,8 @@ PROVIDERS = {
     "providers=CUDAExecutionProvider+CPUExecutionProvider": {"use_tf32": "0"},
     "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=tf32": {"use_tf32": "1"},
     "providers=CUDAExecutionProvider+CPUExecutionProvider,precision=float16": {"use_tf32": "1"},
-    "providers=TensorrtExecutionProvider+CPUExecutionProvider,precision=tf32": {"trt_fp16_enable": "0"},
-    "providers=TensorrtExecutionProvider+CPUExecutionProvider,precision=float16": {"trt_fp16_enable": "1"},
+    "providers=TensorrtExecutionProvider+CPUExecutionProvider,precision=tf32": {"trt_fp16_enable": "False"},
+    "providers=TensorrtExecutionProvider+CPUExecutionProvider,precision=float16": {"trt_fp16_enable": "True"},
 }
 
 

@@ -78,12 +78,23 @@ def test_a_span_that_does_not_merge() -> None:
         (plain_chain(2), {(1, 2, 1, 0): 0.0}, r"\(1, 2\], flags 10, but the flag at 2 cannot be 0: .* own activation"),
         (plain_chain(2), {(1, 2, 0, 1): 0.0}, r"\(1, 2\], flags 01, but the flag at 1 cannot be 0: .* own activation"),
         (plain_chain(2, None), {}, r"\(0, 1\], flags 11, but the flag at 1 cannot be 1: .* no activation at all"),
-        (an_output_at_the_end(), {}, r"\(0, 2\], flags 11, but the flag at 2 cannot be 1: it is the network's output"),
+        (
+            an_output_at_the_end(),
+            {(0, 2, 1, 0): 0.0},
+            r"\(0, 2\], flags 11, but the flag at 2 cannot be 1: it is the network's output",
+        ),
     ],
 )
 def test_flags_that_the_network_cannot_have(network: Network, values: dict, message: str) -> None:
     with pytest.raises(TableError, match=message):
         solve(latency(), importance(VALUES | values), network=network)
+
+
+def test_in_the_plain_problem_every_block_lies_between_activations() -> None:
+    """At an output, too: whoever measured the table had one there."""
+    frontier = solve(latency(), importance(), network=an_output_at_the_end())
+    assert frontier == solve(latency(), importance(), network=bare_at_the_end())
+    assert all(2 in solved.plan.activations for solved in frontier)
 
 
 @pytest.mark.parametrize(

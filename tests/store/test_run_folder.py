@@ -1,5 +1,7 @@
 """The folder of a run: documents that are complete or not there, of one network."""
 
+from dataclasses import replace
+
 import pytest
 
 from depthfold.core import LatencyTable, Network
@@ -29,6 +31,14 @@ def test_a_folder_belongs_to_one_network(folder):
     assert folder.read(NETWORK, Network) == mobilenet_v2()
     with pytest.raises(RunError, match=r"belongs to another network: .* with 50 layers .*this one is .* with 16 "):
         folder.claim(vgg19())
+
+
+def test_what_an_older_version_knew_of_the_same_network_is_brought_up_to_date(folder):
+    """Later stages read it without tracing again."""
+    network = replace(mobilenet_v2(), ends_in_output=True)
+    folder.claim(replace(network, ends_in_output=False))
+    folder.claim(network)
+    assert folder.read(NETWORK, Network) == network
 
 
 def test_looking_whether_it_is_a_networks_writes_nothing(folder):

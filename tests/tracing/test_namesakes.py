@@ -111,3 +111,39 @@ class Nothing(nn.Identity):
 @pytest.mark.parametrize("part", [Renamed(0.5), Nothing()], ids=lambda part: type(part).__name__)
 def test_a_subclass_with_the_forward_of_its_base_is_seen_through(part):
     assert folds_exactly(between(part), image()).barriers == ()
+
+
+class OwnDropPath(nn.Module):
+    """As many models bring their own: nothing in evaluation, at random in training."""
+
+    def __init__(self, rate=0.5):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        if self.rate == 0 or not self.training:
+            return x
+        keep = torch.rand(x.shape[0], 1, 1, 1) > self.rate
+        return x * keep / (1 - self.rate)
+
+
+class WithDropPath(nn.Module):
+    def __init__(self, drop):
+        super().__init__()
+        self.first, self.branch, self.drop, self.last = conv(), conv(), drop, conv()
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(torch.relu(x + self.drop(self.branch(x))))
+
+
+@pytest.mark.parametrize("drop", [OwnDropPath(), type("Mine", (OwnDropPath,), {})(), nn.Sequential(OwnDropPath())])
+def test_a_drop_path_of_ones_own_is_kept_for_training_and_nothing_when_merging(drop):
+    model = WithDropPath(drop).train()
+    network = df.trace(model, image())
+    assert network.barriers == () and len(network.skips) == 1
+    student = df.rewrite(network, network.vanilla)
+    one, two = (student(image(batch=8)) for _ in range(2))
+    assert not torch.equal(one, two)
+    folds_exactly(model, image())
+    assert not hasattr(next(iter(drop.modules())), "depthfold_passes_its_input")  # the user's own is not touched

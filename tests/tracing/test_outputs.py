@@ -114,6 +114,8 @@ class Whole(nn.Module):
         (Whole(lambda whole, x: F.softmax(x.mean((2, 3)), 1)), True),
         (Whole(lambda whole, x: x, unused=conv()), True),
         (Whole(lambda whole, x: whole.head(x), head=conv()), False),
+        (Whole(lambda whole, x: whole.head(F.layer_norm(x, x.shape[1:])), head=conv()), False),
+        (Whole(lambda whole, x: (x, whole.beside(torch.ones(1, 4, 3, 3))), beside=conv()), True),
         (Whole(lambda whole, x: x.reshape(-1, 7)), False),  # fails, so nothing is known
         (Whole(lambda whole, x: F.conv2d(x, whole.weight), weight=nn.Parameter(torch.randn(2, 4, 1, 1))), False),
     ],

@@ -99,7 +99,7 @@ class OnnxRuntime:
         """TensorRT computes in float16 only where it is allowed to, whatever the weights are."""
         options = {
             _CUDA: {"use_tf32": "0" if self.precision == "float32" else "1"},
-            _TENSORRT: {"trt_fp16_enable": "1" if self.precision == "float16" else "0"},
+            _TENSORRT: {"trt_fp16_enable": "True" if self.precision == "float16" else "False"},  # in these words only
         }
         return [(provider, options[provider]) if provider in options else provider for provider in self.providers]
 

@@ -86,8 +86,11 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
 
 def free_positions(network: Network) -> frozenset[Position]:
     """Where an activation may be inserted. A network without any has no kind to insert."""
-    kept = {*network.activations, *network.barriers, *((network.depth,) if network.ends_in_output else ())}
-    return frozenset(p for p in range(1, network.depth + 1) if network.activations and p not in kept)
+    native = network.activations
+    if not native:
+        return frozenset()
+    ends = {network.depth} if network.ends_in_output else set()
+    return frozenset(range(1, network.depth + 1)) - native - ends - set(network.barriers)
 
 
 def _check(space: str) -> None:

@@ -77,9 +77,10 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
         return "the network has no activation at all whose kind could be inserted"
     if position in network.activations:
         return None
+    if not extended:  # in the plain problem every block lies between activations, at a barrier and at the end, too
+        return None
     if network.ends_in_output and position == network.depth:
         return "it is the network's output, and an activation would cut off a part of its range, so none is inserted"
-    # In the plain problem every block lies between activations, so at a barrier, too, one is inserted.
-    if extended and position in network.barriers:
+    if position in network.barriers:
         return "it is a barrier without an activation, and nothing merges across it, so none is inserted there"
     return None

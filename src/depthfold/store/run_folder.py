@@ -75,9 +75,11 @@ class RunFolder:
             os.close(handle)
 
     def claim(self, network: Network) -> None:
-        """Make the folder this network's; one that belongs to another network is refused."""
-        if not self.knows(network):
-            self.write(NETWORK, Network.from_json(network.to_json()))
+        """Make the folder this network's; one that belongs to another network is refused. What an older depthfold wrote
+        of the same network is brought up to date: later stages read it without tracing again."""
+        own = Network.from_json(network.to_json())
+        if not self.knows(network) or self.read(NETWORK, Network) != own:
+            self.write(NETWORK, own)
 
     def knows(self, network: Network) -> bool:
         """Whether the folder is this network's already; one that belongs to another network is refused."""

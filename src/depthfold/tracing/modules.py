@@ -49,6 +49,8 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _NOTHING = (nn.Identity, *_DROPOUTS)
 
+_PASSES = "depthfold_passes_its_input"
+
 # Of timm and torchvision.
 _RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
@@ -73,7 +75,13 @@ def _is_one_of(module: nn.Module, names: Set[str]) -> bool:
 def is_no_operation(module: nn.Module) -> bool:
     """Whether the module passes its input through unchanged in evaluation."""
     inherited = any(isinstance(module, base) and type(module).forward is base.forward for base in _NOTHING)
-    return inherited or _is_one_of(module, _RANDOM_DROPS)
+    return inherited or _is_one_of(module, _RANDOM_DROPS) or getattr(module, _PASSES, False)
+
+
+def mark_no_operation(module: nn.Module) -> None:
+    """Remember of a module that we do not know that it was seen to pass its input through. On the module itself, which
+    is a copy of the user's: copies of the copy must know it, too."""
+    setattr(module, _PASSES, True)
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.request import modules_outside
@@ -20,38 +21,45 @@ def is_output(graph: fx.GraphModule, name: str) -> bool:
 
 
 def part_is_output(model: nn.Module, at: str, inputs: Inputs) -> bool:
-    """The same of what the submodule `at` returns, by a run of the whole model, whose forward may not be traceable:
-    whether nothing with weights is called after it. Weights that a module around it applies itself leave no trace, so
-    such a module counts if it has any. Where the rest does not run on the example inputs, nothing is known: False."""
+    """The same of what the submodule `at` returns, by two runs of the whole model, whose forward may not be traceable:
+    in the second the part returns something else, and no module with weights must hear of it. Weights that a module
+    around the part applies itself leave no trace, so such a module counts if it has any. Where the rest does not run on
+    the example inputs, nothing is known: False."""
     around = [model, *(model.get_submodule(path) for path in _prefixes(at))]
     if any(_own_weights(module) for module in around):
         return False
     outside = set(modules_outside(model, at))
-    returned: list[bool] = []
+    readers = [module for module in model.modules() if id(module) in outside and _own_weights(module)]
+    try:
+        return _heard(model, at, inputs, readers, shift=0.0) == _heard(model, at, inputs, readers, shift=1.0)
+    except Exception:  # noqa: BLE001 - whatever a forward of the user's raises
+        return False
 
-    def stop(*_: Any) -> None:
-        if returned:
-            raise _Found
 
-    handles = [
-        module.register_forward_pre_hook(stop)
-        for module in model.modules()
-        if id(module) in outside and _own_weights(module)
-    ]
-    handles.append(model.get_submodule(at).register_forward_hook(lambda *_: returned.append(True)))
+def _heard(model: nn.Module, at: str, inputs: Inputs, readers: list[nn.Module], shift: float) -> list[float]:
+    """What the readers receive, each tensor as one number, when what the part returns is shifted at random."""
+    heard: list[float] = []
+
+    def listen(_: nn.Module, args: Any, named: Any) -> None:
+        tensors = (leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor))
+        heard.extend(float(tensor.double().abs().sum()) for tensor in tensors)
+
+    def shifted(leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
+            return leaf
+        noise = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0))
+        return leaf + shift * noise.to(leaf)
+
+    handles = [module.register_forward_pre_hook(listen, with_kwargs=True) for module in readers]
+    part = model.get_submodule(at)
+    handles.append(part.register_forward_hook(lambda _module, _args, output: tree_map(shifted, output)))
     try:
         with torch.no_grad():
             inputs.map(Tensor.clone).call(model)
-    except Exception:  # noqa: BLE001 - ours, or whatever a forward of the user's raises
-        return False
     finally:
         for handle in handles:
             handle.remove()
-    return True
-
-
-class _Found(Exception):
-    """Ends the forward: what follows need not run."""
+    return heard
 
 
 def _prefixes(path: str) -> Iterator[str]:

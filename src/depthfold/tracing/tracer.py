@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from depthfold.errors import TraceError
 from depthfold.tracing.inputs import Inputs
-from depthfold.tracing.modules import is_one_operation
+from depthfold.tracing.modules import is_one_operation, mark_no_operation
 
 _OURS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -45,7 +45,11 @@ class ForgivingTracer(fx.Tracer):
         last = next(iter(reversed(self.graph.nodes)), None)
         stack, scope = self.module_stack.copy(), (self.scope.module_path, self.scope.module_type)
         try:
-            return super().call_module(m, forward, args, kwargs)
+            value = super().call_module(m, forward, args, kwargs)
+            if self._passed_on(m, args, kwargs, value, last):
+                mark_no_operation(m)
+                return super().call_module(m, forward, args, kwargs)  # as one operation now
+            return value
         except Exception as error:
             if _is_ours(error):
                 raise
@@ -55,6 +59,15 @@ class ForgivingTracer(fx.Tracer):
             self.module_stack = stack
             self.scope.module_path, self.scope.module_type = scope
             return super().call_module(m, forward, args, kwargs)
+
+    def _passed_on(
+        self, m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, last: fx.Node | None
+    ) -> bool:
+        """Whether a module of the user's gave back its argument and did nothing else: somebody's own drop-path, say.
+        Recorded in evaluation, it would be gone from the student, and with it what it does in training."""
+        alone = len(args) == 1 and not kwargs and value is args[0] and isinstance(value, fx.Proxy)
+        own = not type(m).__module__.startswith("torch.") and next(m.parameters(), None) is None
+        return alone and own and next(iter(reversed(self.graph.nodes)), None) is last and not is_one_operation(m)
 
     def _erase_after(self, last: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):

@@ -65,7 +65,10 @@ def test_what_was_rejected_is_timed_again_when_asked(command, run, neighbour):
     done(command, "--run", run, "--retry")
     assert reasons(run) == {}
     if command == "latency":
-        assert set(neighbour.kernels) == {7}  # the others are in the journal
+        others = [kernel for kernel in neighbour.kernels if kernel != 7]
+        assert (
+            len(others) == 1
+        )  # the others are in the journal; one is timed again, to see that the machine is as it was
     old, new = ({entry.span: entry.samples for entry in table.entries} for table in (before, table_of(run)))
     assert len(new[WHOLE]) > 0 and new | {WHOLE: ()} == old
     kept = (run / "latency.json").read_bytes()
