@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from depthfold.algebra import fold_norm
 from depthfold.merging.kernels import conv_kernel
+from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.modules import (
     computes_batch_norm,
     computes_convolution,
@@ -19,7 +20,6 @@ from depthfold.tracing.modules import (
     is_plain,
     norm_statistics,
 )
-from depthfold.tracing.roles import writes_in_place
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.uses import count_calls, read_by_code
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from depthfold.tracing.roles import Kind, Role, adds_in_place, writes_in_place
+from depthfold.tracing.in_place import adds_in_place, writes_in_place
+from depthfold.tracing.roles import Kind, Role
 
 
 @dataclass(slots=True, eq=False)

@@ -183,21 +183,5 @@ def _is_addition(node: fx.Node, sizes: Sizes) -> bool:
     return one in sizes and sizes[one] == sizes.get(two) == sizes.get(node)
 
 
-def writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the node changes its input, so that it matters even where nobody reads its result."""
-    if module is not None:
-        return bool(getattr(module, "inplace", False))
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or node.target in _IN_PLACE_OPERATORS or node.kwargs.get("inplace") is True
-
-
-_IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
-
-
-def adds_in_place(node: fx.Node) -> bool:
-    return node.target in (operator.iadd, "add_")
-
-
 def _other(path: str, reason: Reason) -> Role:
     return Role(Kind.OTHER, refusal=Refusal(path, *reason))
