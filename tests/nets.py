@@ -72,3 +72,14 @@ def folds_exactly(model, x, plans=3, **given):
             student = df.rewrite(network, plan)
             agree(df.merge(student)(x.clone()), student(x.clone()))
     return network
+
+
+class Opaque(nn.Module):
+    """Its forward cannot be traced, so what it calls is not seen."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else self.inner(-x)

@@ -191,8 +191,10 @@ def test_a_journal_of_another_network_or_of_something_else_is_refused(network, t
 
 def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
     lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
-    with pytest.raises(TableError, match="Nothing in this network can be merged in the search"):
+    with pytest.raises(TableError, match=r"Nothing in this network can be merged .* reasons, or try the search space"):
         measure_latency(lone, COST, timer=QUICK, networks=4)
+    with pytest.raises(TableError, match=r"in the search space 'full', .* reasons\.$"):
+        measure_latency(lone, COST, timer=QUICK, networks=4, space="full")
 
 
 def test_a_network_without_layers_has_nothing_to_time():

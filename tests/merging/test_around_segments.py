@@ -8,7 +8,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.testing import randomise_statistics
-from nets import Net, agree, conv, image
+from nets import Net, Opaque, agree, conv, image
 
 
 def merged_as_it_is(model, x=None, **given):
@@ -125,17 +125,6 @@ def test_a_norm_stays_where_other_code_reads_the_slope_of_the_activation_inside(
     norm = BatchNormAct2d(4, act_layer=nn.PReLU, act_kwargs={"num_parameters": 1}, inplace=False)
     for ignore in ((), ("a", "norm")):
         merged_as_it_is(Net(reads_the_activation, a=conv(), norm=norm, b=conv()), ignore=ignore)
-
-
-class Opaque(nn.Module):
-    """Its forward cannot be traced, so what it calls is not seen."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x) if x.sum() > 0 else self.inner(-x)
 
 
 def test_no_norm_is_folded_into_a_convolution_that_an_opaque_module_calls_too():

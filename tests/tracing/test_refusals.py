@@ -13,7 +13,7 @@ from torchvision.ops import SqueezeExcitation
 
 import depthfold as df
 from depthfold.errors import TraceError
-from nets import Net, agree, codes, conv, folds_exactly, image, refusal
+from nets import Net, Opaque, agree, codes, conv, folds_exactly, image, refusal
 
 
 class Between(nn.Module):
@@ -366,15 +366,6 @@ def test_a_pad_over_more_than_the_map_is_no_padding_of_a_convolution():
     model = nn.Sequential(conv(), nn.ConstantPad3d((0, 0, 0, 0, 1, 1), 0.0), nn.Conv2d(6, 4, 3))
     network = folds_exactly(model, image())
     assert network.barriers == (1,)
-
-
-class Opaque(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x) if x.sum() > 0 else self.inner(-x)
 
 
 def test_a_convolution_that_an_opaque_module_uses_too_is_no_layer():

@@ -100,7 +100,7 @@ def flatten(output: Any) -> Inputs:
     """The tensors of whatever a forward returns, in order. Nothing, numbers and words beside them cost no time."""
     found = tuple(_tensors(output))
     if not found:
-        raise BackendError(f"The module returns no tensor, found {output!r:.80}. A runtime computes tensors.")
+        raise BackendError(f"The module returns no tensor, found {output!r:.80}. Return one from its forward.")
     return found
 
 

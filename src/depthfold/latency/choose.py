@@ -92,7 +92,10 @@ def choose(
 def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
     expect_traced(network, "choose")
     if not isinstance(frontier, Frontier):
-        raise InvalidValue(f"choose() takes the frontier that solve() returns, found {type(frontier).__name__}.")
+        raise InvalidValue(
+            f"choose() takes the frontier that solve() returns, found {type(frontier).__name__}. Give all of it: "
+            "choose() walks along its plans."
+        )
     if type(steps) is not int or steps < 1:
         raise InvalidValue(f"choose() needs one step at least to measure a candidate, found steps={steps!r}.")
     own = fingerprint(network)

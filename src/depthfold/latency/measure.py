@@ -66,9 +66,10 @@ def measure_latency(
     environment = backend.environment(inputs)
     blocks = block_shapes(network, network.spans(space))
     if mode == "in context" and network.depth == len(blocks) > 0:
+        wider = ", or try the search space 'full'" if space == "paper" else ""
         raise TableError(
             f"Nothing in this network can be merged in the search space {space!r}, so there is nothing to choose. "
-            "Print it, for the reasons, or try the search space 'full'."
+            f"Print it, for the reasons{wider}."
         )
     block_backend = backend.inside() if mode == "in context" and isinstance(backend, InsideOthers) else backend
     # What the blocks are called in the journal: those that another runtime runs must not be taken for them.

@@ -44,7 +44,8 @@ def profile_all(
         hint = ""
         if isinstance(error, OutOfMemory) and len(modules) > 1:
             hint = " They are timed in turns, so all must fit together: profile each alone."
-        raise type(error)(f"The profile of {name!r} cannot be measured. {error}{hint}") from error
+        said = str(error).removesuffix(".")
+        raise type(error)(f"The profile of {name!r} cannot be measured. {said}.{hint}") from error
 
     with held(compiled):
         for name, module in modules.items():
