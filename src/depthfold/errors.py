@@ -19,6 +19,10 @@ class TraceError(DepthfoldError):
     """The model's own forward cannot be traced, or its example inputs do not run."""
 
 
+class InputSizeError(DepthfoldError, ValueError):
+    """A network that was traced at one size pads differently at the size of this input."""
+
+
 class PlanError(DepthfoldError, ValueError):
     """A plan does not fit the network that it is applied to."""
 

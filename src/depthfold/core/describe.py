@@ -20,6 +20,9 @@ def network_table(network: Network) -> str:
     if network.refusals:
         lines += ["", "What does not merge, and why:"]
         lines += [f"  {line}" for line in refusals_by_kind(network)]
+    if network.fixed_padding:
+        lines += ["", "Padding that depends on the size of the map, fixed at the traced size:"]
+        lines += [f"  {fixed}" for fixed in network.fixed_padding]
     return "\n".join(lines)
 
 

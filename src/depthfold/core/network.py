@@ -15,6 +15,7 @@ from depthfold.core.layer import Layer, Skip
 from depthfold.core.plan import Plan
 from depthfold.core.refusal import Refusal
 from depthfold.core.shape import ConvShape
+from depthfold.core.sizes import FixedPadding
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
 
@@ -24,8 +25,9 @@ class Network(Document):
     """Layers 1..L, the skips across them, the barriers that no span crosses, and the reasons.
 
     A network with several chains (branches, stages parted by a pool) numbers them one after another, with a barrier
-    between. Positions are 0..L, barriers lie strictly between. `ends_in_output` says that nothing with weights reads
-    the value at L: it is what the network gives, as it is, pooled or resized.
+    between. Positions are 0..L, barriers lie strictly between. `fixed_padding` are modules that pad by the size of
+    their input, as they pad at the traced size. `ends_in_output` says that nothing with weights reads the value at L:
+    it is what the network gives, as it is, pooled or resized.
     """
 
     FORMAT: ClassVar[str] = "depthfold.network"
@@ -35,6 +37,7 @@ class Network(Document):
     skips: tuple[Skip, ...] = ()
     barriers: tuple[Position, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    fixed_padding: tuple[FixedPadding, ...] = ()
     ends_in_output: bool = False
 
     def __post_init__(self) -> None:

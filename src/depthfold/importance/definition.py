@@ -11,6 +11,7 @@ from depthfold.core import FlaggedSpan, Network, Plan
 from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, student_parts
+from depthfold.tracing.functional import hold_weights
 from depthfold.training.borrowing import own_random_numbers
 
 
@@ -44,11 +45,12 @@ def importance_student(network: TracedNetwork, block: FlaggedSpan, seed: int, *,
 def _reset(student: nn.Module, network: TracedNetwork, l: int, seed: int) -> None:
     part = student_parts(student)[0]
     site = network.sites[l - 1]
-    targets = {node.name: str(node.target) for node in network.graph.graph.nodes}
+    nodes = {node.name: node for node in part.graph.nodes}
+    hold_weights(part, {site.conv})
     with own_random_numbers(torch.device("cpu")) as reseed:
         reseed(seed)
         for name in (site.conv, site.norm):
-            module: Any = None if name is None else part.get_submodule(targets[name])
+            module: Any = None if name is None else part.get_submodule(str(nodes[name].target))
             # A batch norm of the frozen kind has no such method: it holds constants.
             if hasattr(module, "reset_parameters"):
                 _begin_afresh(module, trained=module.training or not student.training)

@@ -21,6 +21,7 @@ from depthfold.merging import sketch
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
+from depthfold.tracing.functional import conv_tensors
 
 Item = TypeVar("Item")
 
@@ -95,8 +96,8 @@ def time_plans(
 
 def _numbers_outside(network: TracedNetwork, inputs: Inputs) -> int:
     """How many numbers a network holds besides the weights of its layers: stem, head and inputs are in every plan."""
-    targets = {node.name: str(node.target) for node in network.graph.graph.nodes}
-    layers = {id(p) for site in network.sites for p in network.graph.get_submodule(targets[site.conv]).parameters()}
+    nodes = {node.name: node for node in network.graph.graph.nodes}
+    layers = {id(tensor) for site in network.sites for tensor in conv_tensors(network.graph, nodes[site.conv])}
     tensors = (*network.graph.parameters(), *network.graph.buffers(), *inputs)
     return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)
 

@@ -8,8 +8,8 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from depthfold.algebra import fold_norm
-from depthfold.merging.kernels import conv_kernel
+from depthfold.algebra import Kernel, NormStatistics, fold_norm
+from depthfold.tracing.functional import FunctionalNorm, norm_statistics_at
 from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.modules import (
     computes_batch_norm,
@@ -18,7 +18,6 @@ from depthfold.tracing.modules import (
     is_batch_norm,
     is_no_operation,
     is_plain,
-    norm_statistics,
 )
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.uses import count_calls, read_by_code
@@ -53,10 +52,12 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
         if before.op != "call_module" or len(before.users) != 1 or before.target in except_after:
             continue
         conv, norm = graph.get_submodule(str(before.target)), graph.get_submodule(str(node.target))
+        if not isinstance(conv, _ConvNd):
+            continue
         shared = calls[id(conv)] > 1 or calls[id(norm)] > 1 or not read.isdisjoint((before.target, node.target))
         if shared or not _foldable(conv, norm):
             continue
-        _fold(conv, norm)
+        _fold(conv, norm_statistics_at(graph, node))
         activation = fused_activation(norm)
         if activation is not None:
             graph.set_submodule(str(node.target), activation)
@@ -65,17 +66,18 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
             graph.graph.erase_node(node)
 
 
-def _foldable(conv: nn.Module, norm: nn.Module) -> bool:
-    if not (isinstance(conv, _ConvNd) and computes_convolution(conv) and is_batch_norm(norm)):
+def _foldable(conv: _ConvNd, norm: nn.Module) -> bool:
+    if isinstance(norm, FunctionalNorm):
+        return computes_convolution(conv) and is_plain(conv) and not parametrize.is_parametrized(conv)
+    if not (computes_convolution(conv) and is_batch_norm(norm)):
         return False
     plain = all(is_plain(module) and not parametrize.is_parametrized(module) for module in (conv, norm))
     return plain and computes_batch_norm(norm) and getattr(norm, "running_mean", None) is not None
 
 
-def _fold(conv: nn.Module, norm: nn.Module) -> None:
-    assert isinstance(conv, _ConvNd)
+def _fold(conv: _ConvNd, norm: NormStatistics) -> None:
     like = conv.weight
-    kernel = fold_norm(conv_kernel(conv, module_shape(conv, module_padding(conv))), norm_statistics(norm))
+    kernel = fold_norm(Kernel.of(module_shape(conv, module_padding(conv)), like, conv.bias), norm)
     conv.weight = nn.Parameter(kernel.weight.to(like.device, like.dtype))
     conv.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))
 

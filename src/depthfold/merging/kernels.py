@@ -11,7 +11,7 @@ from torch import fx, nn
 from depthfold.algebra import Kernel, fold_norm
 from depthfold.core import ConvShape, Span
 from depthfold.tracing import Blueprint
-from depthfold.tracing.modules import norm_statistics
+from depthfold.tracing.functional import conv_tensors, norm_statistics_at
 
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -21,16 +21,13 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
     held = [site for site in network.skip_sites if span.contains(site.skip.span)]
     sources = {site.skip.source for site in held}
 
-    def module(node: str) -> nn.Module:
-        return student.get_submodule(str(nodes[node].target))
-
     def of(shape: ConvShape, conv: str | None, norm: str | None, like: torch.Tensor | None = None) -> Kernel:
         if conv is None:  # an identity, perhaps through a batch norm
             assert like is not None
             kernel = Kernel.identity(shape.in_channels, shape.dims, like)
         else:
-            kernel = conv_kernel(module(conv), shape)
-        return fold_norm(kernel, norm_statistics(module(norm))) if norm else kernel
+            kernel = Kernel.of(shape, *conv_tensors(student, nodes[conv]))
+        return fold_norm(kernel, norm_statistics_at(student, nodes[norm])) if norm else kernel
 
     at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
     merged: Kernel | None = None
@@ -46,12 +43,6 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
             merged = merged.plus(projected if source is None else source.then(projected), reuse=True)
     assert merged is not None
     return merged
-
-
-def conv_kernel(conv: nn.Module, shape: ConvShape) -> Kernel:
-    assert isinstance(conv.weight, torch.Tensor)
-    bias = conv.bias
-    return Kernel.of(shape, conv.weight, bias if isinstance(bias, torch.Tensor) else None)
 
 
 def empty_module(shape: ConvShape, dtype: torch.dtype | None = None) -> nn.Module:

@@ -15,10 +15,11 @@ from depthfold.core.shape import as_pad_argument
 from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
-from depthfold.merging.plain import use_plain_layers
+from depthfold.merging.plain import guards_as_assertions, use_plain_layers
 from depthfold.merging.verification import Seam, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
+from depthfold.tracing.functional import hold_weights, replace_module
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import INSERTED
 
@@ -66,7 +67,8 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     part, remembered, path = student_parts(student)
     network = remembered.network
     graph = copy.deepcopy(part).eval()
-    nothing = take_out_nothing(graph)
+    nothing = take_out_nothing(graph) | guards_as_assertions(graph)
+    hold_weights(graph)
     workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
     merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
@@ -100,7 +102,7 @@ class _Workshop:
         target = str(self.nodes[first.conv].target)
         like = self.graph.get_submodule(target).weight
         assert isinstance(like, torch.Tensor)
-        self.graph.set_submodule(target, self.convolution_for(span, like))
+        replace_module(self.graph, target, self.convolution_for(span, like))
         linear = self.nodes[last.linear]
         # Where the segment began: what follows may overwrite its input.
         with self.graph.graph.inserting_before(self.nodes[first.conv]):

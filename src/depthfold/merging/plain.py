@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from depthfold.tracing.functional import call_batch_norm
 from depthfold.tracing.modules import activation_kind, fused_activation, is_plain, norm_statistics, plain_batch_norm
+from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.uses import read_by_code
 
 # Activations that timm writes anew, with the same values as PyTorch's own.
@@ -26,6 +29,7 @@ _SAME: dict[str, Any] = {
 
 def use_plain_layers(graph: fx.GraphModule) -> None:
     """Batch norms and activations of other libraries as PyTorch's own. What we do not know stays as it is."""
+    call_batch_norm(graph)
     for path, (module, calls) in _foreign(graph).items():
         kind = plain_batch_norm(module)
         if kind is not None and getattr(module, "running_var", None) is not None:
@@ -34,6 +38,35 @@ def use_plain_layers(graph: fx.GraphModule) -> None:
         same = _SAME.get(activation_kind(module) or "")
         if same is not None:
             graph.set_submodule(path, same().eval())
+
+
+def guards_as_assertions(graph: fx.GraphModule) -> set[str]:
+    """Turn size guards into assertions of PyTorch. Return the names of the nodes that are gone."""
+    names = set()
+    for node in list(graph.graph.nodes):
+        guard = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(guard, SizeGuard):
+            continue
+        names.add(node.name)
+        source = node.all_input_nodes[0]
+        with graph.graph.inserting_before(node):
+            for check in guard.checks:
+                if not check.rule.any_size:
+                    _assert_size(graph.graph, source, check, guard.message)
+        node.replace_all_uses_with(source)
+        graph.graph.erase_node(node)
+    return names
+
+
+def _assert_size(graph: fx.Graph, source: fx.Node, check: SizeCheck, message: str) -> None:
+    size = graph.call_method("size", (source, check.dim))
+    if (check.shift, check.stride) != (-1, 1):
+        moved = graph.call_function(operator.add, (size, check.shift))
+        size = graph.call_function(operator.add, (graph.call_function(operator.floordiv, (moved, check.stride)), 1))
+    if check.rule.period:
+        size = graph.call_function(operator.mod, (size, check.rule.period))
+    allowed = graph.call_function(operator.contains, (check.rule.remainders, size))
+    graph.call_function(torch._assert, (allowed, message))
 
 
 def _foreign(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import fx, nn
 
 from depthfold.tracing import TracedNetwork
+from depthfold.tracing.in_place import out_of_place
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import LayerSite
 
@@ -38,7 +38,7 @@ def insert_activation(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwor
             node = graph.graph.call_method(str(pattern.target).rstrip("_"), (before, *pattern.args[1:]))
         else:
             kwargs = {name: value for name, value in pattern.kwargs.items() if name not in ("input", "inplace")}
-            node = graph.graph.call_function(_out_of_place(pattern.target), (before, *pattern.args[1:]), kwargs)
+            node = graph.graph.call_function(out_of_place(pattern.target), (before, *pattern.args[1:]), kwargs)
     before.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
 
 
@@ -47,7 +47,7 @@ class _Function(nn.Module):
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__()
-        self.target = _out_of_place(node.target)
+        self.target = out_of_place(node.target)
         self.args = node.args[1:]
         self.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("input", "inplace")}
 
@@ -118,14 +118,3 @@ def _fitting(pattern: nn.Module, channels: int) -> nn.Module:
     if hasattr(module, "inplace"):
         module.inplace = False  # type: ignore[assignment]
     return module
-
-
-def _out_of_place(function: Any) -> Any:
-    """F.relu_ and torch.relu_ as F.relu and torch.relu."""
-    name = getattr(function, "__name__", "")
-    if not name.endswith("_"):
-        return function
-    for home in (torch.nn.functional, torch):
-        if hasattr(home, name.rstrip("_")):
-            return getattr(home, name.rstrip("_"))
-    return function

@@ -17,12 +17,14 @@ from torch import fx
 from depthfold.core import Span
 from depthfold.core.shape import Padding, as_pad_argument
 from depthfold.tracing import Blueprint
+from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.traced import INSERTED, SkipSite
 
 Nodes = dict[str, fx.Node]
 
 
 def move_padding(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
+    _move_guards(graph, nodes, network, span)
     for layer in network.sites[span.i : span.j]:
         _take_out_pad(graph, nodes, layer.pad)
         _set_padding(graph, nodes[layer.conv], None)
@@ -31,6 +33,26 @@ def move_padding(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: 
     for site in network.skip_sites:
         if span.contains(site.skip.span):
             _crop_skip(graph, nodes, network, span, site)
+
+
+def _move_guards(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
+    """Check at the front of a segment what guards inside it would check: there the maps have their margins."""
+    front = nodes[network.sites[span.i].conv]
+    for l in span.layers[1:]:
+        path = network.path_shape(Span(span.i, l - 1))
+        for name in network.sites[l - 1].guards:
+            node = nodes[name]
+            inner: Any = graph.get_submodule(str(node.target))
+            checks = []
+            for check in inner.checks:
+                dim = check.dim - 2
+                shift = sum(path.padding[dim]) - path.extent[dim]
+                checks.append(SizeCheck(check.dim, check.rule, shift, path.stride[dim]))
+            _take_out(graph, node)
+            graph.set_submodule(str(node.target), SizeGuard(inner.where, tuple(checks)))
+            with graph.graph.inserting_before(front):
+                guard = graph.graph.call_module(str(node.target), (front.all_input_nodes[0],))
+            front.replace_input_with(front.all_input_nodes[0], guard)
 
 
 def additions_out_of_place(nodes: Nodes, network: Blueprint) -> None:
@@ -76,9 +98,12 @@ def _crop_skip(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Sp
 
 def _take_out_pad(graph: fx.GraphModule, nodes: Nodes, name: str | None) -> None:
     if name is not None:
-        node = nodes[name]
-        node.replace_all_uses_with(node.all_input_nodes[0])
-        graph.graph.erase_node(node)
+        _take_out(graph, nodes[name])
+
+
+def _take_out(graph: fx.GraphModule, node: fx.Node) -> None:
+    node.replace_all_uses_with(node.all_input_nodes[0])
+    graph.graph.erase_node(node)
 
 
 def _set_padding(graph: fx.GraphModule, conv: fx.Node, padding: Padding | None) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import fx
 
-from depthfold.tracing.in_place import adds_in_place, writes_in_place
 from depthfold.tracing.roles import Kind, Role
 
 
@@ -58,11 +57,15 @@ OpenDraft = Callable[[fx.Node], Draft | None]
 
 
 class Values:
-    """Who reads what, seen through operations that do nothing."""
+    """Who reads what, seen through operations that do nothing. `changing` are the values that are written to while
+    others can read them: no skip can start there."""
 
-    def __init__(self, roles: Mapping[fx.Node, Role], modules: Mapping[str, Any]) -> None:
+    def __init__(
+        self, roles: Mapping[fx.Node, Role], modules: Mapping[str, Any], changing: frozenset[fx.Node] = frozenset()
+    ) -> None:
         self.roles = roles
         self.modules = modules
+        self.changing = changing
         self.order = {node: n for n, node in enumerate(roles)}
 
     def origin(self, node: fx.Node) -> fx.Node:
@@ -133,14 +136,12 @@ def _addition(
     """
     one, two = node.args
     assert isinstance(one, fx.Node) and isinstance(two, fx.Node)
-    if adds_in_place(node) and any(values.order[r] > values.order[node] for r in values.readers(values.origin(one))):
-        return None  # somebody reads the first operand after it was overwritten
     candidates: list[tuple[tuple[bool, int, int, int], Draft, Addition]] = []
     for main, other in ((one, two), (two, one)):
         if draft := open_draft(main):
             path = _path(draft, by_tail)
             skip = _skip(other, path, values, open_draft)
-            if skip and _overwritten(skip.source, before=node, values=values):
+            if skip and skip.source in values.changing:
                 skip = None
             steps = path.index(skip.first) + 1 if skip else 0
             rank = (skip is not None, steps, _reach(values.modules[str(draft.conv.target)]), values.order[draft.conv])
@@ -177,18 +178,6 @@ def _skip(other: fx.Node, path: list[Draft], values: Values, open_draft: OpenDra
         if first := reading(source):
             return SkipDraft(source, first, norm=origin)
     return None
-
-
-def _overwritten(value: fx.Node, before: fx.Node, values: Values) -> bool:
-    """Whether somebody writes to a value before it is added."""
-
-    def module(node: fx.Node) -> Any:
-        return values.modules[str(node.target)] if node.op == "call_module" else None
-
-    return any(
-        values.order[reader] < values.order[before] and writes_in_place(reader, module(reader))
-        for reader in values.readers(value)
-    )
 
 
 def _reach(conv: Any) -> int:

@@ -142,15 +142,30 @@ def computes_convolution(module: nn.Module) -> bool:
     return False
 
 
+def is_container(module: nn.Module) -> bool:
+    """Return whether the module only calls its children one after another."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
 def is_one_operation(module: nn.Module) -> bool:
-    """Whether tracing must not look inside, so that we recognise the module as a whole."""
+    """Return whether tracing must not look inside, so that we recognise the module as a whole.
+
+    A subclass of a convolution or a batch norm with a forward of its own is not: what it computes is inside.
+    """
     return (
-        isinstance(module, _ConvNd)
-        or is_batch_norm(module)
+        computes_convolution(module)
+        or isinstance(module, TRANSPOSED)
+        or (is_batch_norm(module) and computes_batch_norm(module))
         or activation_kind(module) is not None
         or is_no_operation(module)
         or is_hooked(module)  # a graph of what is inside would not call the hooks
     )
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Return whether a recording calls the module instead of looking inside."""
+    ours = type(module).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, nn.Sequential)
+    return ours or is_one_operation(module)
 
 
 def norm_statistics(module: nn.Module) -> NormStatistics:

@@ -12,6 +12,7 @@ from depthfold.tracing.chains import Chains
 from depthfold.tracing.drafts import Draft, SkipDraft, Values
 from depthfold.tracing.roles import Kind, Sizes, owner
 from depthfold.tracing.shapes import conv_shape
+from depthfold.tracing.size_guard import SizeGuard
 from depthfold.tracing.traced import LayerSite, SkipSite
 
 
@@ -30,7 +31,7 @@ def number(chains: Chains, values: Values, sizes: Sizes) -> Numbered:
     ends = [position[chain[-1]] for chain in chains.chains]
     return Numbered(
         layers=tuple(_layer(draft, values, sizes) for draft in drafts),
-        sites=tuple(_site(draft, sizes) for draft in drafts),
+        sites=tuple(_site(draft, values, sizes) for draft in drafts),
         skip_sites=tuple(_skip_sites(drafts, position, values)),
         barriers=tuple(ends[:-1]),
         refusals=tuple(_refusals(chains, position, values)),
@@ -48,7 +49,7 @@ def _layer(draft: Draft, values: Values, sizes: Sizes) -> Layer:
     )
 
 
-def _site(draft: Draft, sizes: Sizes) -> LayerSite:
+def _site(draft: Draft, values: Values, sizes: Sizes) -> LayerSite:
     return LayerSite(
         pad=draft.pad.name if draft.pad else None,
         conv=draft.conv.name,
@@ -58,7 +59,17 @@ def _site(draft: Draft, sizes: Sizes) -> LayerSite:
         activation=draft.activation.name if draft.activation else None,
         out=draft.tail.name,
         batch=sizes[draft.source][0],
+        guards=tuple(_guards(draft, values)),
     )
+
+
+def _guards(draft: Draft, values: Values) -> Iterator[str]:
+    """Yield the guards between the value that a layer reads and the layer."""
+    node = (draft.pad or draft.conv).all_input_nodes[0]
+    while node is not draft.source:
+        if node.op == "call_module" and isinstance(values.modules[str(node.target)], SizeGuard):
+            yield node.name
+        node = node.all_input_nodes[0]
 
 
 def _skip_sites(drafts: list[Draft], position: dict[Draft, int], values: Values) -> Iterator[SkipSite]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -75,7 +76,8 @@ def modules_outside(model: nn.Module, at: str | None) -> Iterator[int]:
             yield id(module)
 
 
-def copy_model(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+    """Return a copy of the model. What `shared` holds, by its id, is not copied."""
     # Weights that are computed from others (old-style weight norm) have a history, which copying refuses. They are
     # computed again in every forward, so their present value is enough.
     computed = {
@@ -85,7 +87,7 @@ def copy_model(model: nn.Module) -> nn.Module:
         if isinstance(value, Tensor) and not value.is_leaf
     }
     try:
-        return copy.deepcopy(model, dict(computed))
+        return copy.deepcopy(model, {**computed, **(shared or {})})
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} cannot be copied: {explain(error)}. depthfold works on a copy, so that your model "

@@ -15,9 +15,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
+from depthfold.tracing.functional import WHERE, FunctionalConv, FunctionalNorm
 from depthfold.tracing.others import function_reason, module_reason
 from depthfold.tracing.rules import (
     CONVOLUTION_RULES,
+    FUNCTIONAL_RULES,
     NORM_RULES,
     PLAIN_RULES,
     Ignore,
@@ -26,6 +28,7 @@ from depthfold.tracing.rules import (
     first_reason,
     ignored,
 )
+from depthfold.tracing.size_guard import SizeGuard
 from depthfold.tracing.uses import count_calls, read_by_code
 
 Sizes = Mapping[fx.Node, torch.Size]
@@ -62,7 +65,7 @@ _NOTHING_METHODS = {"contiguous", "clone"}
 
 
 def assign_roles(
-    graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, str], ignore: Ignore, elsewhere: Iterable[int] = ()
+    graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, Reason], ignore: Ignore, elsewhere: Iterable[int] = ()
 ) -> dict[fx.Node, Role]:
     """The role of every node. `elsewhere` holds the ids of modules that are also used outside the graph."""
     modules = dict(graph.named_modules())
@@ -92,7 +95,7 @@ _SPECIAL = {"placeholder": "the input of the network", "output": "an output of t
 def owner(node: fx.Node) -> str:
     """A name that the user knows: the module that is called, or the module whose forward holds the operation."""
     if node.op == "call_module":
-        return str(node.target)
+        return str(node.meta.get(WHERE, node.target))
     path = home(node)
     return f"{path}.{node.name}" if path else node.name
 
@@ -103,10 +106,17 @@ def home(node: fx.Node) -> str:
     return str(next(reversed(stack.values()))[0]) if stack else ""
 
 
-def _module_role(path: str, site: Site, opaque: Mapping[str, str]) -> Role:
+def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
     module = site.module
     if path in opaque:
-        return _other(path, ("opaque", f"its forward cannot be traced: {opaque[path]}"))
+        return _other(path, opaque[path])
+    if isinstance(module, SizeGuard):
+        return Role(Kind.NOTHING)
+    if isinstance(module, FunctionalConv):
+        reason = first_reason(FUNCTIONAL_RULES, site)
+        return _other(path, reason) if reason else Role(Kind.CONVOLUTION)
+    if isinstance(module, FunctionalNorm):
+        return Role(Kind.NORM)
     if isinstance(module, known.TRANSPOSED):
         return _other(path, ("transposed", "a transposed convolution is no convolution of its input"))
     if isinstance(module, _ConvNd):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
+from depthfold.tracing.functional import FunctionalConv
 from depthfold.tracing.modules import computes_batch_norm, computes_convolution, is_hooked_inside
 
 Reason = tuple[str, str]  # (code, sentence)
@@ -90,7 +91,7 @@ def _precision(site: Site) -> Reason | None:
 
 
 def _rank(site: Site) -> Reason | None:
-    assert isinstance(site.module, _ConvNd)
+    assert isinstance(site.module, _ConvNd | FunctionalConv)
     expected = len(site.module.kernel_size) + 2
     if site.rank != expected:
         return "unbatched", f"its input has {site.rank} dimensions instead of {expected}: a batch dimension is missing"
@@ -112,6 +113,7 @@ def _statistics(site: Site) -> Reason | None:
 _COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked, _read_elsewhere)
 PLAIN_RULES = (_hooked, _replaced)  # for everything else: activations, padding, dropout, whole parts of the model
 CONVOLUTION_RULES = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
+FUNCTIONAL_RULES = (_rank,)  # nobody else calls them, and their weights stay where they are
 NORM_RULES = (*_COMMON, _custom_norm, _statistics)
 
 

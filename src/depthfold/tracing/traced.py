@@ -34,7 +34,8 @@ class SkipSite:
 class LayerSite:
     """Where a layer lives in the graph: names of nodes. `linear` is the last one before the additions, `out` the
     value at the layer's position, activation included. An activation inside a batch norm has the norm's name. `batch`
-    is that of the example inputs as it reached the layer: a forward may have folded another dimension into it."""
+    is that of the example inputs as it reached the layer: a forward may have folded another dimension into it. `guards`
+    check the size of the layer's input."""
 
     pad: str | None
     conv: str
@@ -44,6 +45,7 @@ class LayerSite:
     activation: str | None
     out: str
     batch: int
+    guards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from torch import fx, nn
 
 from depthfold.errors import TraceError
 from depthfold.tracing.inputs import Inputs
-from depthfold.tracing.modules import is_one_operation, mark_no_operation
+from depthfold.tracing.modules import is_container, is_leaf, is_one_operation, mark_no_operation
+from depthfold.tracing.proxies import UNKNOWN, ValueProxy, WeightProxy, value_of
 
 _OURS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -26,25 +29,79 @@ def _written_by_us(filename: str) -> bool:
     return path.is_relative_to(_OURS) and not path.is_relative_to(_OURS / "testing")
 
 
-class ForgivingTracer(fx.Tracer):
-    """Records a forward. `opaque` maps the path of each submodule that could not be traced to the reason."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Failure:
+    """A submodule whose forward cannot be traced: why, and what it received on the example inputs, call by call."""
 
-    def __init__(self) -> None:
+    why: str
+    received: list[Inputs] = field(default_factory=list)
+
+
+class ForgivingTracer(fx.Tracer):
+    """Record a forward. Submodules that cannot be traced become one opaque operation each; `failures` says why.
+
+    `example` are the arguments by name: every operation is also run on them, so that a proxy can answer for its value.
+    `opaque` names submodules not to look into, `fixed` those that are recorded for maps of the traced size, each with
+    the guard that checks the size.
+    """
+
+    def __init__(
+        self,
+        example: Mapping[str, Any] | None = None,
+        opaque: Collection[str] = (),
+        fixed: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         # Shapes of parameters are constants of the network: code that branches on them can be traced.
         super().__init__(param_shapes_constant=True)
-        self.opaque: dict[str, str] = {}
+        self.example, self.opaque, self.fixed = dict(example or {}), set(opaque), dict(fixed or {})
+        self.failures: dict[str, Failure] = {}
+        self.fixed_sizes = False
+        self._evaluating = False
+        self._weights: dict[str, fx.Proxy] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.opaque or is_one_operation(m):
-            return True
-        return super().is_leaf_module(m, module_qualified_name)
+        return module_qualified_name in self.opaque or is_leaf(m)
+
+    def create_arg(self, a: Any) -> Any:
+        # Before anything else: a proxy may pass for the tensor that it stands for.
+        return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any | None = None,
+        proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
+    ) -> fx.Proxy:
+        def proxy(node: fx.Node) -> fx.Proxy:
+            value = self._evaluate(kind, target, args, kwargs)
+            if kind == "get_attr" and isinstance(value, nn.Parameter):
+                return WeightProxy(self, node, target, value)
+            return ValueProxy(node, self, value)
+
+        return super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        self._weights = parameter_proxy_cache
+        return attr_val if self._evaluating else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self._evaluating or self._made_in_forward(m):
+            return forward(*args, **kwargs)
+        path = self.path_of_module(m)
         last = next(iter(reversed(self.graph.nodes)), None)
         stack, scope = self.module_stack.copy(), (self.scope.module_path, self.scope.module_type)
+        sizes = self.fixed_sizes
         try:
+            if path in self.fixed:
+                self.fixed_sizes = True
+                guard = self._guard(path)
+                return super().call_module(m, forward, (self.create_proxy("call_module", guard, args, {}),), kwargs)
             value = super().call_module(m, forward, args, kwargs)
             if self._passed_on(m, args, kwargs, value, last):
                 mark_no_operation(m)
@@ -54,11 +111,51 @@ class ForgivingTracer(fx.Tracer):
             if _is_ours(error):
                 raise
             # Innermost first: what fails here is this module's own forward, so only this module becomes opaque.
-            self.opaque[self.path_of_module(m)] = explain(error)
+            self.opaque.add(path)
+            self.failures[path] = Failure(explain(error))
             self._erase_after(last)
             self.module_stack = stack
             self.scope.module_path, self.scope.module_type = scope
+            self.fixed_sizes = False
             return super().call_module(m, forward, args, kwargs)
+        finally:
+            self.fixed_sizes = sizes
+            if path in self.failures:
+                self._note_received(path, args, kwargs)
+
+    def _made_in_forward(self, m: nn.Module) -> bool:
+        """Return whether the forward has just made this container, as self.features[2:] does: it has no path."""
+        return m not in (self.submodule_paths or {}) and is_container(m)
+
+    def _guard(self, path: str) -> str:
+        target = f"depthfold_size_{path.replace('.', '_')}"
+        self.root.add_module(target, self.fixed[path])
+        return target
+
+    def _note_received(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with contextlib.suppress(LookupError):
+            args, kwargs = value_of((args, kwargs))
+            self.failures[path].received.append(Inputs(args, kwargs).map(lambda tensor: tensor.detach().to("meta")))
+
+    def _evaluate(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the value of an operation on the example inputs, UNKNOWN where it cannot be run."""
+        if kind == "placeholder":
+            return self.example.get(str(target), UNKNOWN)
+        self._evaluating = True
+        try:
+            args, kwargs = value_of((args, kwargs))
+            with torch.no_grad():
+                if kind == "call_function":
+                    return target(*args, **kwargs)
+                if kind == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                if kind == "call_module":
+                    return self.root.get_submodule(target)(*args, **kwargs)
+            return operator.attrgetter(target)(self.root) if kind == "get_attr" else UNKNOWN
+        except Exception:  # noqa: BLE001 - whatever the user's code raises; without a value it is recorded all the same
+            return UNKNOWN
+        finally:
+            self._evaluating = False
 
     def _passed_on(
         self, m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, last: fx.Node | None
@@ -70,16 +167,27 @@ class ForgivingTracer(fx.Tracer):
         return alone and own and next(iter(reversed(self.graph.nodes)), None) is last and not is_one_operation(m)
 
     def _erase_after(self, last: fx.Node | None) -> None:
+        erased = set()
         for node in reversed(list(self.graph.nodes)):
             if node is last:
-                return
+                break
             self.graph.erase_node(node)
+            erased.add(node)
+        for name in [name for name, proxy in self._weights.items() if proxy.node in erased]:
+            del self._weights[name]  # torch.fx would go on using the node that is gone
 
 
-def trace_graph(module: nn.Module, inputs: Inputs, where: str) -> tuple[fx.GraphModule, dict[str, str]]:
-    """The module as an fx graph, and the reasons for its opaque submodules."""
-    tracer = ForgivingTracer()
+def record(
+    module: nn.Module,
+    inputs: Inputs,
+    where: str,
+    opaque: Collection[str] = (),
+    fixed: Mapping[str, nn.Module] | None = None,
+) -> tuple[fx.GraphModule, dict[str, Failure]]:
+    """Return the module as an fx graph, and the submodules that could not be traced. Both change the module: what the
+    forward does to it happens, and constants of the forward are kept on it. Give a copy."""
     defaults = _defaults(module, inputs, where)
+    tracer = ForgivingTracer(_by_name(module, inputs), opaque, fixed)
     try:
         with _without_arguments(module, defaults):
             graph = tracer.trace(module)
@@ -89,7 +197,13 @@ def trace_graph(module: nn.Module, inputs: Inputs, where: str) -> tuple[fx.Graph
             'way whatever the values are. Trace a submodule instead, with at="..." (the part that holds the '
             f'convolutions, such as at="backbone"); {where} has the children {_children(module)}.'
         ) from error
-    return fx.GraphModule(module, graph, class_name=type(module).__name__), tracer.opaque
+    return fx.GraphModule(module, graph, class_name=type(module).__name__), tracer.failures
+
+
+def _by_name(module: nn.Module, inputs: Inputs) -> dict[str, Any]:
+    """Return the arguments by the names that they have in the forward."""
+    signature = inspect.signature(module.forward)
+    return dict(signature.bind(*inputs.args, **inputs.named).arguments)
 
 
 def _defaults(module: nn.Module, inputs: Inputs, where: str) -> dict[str, Any]:

@@ -1,0 +1,111 @@
+"""Proxies that know their value: they answer questions about it as the value would, and write in place as it would.
+
+torch.fx records a forward by running it on proxies. Its own proxies answer isinstance(x, Tensor) with no, and turn
+x += y into x = x + y, which is another computation wherever a second name refers to x.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import Attribute, ParameterProxy
+
+UNKNOWN = object()  # the value of a proxy whose operation could not be run
+
+# Marks the node of an augmented assignment, x += y.
+AUGMENTED = "depthfold.augmented"
+
+_SIZES = ("shape", "ndim", "size", "dim", "numel", "nelement")
+
+
+class ValueProxy(fx.Proxy):
+    """A proxy with the value that the operation has on the example inputs.
+
+    With `tracer.fixed_sizes`, sizes are numbers instead of proxies.
+    """
+
+    tracer: Any
+    _is_param = False  # nn.Parameter asks for it when a module keeps the proxy
+
+    def __init__(self, node: fx.Node, tracer: Any, value: Any) -> None:
+        super().__init__(node, tracer)
+        self.value = value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # what isinstance() and torch.is_tensor() ask for
+        return Tensor if isinstance(self.__dict__.get("value"), Tensor) else ValueProxy
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SIZES and self.tracer.fixed_sizes and isinstance(self.value, Tensor):
+            return getattr(self.value, name)
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        if self.tracer.fixed_sizes and isinstance(self.value, Tensor):
+            return len(self.value)
+        return super().__len__()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_method", "__setitem__", (self, index, value), {})
+
+
+class WeightProxy(ParameterProxy):
+    """The proxy of a parameter, which passes for one."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return nn.Parameter
+
+
+def value_of(argument: Any) -> Any:
+    """Return an argument with every proxy replaced by its value. Raise LookupError where one is not known."""
+    return torch.fx.node.map_aggregate(argument, _value)
+
+
+def _value(leaf: Any) -> Any:
+    if not isinstance(leaf, fx.Proxy):
+        return leaf
+    if isinstance(leaf, ParameterProxy):
+        return leaf.param
+    if isinstance(leaf, Attribute):
+        return getattr(_value(leaf.root), leaf.attr)
+    value = leaf.value if isinstance(leaf, ValueProxy) else UNKNOWN
+    if value is UNKNOWN:
+        raise LookupError(leaf.node.name)
+    return value
+
+
+# x += y as the method that it calls on a tensor. Recorded as an operator it would not survive pickling, where torch.fx
+# records the generated code anew with proxies of its own.
+_METHODS = {
+    "iadd": "add_",
+    "isub": "sub_",
+    "imul": "mul_",
+    "itruediv": "div_",
+    "ifloordiv": "floor_divide_",
+    "imod": "remainder_",
+    "ipow": "pow_",
+    "iand": "bitwise_and_",
+    "ior": "bitwise_or_",
+    "ixor": "bitwise_xor_",
+}
+
+
+def _augmented(name: str) -> Any:
+    plain = getattr(operator, name[1:] if name not in ("iand", "ior") else f"{name[1:]}_")
+
+    def write(self: ValueProxy, other: Any) -> Any:
+        if not isinstance(self.value, Tensor):  # numbers and tuples do not change
+            return plain(self, other)
+        proxy = self.tracer.create_proxy("call_method", _METHODS[name], (self, other), {})
+        proxy.node.meta[AUGMENTED] = plain
+        return proxy
+
+    return write
+
+
+for _name in _METHODS:
+    setattr(ValueProxy, f"__{_name}__", _augmented(_name))

@@ -1,0 +1,131 @@
+"""A forward as a graph that was seen to compute the same: recorded, tidied and proved, until nothing is at fault."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from depthfold.core.sizes import FixedPadding
+from depthfold.errors import TraceError
+from depthfold.tracing.fixed_sizes import guard_for
+from depthfold.tracing.functional import batch_norms, functions_as_modules
+from depthfold.tracing.in_place import read_what_is_written, watch
+from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.modules import is_no_operation, mark_no_operation
+from depthfold.tracing.proof import find_fault, run_model, spare
+from depthfold.tracing.rules import Reason
+from depthfold.tracing.size_guard import SizeGuard
+from depthfold.tracing.tracer import record
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The graph of a module, and what one run of it shows. `opaque` says why submodules are called as they are, and
+    `changing` are the values that are written to while others can read them."""
+
+    graph: fx.GraphModule
+    opaque: Mapping[str, Reason]
+    fixed: tuple[FixedPadding, ...]
+    sizes: Mapping[fx.Node, torch.Size]
+    changing: frozenset[fx.Node]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What earlier recordings have shown."""
+
+    opaque: dict[str, Reason] = field(default_factory=dict)
+    guards: dict[str, SizeGuard] = field(default_factory=dict)
+    fixed: dict[str, FixedPadding] = field(default_factory=dict)
+
+
+def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
+    """Record a module, and compare the graph with the module itself.
+
+    A submodule that does something else than was recorded of it becomes one opaque operation, the smallest one that is
+    at fault; where that is the whole module, raise TraceError.
+    """
+    known = _Known()
+    run_model(part, inputs)
+    while True:
+        graph = _record(part, inputs, where, known)
+        functions_as_modules(graph, _follow_the_mode(part, graph, inputs, where, known))
+        _number_nodes(graph)
+        run = watch(graph, spare(graph), inputs)
+        changing = read_what_is_written(graph, run)
+        fault = find_fault(part, graph, inputs, known.opaque, _plainly)
+        if fault is None:
+            return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, changing)
+        if not fault.path or fault.path in known.opaque:
+            raise TraceError(
+                f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that line, or trace a "
+                'submodule that does without it, with at="...".'
+            )
+        known.opaque[fault.path] = fault.reason
+
+
+def _record(part: nn.Module, inputs: Inputs, where: str, known: _Known) -> fx.GraphModule:
+    """Record the module as it is known so far. Where the size of a map is all that cannot be recorded, fix it."""
+    while True:
+        working = spare(part)
+        draft, failures = record(working, inputs, where, known.opaque, known.guards)
+        new = [path for path in failures if path not in known.guards]
+        for path in new:
+            if found := guard_for(part.get_submodule(path), path, failures[path]):
+                known.guards[path], known.fixed[path] = found
+        if any(path in known.guards for path in new):
+            continue
+        for path, failure in failures.items():
+            known.opaque[path] = ("opaque", f"its forward cannot be traced: {failure.why}")
+            known.fixed.pop(path, None)
+        return _on(part, draft)
+
+
+def _on(part: nn.Module, draft: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph with the modules of the part itself: those that it was recorded with have run since."""
+    kept: dict[str, Any] = {}
+    for node in draft.graph.nodes:
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        target = str(node.target)
+        recorded = kept[target] = operator.attrgetter(target)(draft)
+        with contextlib.suppress(AttributeError):  # guards and constants of the forward are not the user's
+            kept[target] = operator.attrgetter(target)(part)
+        if node.op == "call_module" and is_no_operation(recorded) and not is_no_operation(kept[target]):
+            mark_no_operation(kept[target])
+    return fx.GraphModule(kept, draft.graph, class_name=type(part).__name__)
+
+
+def _follow_the_mode(
+    part: nn.Module, graph: fx.GraphModule, inputs: Inputs, where: str, known: _Known
+) -> Mapping[str, bool]:
+    """Return which functional batch norms use the statistics of the batch in training: a second recording, in training
+    mode, shows it."""
+    if not batch_norms(graph):
+        return {}
+    try:
+        training, _ = record(spare(part).train(), inputs, where, known.opaque, known.guards)
+    except TraceError:
+        return {}
+    return batch_norms(training)
+
+
+def _plainly(module: nn.Module, inputs: Inputs, opaque: Collection[str]) -> fx.GraphModule:
+    return record(module, inputs, type(module).__name__, opaque)[0]
+
+
+def _number_nodes(graph: fx.GraphModule) -> None:
+    """Number the nodes without gaps. A node that was erased leaves one, and unpickling, which records the forward
+    anew, would close it: the names by which we know the layers would then be those of other nodes."""
+    fresh, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.graph.nodes:
+        args, kwargs = (fx.map_arg(part, lambda n: copies[n]) for part in (node.args, node.kwargs))
+        copies[node] = fresh.create_node(node.op, node.target, args, kwargs, type_expr=node.type)
+        copies[node].meta = dict(node.meta)
+    graph.graph = fresh

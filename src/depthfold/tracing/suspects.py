@@ -1,0 +1,88 @@
+"""Why a recording differs from the model: what in the code of a forward is known to mislead torch.fx."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from depthfold.tracing.rules import Reason
+
+_ASKS = {"isinstance", "issubclass", "is_tensor", "type", "hasattr", "callable", "getattr"}
+
+
+def suspect(module: nn.Module) -> Reason:
+    """Return the likeliest reason why the forward of this module was recorded as something else."""
+    source = _source(type(module).forward)
+    found: dict[str, int] = {}
+    if source is not None:
+        for node in ast.walk(source[0]):
+            if (kind := _kind(node)) is not None:
+                found.setdefault(kind, node.lineno)  # type: ignore[attr-defined]
+    for kind, why in _WHY.items():
+        if kind in found and source is not None:
+            return kind, f"{why} ({_place(source, found[kind])}), so torch.fx records another computation than it runs"
+    return "misrecorded", "torch.fx records another computation than its forward runs"
+
+
+_WHY = {
+    "type-question": "its forward asks for the type of a value",
+    "caught-error": "its forward catches errors",
+    "alias": "its forward writes in place to a value that has another name",
+    "state": "its forward reads what an earlier call has kept",
+}
+
+
+def _kind(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if name in _ASKS:
+            return "type-question"
+        if (name.endswith("_") and not name.endswith("__")) or any(word.arg == "out" for word in node.keywords):
+            return "alias"
+    if isinstance(node, ast.Try):
+        return "caught-error"
+    if isinstance(node, ast.AugAssign):
+        return "alias"
+    if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
+        return "alias"
+    if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) for target in node.targets):
+        return "state"
+    return None
+
+
+def where_changed(module: nn.Module, name: str) -> str:
+    """Return the line of a module's code that assigns an attribute, in brackets, or nothing where it is not found."""
+    pattern = re.compile(rf"\.{re.escape(name)}\b(\s*[-+*/|&^%]*=(?!=)|\.\w+_\(|\[.*\]\s*=|\.(append|add|update)\()")
+    for function in (vars(type(module)).get("forward"), type(module)):
+        try:
+            lines, start = inspect.getsourcelines(function)  # type: ignore[arg-type]
+            file = Path(inspect.getsourcefile(function) or "").name  # type: ignore[arg-type]
+        except (OSError, TypeError):
+            continue
+        for number, line in enumerate(lines):
+            if pattern.search(line):
+                return f" ({file}:{start + number}, `{line.strip()}`)"
+    return ""
+
+
+Source = tuple[ast.AST, str, list[str], int]
+
+
+def _source(function: Any) -> Source | None:
+    try:
+        lines, start = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        return tree, Path(inspect.getsourcefile(function) or "").name, lines, start
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _place(source: Source, line: int) -> str:
+    _, file, lines, start = source
+    return f"{file}:{start + line - 1}, `{lines[line - 1].strip()}`"
