@@ -121,14 +121,15 @@ def test_a_batch_norm_without_statistics_is_refused():
     assert codes(network)["1"] == "batch-statistics"
 
 
-def test_a_batch_norm_of_an_unknown_class_is_refused():
+def test_a_batch_norm_with_a_forward_of_its_own_is_looked_into():
     class Twisted(nn.BatchNorm2d):
         def forward(self, x):
             return super().forward(x) * 2
 
     network = folds_exactly(nn.Sequential(conv(), Twisted(4), conv()), image())
+    assert network.layers[0].norm == "1"
     assert network.barriers == (1,)
-    assert codes(network)["1"] == "custom-norm"
+    assert codes(network)["1.mul"] == "multiplication"
 
 
 @pytest.mark.parametrize(

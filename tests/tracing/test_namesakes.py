@@ -74,7 +74,7 @@ class BatchNormAct2d(nn.BatchNorm2d):
         (StochasticDepth(), "1.mul", "multiplication"),
         (DropPath(), "1", "opaque"),
         (OwnFrozenNorm(), "1.mul", "multiplication"),
-        (BatchNormAct2d(4), "1", "custom-norm"),
+        (BatchNormAct2d(4), "1", "norm-alone"),
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )

@@ -22,11 +22,11 @@ class Functional(nn.Module):
     def __init__(self, computed):
         super().__init__()
         self.body, self.computed = body(), computed
-        self.weight = nn.Parameter(torch.randn(3, 4, 1, 1))
+        self.weight = nn.Parameter(torch.randn(4, 3, 1, 1))
 
     def forward(self, x):
         weight = F.normalize(self.weight) * 2 if self.computed else self.weight
-        return F.conv2d(F.max_pool2d(self.body(x), 2), weight)
+        return F.conv_transpose2d(F.max_pool2d(self.body(x), 2), weight)
 
 
 def at_the_end(network):

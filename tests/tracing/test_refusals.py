@@ -47,17 +47,6 @@ class ValueFlow(nn.Module):
         return self.conv(x) if x.sum() > 0 else x
 
 
-class LeafLike(nn.Module):
-    """A layer of its own with weights that are no parameters of a convolution."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
-
-    def forward(self, x):
-        return F.conv2d(x, self.weight)
-
-
 REFUSED = {
     "max pool": (nn.MaxPool2d(2), "part", "pooling"),
     "average pool": (nn.AvgPool2d(3, 1, 1), "part", "pooling"),
@@ -77,8 +66,7 @@ REFUSED = {
     "old weight norm": (old_weight_norm(conv()), "part", "hooked"),
     "old spectral norm": (old_spectral_norm(conv()), "part", "hooked"),
     "custom operation": (Unknown(), "part.fft_fft", "custom"),
-    "weight standardisation": (Standardised(4, 4, 3, padding=1), "part", "custom-convolution"),
-    "functional convolution": (LeafLike(), "part.conv2d", "functional-convolution"),
+    "weight standardisation": (Standardised(4, 4, 3, padding=1), "part.conv2d", "computed-weights"),
     "control flow on values": (ValueFlow(), "part", "opaque"),
     "scaling": (Net(lambda net, x: x * 0.5), "part.mul", "multiplication"),
     "constant": (Net(lambda net, x: x + 1), "part.add", "broadcast"),
@@ -104,7 +92,6 @@ def test_reasons_name_what_was_found():
         return refusal(df.trace(Between(part), image()), "part").why
 
     assert "'circular'" in why(conv(padding_mode="circular"))
-    assert "Standardised has a forward of its own" in why(Standardised(4, 4, 3, padding=1))
     assert "its forward cannot be traced: symbolically traced variables" in why(ValueFlow())
     assert "test_refusals.py" in why(ValueFlow())
     assert "x.sum() > 0" in why(ValueFlow())
@@ -421,13 +408,6 @@ def test_values_that_are_overwritten(run):
         student = df.rewrite(network, plan)
         agree(df.merge(student)(image().double()), student(image().double()))
     agree(df.rewrite(network, network.vanilla)(image().double()), model(image().double()))
-
-
-def test_convolutions_without_a_module_are_told():
-    model = Net(lambda net, x: F.conv2d(F.relu(net.a(x)), torch.ones(4, 4, 1, 1)), a=conv())
-    assert "functional-convolution" in {refusal.code for refusal in df.trace(model, image()).refusals}
-    bare = df.trace(nn.Conv2d(4, 4, 3), image())
-    assert (bare.depth, [refusal.code for refusal in bare.refusals]) == (0, ["functional-convolution"])
 
 
 @pytest.mark.parametrize(

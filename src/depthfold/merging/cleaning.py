@@ -93,4 +93,16 @@ def drop_unused(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code(is_impure_node=needed)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
+    _drop_unused_tensors(graph)
     graph.recompile()
+
+
+def _drop_unused_tensors(graph: fx.GraphModule) -> None:
+    """Parameters and buffers that functions read once, in modules that nobody calls."""
+    read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    for path, module in graph.named_modules():
+        inside = any(path == name or path.startswith(f"{name}.") for name in called)
+        for name in [*module._parameters, *module._buffers]:
+            if not inside and (f"{path}.{name}" if path else name) not in read:
+                delattr(module, name)

@@ -17,6 +17,7 @@ from depthfold.merging.precision import HALVES, check_weights, coarsest, in_sing
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.proof import to_run
 from depthfold.tracing.tracer import explain
 
 OUTPUT = "the outputs"
@@ -85,7 +86,7 @@ class _Recorder(fx.Interpreter):
     they can: those of a merged network that is wrong may be of another size, or not finite."""
 
     def __init__(self, graph: fx.GraphModule, names: set[str], given: Mapping[str, Tensor]) -> None:
-        super().__init__(graph)
+        super().__init__(to_run(graph), graph=graph.graph)
         self.names, self.given = names, given
         self.kept: dict[str, Any] = {}
 

@@ -51,7 +51,7 @@ _NOTHING = (nn.Identity, *_DROPOUTS)
 
 _PASSES = "depthfold_passes_its_input"
 
-# Of timm and torchvision.
+# Of timm, torchvision and detectron2.
 _RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
 _NORMS_WITH_ACTIVATION = {"BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d"}
@@ -67,9 +67,9 @@ def activation_kind(module: nn.Module) -> str | None:
 
 
 def _is_one_of(module: nn.Module, names: Set[str]) -> bool:
-    """Whether this is a class of timm or torchvision with one of these names."""
+    """Return whether this is a class of timm, torchvision or detectron2 with one of these names."""
     own = type(module)
-    return own.__name__ in names and own.__module__.partition(".")[0] in ("timm", "torchvision")
+    return own.__name__ in names and own.__module__.partition(".")[0] in ("timm", "torchvision", "detectron2")
 
 
 def is_no_operation(module: nn.Module) -> bool:

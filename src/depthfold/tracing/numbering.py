@@ -121,7 +121,7 @@ def _would_merge(node: fx.Node, values: Values) -> bool:
     """Whether a user would expect this to be part of a layer: a convolution, a norm, or something with such inside."""
     if node.op != "call_module":
         refusal = values.roles[node].refusal
-        return refusal is not None and refusal.code == "functional-convolution"
+        return refusal is not None and refusal.code == "computed-weights"
     inside = values.modules[str(node.target)].modules()
     return values.roles[node].kind is Kind.OTHER and any(
         "Conv" in type(m).__name__ or "BatchNorm" in type(m).__name__ for m in inside

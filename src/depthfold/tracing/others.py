@@ -32,7 +32,7 @@ _BY_NAME: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("pad",), "padding", "it pads with something other than zeros, or crops"),
     (("dropout", "alpha"), "always-random", "this dropout is on in evaluation, too"),
     (("add", "iadd", "sub", "isub", "sum"), "broadcast", "it adds values that are no two maps of one size"),
-    (("conv",), "functional-convolution", "a convolution without a module of its own has no weights to merge"),
+    (("conv",), "computed-weights", "its forward computes the weights, so there are none to merge"),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.errors import TraceError
 from depthfold.tracing.inputs import Inputs
-from depthfold.tracing.modules import is_container, is_leaf
+from depthfold.tracing.modules import is_container, is_hooked, is_leaf
 from depthfold.tracing.request import copy_model
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.suspects import suspect, where_changed
@@ -35,8 +35,20 @@ class Fault:
 
 
 def spare(module: nn.Module) -> Any:
-    """Return a copy to run: it has the parameters of the module itself, and its own buffers and attributes."""
-    return copy_model(module, {id(parameter): parameter for parameter in module.parameters()})
+    """Return a copy to run, with its own buffers and attributes. It shares what no run changes: parameters, and layers
+    of PyTorch in evaluation mode."""
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
+    for part in module.modules():
+        if type(part).__module__.startswith("torch.nn.modules") and not (is_hooked(part) or any(part.children())):
+            shared[id(part)] = part
+    return copy_model(module, shared)
+
+
+def to_run(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph, or a spare one if it calls modules that may keep something from one call to the next."""
+    called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
+    ours = ("torch.nn.modules", "depthfold.tracing", "timm.layers")
+    return graph if all(type(module).__module__.startswith(ours) for module in called) else spare(graph)
 
 
 Record = Callable[[nn.Module, Inputs, Collection[str]], fx.GraphModule]
@@ -50,10 +62,13 @@ def find_fault(
     Return None where both compute the same. `opaque` are the submodules that the graph calls as they are, `record`
     records a submodule in the same way as the whole.
     """
-    calls = [inputs, inputs.random(seed=0), inputs.random(seed=1)]
-    states = _Watched(spare(part), opaque)
-    alike = _behave_alike(states.model, spare(graph), calls, states.note)
-    changed = states.changed
+    calls = _several(inputs)
+    model = spare(part)
+    recorded = list(looked_into(model, opaque))
+    states: list[Mapping[str, Any]] = []
+    alike = _behave_alike(model, spare(graph), calls, lambda: states.append(state_of(recorded)))
+    # What is set once and kept, as a cache is, does not count: it is there after the second call.
+    changed = _changes(*states[-2:]) if len(states) > 2 else set()
     if alike and not changed:
         return None
     if changed:
@@ -76,6 +91,27 @@ def run_model(part: nn.Module, inputs: Inputs) -> None:
         ) from error
 
 
+def check_in_model(model: nn.Module, at: str, graph: fx.GraphModule, inputs: Inputs) -> None:
+    """Raise TraceError if the rest of the model does not work with the graph in the place of the submodule `at`: it may
+    read what the submodule keeps on itself. Where the model itself does not run as a whole, nothing can be said."""
+    try:
+        wanted = _call(spare(model), inputs.map(Tensor.clone))
+    except Exception:  # noqa: BLE001 - the part runs, and that is what is traced
+        return
+    changed = spare(model)
+    changed.set_submodule(at, spare(graph))
+    try:
+        if _same(wanted, _call(changed, inputs.map(Tensor.clone))):
+            return
+        why = "its outputs change"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the model itself has run
+        why = explain(error)
+    raise TraceError(
+        f"The rest of {type(model).__name__} does not work with what was recorded of at={at!r}: {why}. Let the forward "
+        "of that part return all that the rest reads, instead of keeping it on the module, or trace with another at=."
+    )
+
+
 def _call(module: nn.Module, given: Inputs) -> Any:
     """Call a module, with the same random numbers every time."""
     devices = {leaf.device for leaf in tree_leaves((given.args, given.named)) if isinstance(leaf, Tensor)}
@@ -89,21 +125,23 @@ def _call(module: nn.Module, given: Inputs) -> Any:
 def _behave_alike(
     model: nn.Module, graph: nn.Module, calls: list[Inputs], after: Callable[[], None] = lambda: None
 ) -> bool:
-    """Return whether both give the same outputs, call after call, and write the same to their inputs."""
+    """Return whether both give the same outputs, call after call, and write the same to their inputs. `after` is called
+    after each call of the model."""
+    alike = True
     for given in calls:
         one, two = given.map(Tensor.clone), given.map(Tensor.clone)
         try:
             wanted = _call(model, one)
         except Exception:  # noqa: BLE001 - random inputs need not make sense to the model
-            return True
+            break
         after()
         try:
-            found = _call(graph, two)
+            found = _call(graph, two) if alike else wanted
         except Exception:  # noqa: BLE001 - whatever it is, the model itself has run
-            return False
-        if not _same((wanted, one.args, one.named), (found, two.args, two.named)):
-            return False
-    return True
+            alike = False
+            continue
+        alike = alike and _same((wanted, one.args, one.named), (found, two.args, two.named))
+    return alike
 
 
 def _same(wanted: Any, found: Any) -> bool:
@@ -134,27 +172,33 @@ def _same_leaf(one: Any, two: Any) -> bool:
 
 def _smallest(part: nn.Module, inputs: Inputs, opaque: Collection[str], record: Record) -> str:
     """Return the path of the smallest submodule whose recording differs from what it does: the first one to end."""
-    for path, module, given in _calls(spare(part), inputs, opaque):
+    for path, given in _calls(spare(part), inputs, opaque):
+        module = part.get_submodule(path)
         inside = [name.removeprefix(f"{path}.") for name in opaque if name.startswith(f"{path}.")]
         try:
-            graph = record(spare(module), given, inside)
+            graph = record(module, given, inside)
         except TraceError:
             return path
-        if not _behave_alike(spare(module), graph, [given, given.random(seed=0)]):
+        if not _behave_alike(spare(module), graph, _several(given)):
             return path
     return ""
 
 
-def _calls(model: nn.Module, inputs: Inputs, opaque: Collection[str]) -> list[tuple[str, nn.Module, Inputs]]:
+def _several(inputs: Inputs) -> list[Inputs]:
+    """Return the inputs of three calls in a row: the first shows what is computed, the others what is kept."""
+    return [inputs, inputs.random(seed=0), inputs.random(seed=1)]
+
+
+def _calls(model: nn.Module, inputs: Inputs, opaque: Collection[str]) -> list[tuple[str, Inputs]]:
     """Return every call of a submodule that was looked into, with what it received, in the order in which they end."""
     waiting: list[Inputs] = []
-    ended: list[tuple[str, nn.Module, Inputs]] = []
+    ended: list[tuple[str, Inputs]] = []
 
     def begin(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         waiting.append(Inputs(args, named).map(Tensor.clone))
 
     def end(path: str) -> Any:
-        return lambda module, *_: ended.append((path, module, waiting.pop()))
+        return lambda *_: ended.append((path, waiting.pop()))
 
     with _hooks(model, opaque, lambda _: begin, end):
         _call(model, inputs.map(Tensor.clone))
@@ -164,7 +208,7 @@ def _calls(model: nn.Module, inputs: Inputs, opaque: Collection[str]) -> list[tu
 @contextmanager
 def _hooks(model: nn.Module, opaque: Collection[str], begin: Any, end: Any) -> Iterator[None]:
     handles = []
-    for path, module in looked_into(model, opaque):
+    for path, module in list(looked_into(model, opaque)):
         if path and not is_container(module):  # a container does what its children do
             handles.append(module.register_forward_pre_hook(begin(path), with_kwargs=True))
             handles.append(module.register_forward_hook(end(path)))
@@ -187,29 +231,14 @@ def looked_into(module: nn.Module, opaque: Collection[str], path: str = "") -> I
 _PLAIN = (int, float, str, bool, type(None))
 
 
-class _Watched:
-    """A model, and what its forward changes on itself from one call to the next. A value that is set once and kept, as
-    a cache is, does not count: it is compared only after the second call."""
-
-    def __init__(self, model: nn.Module, opaque: Collection[str]) -> None:
-        self.model, self.opaque = model, opaque
-        self.states: list[Mapping[str, Any]] = []
-
-    def note(self) -> None:
-        self.states.append(state_of(self.model, self.opaque))
-
-    @property
-    def changed(self) -> set[str]:
-        if len(self.states) < 3:
-            return set()
-        before, after = self.states[-2:]
-        return {name for name in before.keys() | after.keys() if not _equal(before.get(name), after.get(name))}
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if not _equal(before.get(name), after.get(name))}
 
 
-def state_of(model: nn.Module, opaque: Collection[str]) -> dict[str, Any]:
-    """Return buffers, versions of parameters and plain attributes of every module that was looked into."""
+def state_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Any]:
+    """Return buffers, versions of parameters and plain attributes of modules, by their paths."""
     state: dict[str, Any] = {}
-    for path, module in looked_into(model, opaque):
+    for path, module in modules:
         prefix = f"{path}." if path else ""
         for name, buffer in module.named_buffers(recurse=False):
             state[prefix + name] = buffer.detach().clone()
@@ -239,20 +268,13 @@ def _where_changed(model: nn.Module, calls: list[Inputs], names: set[str], opaqu
     """Return the path of the innermost module in whose call the state changes."""
     found: list[str] = []
     waiting: list[dict[str, Any]] = []
-
-    def state() -> dict[str, Any]:
-        return {name: value for name, value in state_of(model, opaque).items() if name in names}
+    recorded = list(looked_into(model, opaque))  # now: a module with hooks is not looked into
 
     def begin(_: str) -> Any:
-        return lambda *_: waiting.append(state())
+        return lambda *_: waiting.append(state_of(recorded))
 
     def end(path: str) -> Any:
-        def compare(*_: Any) -> None:
-            before, after = waiting.pop(), state()
-            if any(not _equal(before.get(name), after.get(name)) for name in names):
-                found.append(path)
-
-        return compare
+        return lambda *_: found.extend([path] if _changes(waiting.pop(), state_of(recorded)) & names else [])
 
     with _hooks(model, opaque, begin, end):
         for given in calls:

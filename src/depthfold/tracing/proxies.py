@@ -18,7 +18,8 @@ UNKNOWN = object()  # the value of a proxy whose operation could not be run
 # Marks the node of an augmented assignment, x += y.
 AUGMENTED = "depthfold.augmented"
 
-_SIZES = ("shape", "ndim", "size", "dim", "numel", "nelement")
+_RANKS = ("ndim", "dim")  # the number of dimensions does not change with the input
+_SIZES = ("shape", "size", "numel", "nelement")
 
 
 class ValueProxy(fx.Proxy):
@@ -28,7 +29,7 @@ class ValueProxy(fx.Proxy):
     """
 
     tracer: Any
-    _is_param = False  # nn.Parameter asks for it when a module keeps the proxy
+    _is_param = _is_buffer = False  # nn.Parameter and nn.Buffer ask for them when a module keeps the proxy
 
     def __init__(self, node: fx.Node, tracer: Any, value: Any) -> None:
         super().__init__(node, tracer)
@@ -39,7 +40,8 @@ class ValueProxy(fx.Proxy):
         return Tensor if isinstance(self.__dict__.get("value"), Tensor) else ValueProxy
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SIZES and self.tracer.fixed_sizes and isinstance(self.value, Tensor):
+        fixed = name in _RANKS or (name in _SIZES and self.tracer.fixed_sizes)
+        if fixed and isinstance(self.value, Tensor):
             return getattr(self.value, name)
         return super().__getattr__(name)
 
@@ -54,6 +56,8 @@ class ValueProxy(fx.Proxy):
 
 class WeightProxy(ParameterProxy):
     """The proxy of a parameter, which passes for one."""
+
+    _is_param, _is_buffer = True, False
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

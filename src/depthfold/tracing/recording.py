@@ -19,6 +19,7 @@ from depthfold.tracing.in_place import read_what_is_written, watch
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.modules import is_no_operation, mark_no_operation
 from depthfold.tracing.proof import find_fault, run_model, spare
+from depthfold.tracing.request import copy_model
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.size_guard import SizeGuard
 from depthfold.tracing.tracer import record
@@ -52,9 +53,9 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
     at fault; where that is the whole module, raise TraceError.
     """
     known = _Known()
+    graph = _record(part, inputs, where, known)
     run_model(part, inputs)
     while True:
-        graph = _record(part, inputs, where, known)
         functions_as_modules(graph, _follow_the_mode(part, graph, inputs, where, known))
         _number_nodes(graph)
         run = watch(graph, spare(graph), inputs)
@@ -64,10 +65,11 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
             return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, changing)
         if not fault.path or fault.path in known.opaque:
             raise TraceError(
-                f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that line, or trace a "
+                f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that in the model, or trace a "
                 'submodule that does without it, with at="...".'
             )
         known.opaque[fault.path] = fault.reason
+        graph = _record(part, inputs, where, known)
 
 
 def _record(part: nn.Module, inputs: Inputs, where: str, known: _Known) -> fx.GraphModule:
@@ -110,14 +112,14 @@ def _follow_the_mode(
     if not batch_norms(graph):
         return {}
     try:
-        training, _ = record(spare(part).train(), inputs, where, known.opaque, known.guards)
+        training, _ = record(copy_model(part).train(), inputs, where, known.opaque, known.guards)
     except TraceError:
         return {}
     return batch_norms(training)
 
 
 def _plainly(module: nn.Module, inputs: Inputs, opaque: Collection[str]) -> fx.GraphModule:
-    return record(module, inputs, type(module).__name__, opaque)[0]
+    return _on(module, record(spare(module), inputs, type(module).__name__, opaque)[0])
 
 
 def _number_nodes(graph: fx.GraphModule) -> None:

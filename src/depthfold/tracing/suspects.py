@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from depthfold.tracing.modules import is_hooked_inside
 from depthfold.tracing.rules import Reason
 
 _ASKS = {"isinstance", "issubclass", "is_tensor", "type", "hasattr", "callable", "getattr"}
@@ -18,6 +19,8 @@ _ASKS = {"isinstance", "issubclass", "is_tensor", "type", "hasattr", "callable",
 
 def suspect(module: nn.Module) -> Reason:
     """Return the likeliest reason why the forward of this module was recorded as something else."""
+    if is_hooked_inside(module):
+        return "hooked", "it reads what its hooks have collected, and they do not run while torch.fx records"
     source = _source(type(module).forward)
     found: dict[str, int] = {}
     if source is not None:

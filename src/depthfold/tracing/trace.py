@@ -12,6 +12,7 @@ from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import Inputs, inputs_at
 from depthfold.tracing.numbering import number
 from depthfold.tracing.outputs import is_output, part_is_output
+from depthfold.tracing.proof import check_in_model
 from depthfold.tracing.recording import record_faithfully
 from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
 from depthfold.tracing.roles import assign_roles, home
@@ -42,6 +43,8 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     ignore = check_ignore(part, ignore, at)
     recording = record_faithfully(part, inputs, f"{name} (at={at!r})" if at else name)
     graph, sizes = recording.graph, recording.sizes
+    if at:
+        check_in_model(snapshot, at, graph, given)
     roles = refuse_gates(assign_roles(graph, sizes, recording.opaque, ignore, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules()), recording.changing)
     numbered = number(link_chains(draft_layers(values), values), values, sizes)

@@ -1,0 +1,450 @@
+"""Ways in which a forward can mislead a tracer: what is merged is what the model computes, or tracing says why not."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from depthfold.errors import TraceError
+from nets import Net, agree, conv, image
+
+
+def two(run):
+    """A network with two convolutions, a and b, and this forward."""
+    return Net(run, a=conv(), b=conv())
+
+
+class Inner(nn.Module):
+    """A submodule with a convolution and the forward that is given, so that a fault has a place."""
+
+    def __init__(self, run, **state):
+        super().__init__()
+        self.c, self.run = conv(), run
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def inside(run, **state):
+    """A network whose middle part does what is given."""
+    return nn.Sequential(conv(), nn.ReLU(), Inner(run, **state), nn.ReLU(), conv())
+
+
+# Values with two names, written in place.
+
+
+def alias_then_iadd(net, x):
+    x = net.a(x)
+    identity = x
+    x += torch.tanh(x)
+    return net.b(torch.relu(x)) + identity
+
+
+def alias_then_imul(net, x):
+    x = net.a(x)
+    other = x
+    x *= 2
+    return net.b(x) + other
+
+
+def alias_then_isub_of_itself(net, x):
+    y = x = net.a(x)
+    y -= y.mean()
+    return net.b(x)
+
+
+def alias_then_method(net, x):
+    x = net.a(x)
+    kept = x
+    x.add_(1).mul_(0.5)
+    return net.b(F.relu(kept)) + x
+
+
+def relu_in_place_then_the_name_before(net, x):
+    y = net.a(x)
+    z = F.relu(y, inplace=True)
+    return net.b(z) + y
+
+
+def relu_statement(net, x):
+    y = net.a(x)
+    y.relu_()
+    return net.b(y)
+
+
+def residual_written_before_it_is_added(net, x):
+    y = net.a(x)
+    out = net.b(F.relu(y))
+    y.mul_(3)
+    return out + y
+
+
+def clone_protects(net, x):
+    y = net.a(x)
+    kept = y.clone()
+    y += 1
+    return net.b(y) + kept
+
+
+def detach_does_not_protect(net, x):
+    y = net.a(x)
+    kept = y.detach()
+    y += 1
+    return net.b(y) + kept
+
+
+def input_written(net, x):
+    x += 1
+    return net.b(F.relu(net.a(x))) + x
+
+
+def out_argument(net, x):
+    y = net.a(x)
+    kept = y
+    torch.mul(y, 2, out=y)
+    return net.b(y) + kept
+
+
+def out_into_another(net, x):
+    y = net.a(x)
+    buffer = torch.zeros_like(y)
+    torch.add(y, x, out=buffer)
+    return net.b(F.relu(buffer)) + buffer
+
+
+# Parts of values.
+
+
+def slice_written(net, x):
+    y = net.a(x)
+    y[:, :2].add_(1)
+    return net.b(F.relu(y))
+
+
+def slice_iadd(net, x):
+    y = net.a(x)
+    y[:, :2] += 1
+    return net.b(y)
+
+
+def item_assigned(net, x):
+    y = net.a(x)
+    y[:, 0] = 0
+    return net.b(y)
+
+
+def chunk_written(net, x):
+    y = net.a(x)
+    first, _ = y.chunk(2, 1)
+    first += 1
+    return net.b(F.relu(y))
+
+
+def view_written(net, x):
+    y = net.a(x)
+    flat = y.view(y.size(0), -1)
+    flat.mul_(0.5)
+    return net.b(y)
+
+
+def transposed_written(net, x):
+    y = net.a(x)
+    y.transpose(2, 3).add_(torch.ones(1))
+    return net.b(y) + y
+
+
+def residual_whose_part_is_written(net, x):
+    y = net.a(x)
+    part = y[:, 1:]
+    out = net.b(F.relu(y))
+    part += 1
+    return out + y
+
+
+def padded_then_written(net, x):
+    y = net.a(x)
+    z = F.pad(y, (0, 0, 0, 0))
+    z += 1
+    return net.b(z) + y
+
+
+# Questions about the type of a value.
+
+
+def is_instance(net, x):
+    return net.b(net.a(x)) if isinstance(x, torch.Tensor) else net.a(net.b(x)) * 2
+
+
+def is_tensor(net, x):
+    return net.b(F.relu(net.a(x)) if torch.is_tensor(x) else x)
+
+
+def is_of_type(net, x):
+    return net.b(net.a(x)) if type(x) is torch.Tensor else net.b(x)
+
+
+def list_or_tensor(net, x):
+    maps = [x] if isinstance(x, torch.Tensor) else x
+    return net.b(torch.cat([net.a(each) for each in maps], 1))
+
+
+def number_of_dimensions(net, x):
+    return net.b(net.a(x)) if x.dim() == 4 and x.ndim == 4 else net.a(x)
+
+
+def weight_is_a_parameter(net, x):
+    return net.b(net.a(x)) if isinstance(net.a.weight, nn.Parameter) else net.b(x)
+
+
+def has_attribute(net, x):
+    return net.b(net.a(x)) if not hasattr(x, "tensors") else net.b(x)
+
+
+# Errors that are caught.
+
+
+def try_iteration(net, x):
+    try:
+        parts = list(x)
+    except Exception:  # noqa: BLE001
+        return net.b(x)
+    return net.b(net.a(torch.stack(parts)))
+
+
+def try_float(net, x):
+    try:
+        scale = float(x.abs().max() > 0)
+    except Exception:  # noqa: BLE001
+        scale = 0.0
+    return net.b(net.a(x)) * scale
+
+
+# Containers.
+
+
+def dictionary(net, x):
+    found = {"a": net.a(x)}
+    found["b"] = net.b(F.relu(found["a"]))
+    found["a"] += found["b"]
+    return found["a"] * found["b"]
+
+
+def list_of_aliases(net, x):
+    y = net.a(x)
+    maps = [y, y]
+    maps[0] += 1
+    return net.b(maps[1])
+
+
+def sum_of_a_list(net, x):
+    return net.b(sum([net.a(x), x]))
+
+
+WHOLE = [
+    alias_then_iadd, alias_then_imul, alias_then_isub_of_itself, alias_then_method, relu_in_place_then_the_name_before,
+    relu_statement, residual_written_before_it_is_added, clone_protects, detach_does_not_protect, input_written,
+    out_argument, out_into_another, slice_written, slice_iadd, item_assigned, chunk_written, view_written,
+    transposed_written, residual_whose_part_is_written, padded_then_written, is_instance, is_tensor, list_or_tensor,
+    number_of_dimensions, weight_is_a_parameter, dictionary, list_of_aliases, sum_of_a_list,
+]  # fmt: skip
+
+
+def computes_the_same(model, calls=3):
+    """Merge with nothing removed, and compare with the model, call after call. Then merge all that can be merged."""
+    model = model.double().eval()
+    network = df.trace(model, image().double())
+    student = df.rewrite(network, df.Plan((), network.barriers))
+    for one, two in (
+        (df.merge(df.rewrite(network, network.vanilla)), copy.deepcopy(model)),
+        (df.merge(student), student),
+    ):
+        for seed in range(calls):
+            x = image(seed=seed).double()
+            with torch.no_grad():
+                agree(one(x.clone()), two.eval()(x.clone()))
+    return network
+
+
+@pytest.mark.parametrize("run", WHOLE)
+def test_what_the_forward_does_is_recorded(run):
+    network = computes_the_same(two(run))
+    assert network.depth == 2
+    assert not {refusal.code for refusal in network.refusals} & {"opaque", "alias", "type-question", "state"}
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "line"),
+    [
+        (is_of_type, "type-question", "type(x) is torch.Tensor"),
+        (has_attribute, "type-question", "hasattr(x"),
+        (try_iteration, "caught-error", "try:"),
+        (try_float, "caught-error", "try:"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_with_its_line(run, code, line):
+    class Top(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = conv(), conv()
+
+    Top.forward = run
+    with pytest.raises(TraceError, match=r"The forward of Top cannot be recorded: .*test_fooled.py:\d+") as caught:
+        df.trace(Top(), image())
+    assert line in str(caught.value)
+    assert 'at="..."' in str(caught.value)
+
+    class Part(Top):
+        forward = run
+
+    network = computes_the_same(nn.Sequential(conv(), nn.ReLU(), Part(), conv()))
+    assert network.depth == 2
+    assert {refusal.where: refusal.code for refusal in network.refusals if refusal.position} == {"2": code}
+
+
+# State.
+
+
+def counts(net, x):
+    net.calls += 1
+    return net.c(x) * net.calls
+
+
+def counts_up_to_ten(net, x):
+    net.calls += 1
+    return net.c(x) if net.calls < 10 else net.c(x) * 2
+
+
+def changes_a_buffer(net, x):
+    net.mean = 0.9 * net.mean + 0.1 * x.mean()
+    return net.c(x - net.mean)
+
+
+def changes_a_buffer_in_place(net, x):
+    net.mean += 1
+    return net.c(x) - net.mean
+
+
+def reads_what_it_kept(net, x):
+    before, net.last = net.last, x
+    return net.c(x if before is None else x + before)
+
+
+def appends(net, x):
+    net.calls.append(len(net.calls))
+    return net.c(x) * len(net.calls)
+
+
+class Buffered(Inner):
+    def __init__(self, run):
+        super().__init__(run)
+        self.register_buffer("mean", torch.zeros(()))
+
+
+STATEFUL = {
+    "counter": lambda: Inner(counts, calls=0),
+    "counter that matters later": lambda: Inner(counts_up_to_ten, calls=0),
+    "buffer": lambda: Buffered(changes_a_buffer),
+    "buffer in place": lambda: Buffered(changes_a_buffer_in_place),
+    "kept value": lambda: Inner(reads_what_it_kept, last=None),
+    "list": lambda: Inner(appends, calls=[]),
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_state_that_a_forward_changes_makes_its_module_opaque(kind):
+    network = computes_the_same(nn.Sequential(conv(), nn.ReLU(), STATEFUL[kind](), nn.ReLU(), conv()), calls=12)
+    assert network.depth == 2
+    (found,) = [each for each in network.refusals if each.position == 1]
+    assert found.where == "2"
+    assert found.code == ("misrecorded" if kind == "kept value" else "state")
+
+
+@pytest.mark.parametrize("kind", ["counter", "counter that matters later", "buffer in place", "list"])
+def test_state_of_the_whole_forward_is_refused_by_its_name(kind):
+    name = {"buffer in place": "mean"}.get(kind, "calls")
+    with pytest.raises(TraceError, match=f"changes {name}, and the next call may read it"):
+        df.trace(STATEFUL[kind](), image())
+
+
+def test_a_value_that_is_only_kept_does_not_matter():
+    def keeps(net, x):
+        net.last = net.c(x)
+        return net.last
+
+    network = computes_the_same(inside(keeps))
+    assert network.depth == 3
+
+
+def test_a_cache_that_is_filled_once_does_not_matter():
+    def caches(net, x):
+        if net.scale is None:
+            net.scale = 3
+        return net.c(x) + net.scale
+
+    assert computes_the_same(inside(caches, scale=None)).depth == 3
+
+
+def test_the_model_and_the_snapshot_keep_their_state():
+    model = nn.Sequential(conv(), Inner(counts, calls=0), conv()).double().eval()
+    network = df.trace(model, image().double())
+    assert model[1].calls == 0
+    merged = df.merge(df.rewrite(network, network.vanilla))
+    agree(merged(image().double()), model(image().double()))
+
+
+def test_random_numbers_drawn_while_recording_are_not_constants():
+    def noisy(net, x):
+        return net.c(x) + torch.randn(4, 1, 1).double()
+
+    model = nn.Sequential(conv(), nn.ReLU(), Inner(noisy), conv()).double().eval()
+    network = df.trace(model, image().double())
+    assert {each.where for each in network.refusals if each.position == 1} == {"2"}
+    merged = df.merge(df.rewrite(network, network.vanilla))
+    torch.manual_seed(3)
+    found = merged(image().double())
+    torch.manual_seed(3)
+    agree(found, model(image().double()))
+
+
+def test_a_part_that_keeps_a_value_for_the_rest_of_the_model():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = conv(), conv()
+
+        def forward(self, x):
+            self.last = self.a(x)
+            return self.b(torch.relu(self.last))
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x):
+            return self.part(x) + self.part.last
+
+    with pytest.raises(TraceError, match=r"last.*at="):
+        df.trace(Whole(), image(), at="part")
+
+
+# Code that was refused although it is common.
+
+
+def test_slices_of_a_sequential():
+    body = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), conv())
+    network = computes_the_same(Net(lambda net, x: net.f[3:](net.f[:3](x)), f=body))
+    assert [layer.where for layer in network.layers] == ["f.0", "f.2", "f.4"]
+
+
+def test_names_that_are_keywords():
+    parts = nn.ModuleDict({"in": conv(), "class": conv()})
+    network = computes_the_same(Net(lambda net, x: net.d["class"](F.relu(net.d["in"](x))), d=parts))
+    assert list(df.rewrite(network, network.vanilla).state_dict()) == [
+        "d.in.weight", "d.in.bias", "d.class.weight", "d.class.bias"
+    ]  # fmt: skip
