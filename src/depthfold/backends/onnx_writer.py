@@ -20,6 +20,7 @@ from depthfold.backends.onnx_words import CALLS, MODULES, UnknownWord
 Shape = list[int | str]  # a size that is open has a name
 
 _OPSET, _IR = 18, 10
+_OF_ASSERTIONS = ("size", operator.add, operator.floordiv, operator.mod, operator.eq, operator.or_)
 _IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _ELEMENTWISE = ("Relu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Mul")
 _INPLACE = (operator.iadd, "add_", "relu_", "clamp_", "mul_")
@@ -36,6 +37,7 @@ def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs, larger: Inpu
             found = flatten(traced(*(tensor.clone() for tensor in inputs)))
     except Exception as error:  # the user's own forward may raise anything when it is traced
         raise UnknownWord(f"cannot be traced: {error}") from error
+    _take_out_assertions(traced)
     # Tracing turns x += y into x + y, which is another thing where somebody else reads x.
     if len(found) != len(outputs) or not all(map(_same, found, outputs)):
         raise UnknownWord("what was traced computes something else")
@@ -49,6 +51,14 @@ def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs, larger: Inpu
     ]
     targets = [_open(a.shape, b.shape, len(inputs[0])) for a, b in zip(outputs, larger or outputs, strict=True)]
     return _Writer(traced, inputs, sources, targets).model()
+
+
+def _take_out_assertions(traced: fx.GraphModule) -> None:
+    """Drop what the module asserts about its inputs: the file takes inputs of exactly the sizes that it ran on."""
+    for node in reversed(list(traced.graph.nodes)):
+        asserts = node.target is torch._assert
+        if asserts or (node.target in _OF_ASSERTIONS and not node.users):
+            traced.graph.erase_node(node)
 
 
 def _open(shape: Sequence[int], larger: Sequence[int], batch: int) -> Shape:

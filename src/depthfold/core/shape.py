@@ -10,6 +10,10 @@ from depthfold.errors import InvalidValue
 
 Padding = tuple[tuple[int, int], ...]  # (before, after) for every dimension
 
+# Weights of the largest convolution that we compose: 1 GiB in float64. The full search space of a wide network holds
+# spans of many times that, and none of them is faster than the layers that it replaces.
+LARGEST = 2**27
+
 
 def as_pad_argument(padding: Padding) -> tuple[int, ...]:
     """The widths as PyTorch's pad functions take them: one after another, the last dimension first."""
@@ -84,6 +88,14 @@ class ConvShape:
     def parameters(self) -> int:
         """Weights and biases of the convolution."""
         return self.out_channels * (self.in_channels // self.groups * prod(self.kernel) + 1)
+
+    @property
+    def too_large(self) -> str | None:
+        """Why this convolution is too large to be composed, or None if it is not."""
+        if self.parameters <= LARGEST:
+            return None
+        gigabytes = self.parameters * 8 / 2**30
+        return f"it would be a convolution {self} of {gigabytes:.1f} GiB in float64, and the limit is 1 GiB"
 
     def out_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(

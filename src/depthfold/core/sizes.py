@@ -45,6 +45,10 @@ class FixedPadding:
     size: tuple[int, ...]
     rules: tuple[SizeRule, ...]
 
+    @property
+    def any_size(self) -> bool:
+        return all(rule.any_size for rule in self.rules)
+
     def __str__(self) -> str:
         traced = "x".join(map(str, self.size))
         return f"{self.where} (traced at {traced}; allowed sizes: {' x '.join(map(str, self.rules))})"

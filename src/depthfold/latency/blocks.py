@@ -16,6 +16,7 @@ from depthfold.core import ConvShape, Network, Plan, Span
 from depthfold.core.document import encode
 from depthfold.core.shape import as_pad_argument
 from depthfold.core.space import free_positions
+from depthfold.errors import BackendError
 from depthfold.merging.kernels import random_module
 from depthfold.merging.plain import use_plain_layers
 from depthfold.rewriting.activations import activation_named, standing_activations
@@ -77,6 +78,8 @@ class BlockShape:
 def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
     """One convolution, the additions that stay, and the activation of the shape: random weights, for timing."""
     conv = shape.shape
+    if why := conv.too_large:
+        raise BackendError(f"It is too large: {why}.")
     parts = nn.ModuleDict({"conv": random_module(conv)})
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -93,14 +93,19 @@ def drop_unused(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code(is_impure_node=needed)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
-    _drop_unused_tensors(graph)
+    _drop_leftovers(graph)
     graph.recompile()
 
 
-def _drop_unused_tensors(graph: fx.GraphModule) -> None:
-    """Parameters and buffers that functions read once, in modules that nobody calls."""
+def _drop_leftovers(graph: fx.GraphModule) -> None:
+    """Drop parameters and buffers that only functions have read, and what was inside convolutions that are merged."""
     read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    for path in called:  # a convolution does not call what a wrapper had inside it
+        children = graph.get_submodule(path)._modules if isinstance(graph.get_submodule(path), _ConvNd) else {}
+        for name in list(children):
+            if not any(f"{other}.".startswith(f"{path}.{name}.") for other in called):
+                del children[name]
     for path, module in graph.named_modules():
         inside = any(path == name or path.startswith(f"{name}.") for name in called)
         for name in [*module._parameters, *module._buffers]:

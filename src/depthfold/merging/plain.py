@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -51,8 +52,7 @@ def guards_as_assertions(graph: fx.GraphModule) -> set[str]:
         source = node.all_input_nodes[0]
         with graph.graph.inserting_before(node):
             for check in guard.checks:
-                if not check.rule.any_size:
-                    _assert_size(graph.graph, source, check, guard.message)
+                _assert_size(graph.graph, source, check, guard.message)
         node.replace_all_uses_with(source)
         graph.graph.erase_node(node)
     return names
@@ -65,7 +65,9 @@ def _assert_size(graph: fx.Graph, source: fx.Node, check: SizeCheck, message: st
         size = graph.call_function(operator.add, (graph.call_function(operator.floordiv, (moved, check.stride)), 1))
     if check.rule.period:
         size = graph.call_function(operator.mod, (size, check.rule.period))
-    allowed = graph.call_function(operator.contains, (check.rule.remainders, size))
+    # `size in remainders` would be asked of a proxy when somebody traces the merged network.
+    equal = [graph.call_function(operator.eq, (size, remainder)) for remainder in check.rule.remainders]
+    allowed = reduce(lambda one, two: graph.call_function(operator.or_, (one, two)), equal)
     graph.call_function(torch._assert, (allowed, message))
 
 

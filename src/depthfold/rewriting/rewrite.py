@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 from torch import fx, nn
 
-from depthfold.core import Network, Plan
+from depthfold.core import Network, Plan, Span
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
@@ -27,6 +28,7 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
             "choose() returns."
         )
     segments = network.segments(plan)
+    _check_sizes(network, segments)
     # In one go: what the traced part shares with the rest of the model stays shared.
     graph, whole = copy.deepcopy((network.graph, network.model))
     nodes = {node.name: node for node in graph.graph.nodes}
@@ -41,6 +43,14 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
         else:
             remove_activation(graph, nodes, network.sites[l - 1])
     return _finish(graph, whole, network, plan)
+
+
+def _check_sizes(network: Network, segments: Iterable[Span]) -> None:
+    """Refuse a plan whose merged convolutions would not fit into memory, before anything is composed."""
+    shapes = {span: network.merged_shape(span) for span in segments if len(span) > 1}
+    if large := {span: shape.too_large for span, shape in shapes.items() if shape.too_large}:
+        span, why = next(iter(large.items()))
+        raise PlanError(f"The plan merges {span}, and {why}. Add cuts inside it.")
 
 
 def _finish(graph: fx.GraphModule, whole: nn.Module | None, network: TracedNetwork, plan: Plan) -> nn.Module:

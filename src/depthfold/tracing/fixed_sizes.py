@@ -38,7 +38,7 @@ def guard_for(module: nn.Module, where: str, failure: Failure) -> tuple[SizeGuar
     rules = probe.rules()
     if rules is None:
         return None
-    checks = tuple(SizeCheck(dim, rule) for dim, rule in enumerate(rules, start=2))
+    checks = tuple(SizeCheck(dim, rule) for dim, rule in enumerate(rules, start=2) if not rule.any_size)
     return SizeGuard(where, checks), FixedPadding(where=where, size=size[2:], rules=rules)
 
 
@@ -68,17 +68,22 @@ class _Probe:
         return None if None in rules else tuple(rule for rule in rules if rule is not None)
 
     def rule(self, dim: int, traced: _Recorded) -> SizeRule | None:
-        """Return the rule for one dimension. Padding repeats with the stride; where it does not, one size is left."""
-        period = prod(traced.strides)
-        found = [self.at({dim: more}) for more in range(2 * period)]
-        if any(each is None or each.operations != traced.operations for each in found):
+        """Return the rule for one dimension: padding repeats with the stride. Where other sizes, near and far, do not
+        bear that out, the traced size alone is left. None where more than the padding depends on the size."""
+        period, size = prod(traced.strides), self.size[dim]
+        near = [self.at({dim: more}) for more in range(period)]
+        if any(each is None or each.operations != traced.operations for each in near):
             return None
-        same = [each is not None and each.padding == traced.padding for each in found]
-        size = self.size[dim]
-        if same[:period] != same[period:]:
-            return SizeRule(period=0, remainders=(size,))
-        remainders = sorted({(size + more) % period for more in range(period) if same[more]})
-        return SizeRule(period=period, remainders=tuple(remainders))
+        same = {(size + more) % period for more, each in enumerate(near) if each and each.padding == traced.padding}
+        for other in (*range(size + period, size + 2 * period), *_far(size)):
+            found = self.at({dim: other - size})
+            if found is None:  # too small a map for the kernel
+                continue
+            if found.operations != traced.operations:
+                return None
+            if (found.padding == traced.padding) != (other % period in same):
+                return SizeRule(period=0, remainders=(size,))
+        return SizeRule(period=period, remainders=tuple(sorted(same)))
 
     def at(self, more: Mapping[int, int]) -> _Recorded | None:
         size = [n + more.get(dim, 0) for dim, n in enumerate(self.size)]
@@ -86,10 +91,15 @@ class _Probe:
         guard = SizeGuard(self.where, ())
         wrapped = _Alone(copy.deepcopy(self.module))
         try:
-            graph, failures = record(wrapped, inputs, self.where, fixed={"module": guard})
+            recorded = record(wrapped, inputs, self.where, fixed={"module": guard})
         except TraceError:
             return None
-        return None if failures else _read(graph)
+        return None if recorded.failures else _read(recorded.with_modules(wrapped))
+
+
+def _far(size: int) -> Iterator[int]:
+    """Yield sizes that have little to do with the traced one."""
+    yield from {size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 7, 32, 225} - {0}
 
 
 class _Alone(nn.Module):

@@ -161,10 +161,10 @@ def _batch_norm(graph: fx.GraphModule, node: fx.Node, follows: Mapping[str, bool
     return module, arguments
 
 
-def batch_norms(graph: fx.GraphModule) -> dict[str, bool]:
+def batch_norms(graph: fx.Graph) -> dict[str, bool]:
     """Return the functional batch norms by the path of their running mean, and whether each uses the batch."""
     found = {}
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function" and node.target is F.batch_norm:
             given = _arguments(node)
             if isinstance(given["running_mean"], fx.Node):

@@ -32,8 +32,8 @@ def refuse_gates(roles: Mapping[fx.Node, Role], sizes: Sizes) -> dict[fx.Node, R
 def _line_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role]) -> tuple[list[fx.Node], fx.Node | None]:
     """The convolutions on the straight line from a pool to this node, and what is pooled; None if there is no pool."""
     convolutions: list[fx.Node] = []
-    while len(node.all_input_nodes) == 1:
-        role, before = roles[node], node.all_input_nodes[0]
+    while len(given := [operand for operand in node.all_input_nodes if operand.op != "get_attr"]) == 1:
+        role, before = roles[node], given[0]
         if role.refusal is not None and role.refusal.code == "pooling":
             return convolutions, before
         if role.kind is Kind.CONVOLUTION:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -62,7 +59,8 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
         changing = read_what_is_written(graph, run)
         fault = find_fault(part, graph, inputs, known.opaque, _plainly)
         if fault is None:
-            return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, changing)
+            fixed = tuple(each for each in known.fixed.values() if not each.any_size)
+            return Recording(graph, known.opaque, fixed, run.sizes, changing)
         if not fault.path or fault.path in known.opaque:
             raise TraceError(
                 f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that in the model, or trace a "
@@ -76,32 +74,20 @@ def _record(part: nn.Module, inputs: Inputs, where: str, known: _Known) -> fx.Gr
     """Record the module as it is known so far. Where the size of a map is all that cannot be recorded, fix it."""
     while True:
         working = spare(part)
-        draft, failures = record(working, inputs, where, known.opaque, known.guards)
-        new = [path for path in failures if path not in known.guards]
+        recorded = record(working, inputs, where, known.opaque, known.guards)
+        new = [path for path in recorded.failures if path not in known.guards]
         for path in new:
-            if found := guard_for(part.get_submodule(path), path, failures[path]):
+            if found := guard_for(part.get_submodule(path), path, recorded.failures[path]):
                 known.guards[path], known.fixed[path] = found
         if any(path in known.guards for path in new):
             continue
-        for path, failure in failures.items():
+        for path, failure in recorded.failures.items():
             known.opaque[path] = ("opaque", f"its forward cannot be traced: {failure.why}")
             known.fixed.pop(path, None)
-        return _on(part, draft)
-
-
-def _on(part: nn.Module, draft: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph with the modules of the part itself: those that it was recorded with have run since."""
-    kept: dict[str, Any] = {}
-    for node in draft.graph.nodes:
-        if node.op not in ("call_module", "get_attr"):
-            continue
-        target = str(node.target)
-        recorded = kept[target] = operator.attrgetter(target)(draft)
-        with contextlib.suppress(AttributeError):  # guards and constants of the forward are not the user's
-            kept[target] = operator.attrgetter(target)(part)
-        if node.op == "call_module" and is_no_operation(recorded) and not is_no_operation(kept[target]):
-            mark_no_operation(kept[target])
-    return fx.GraphModule(kept, draft.graph, class_name=type(part).__name__)
+        for path, module in working.named_modules():
+            if is_no_operation(module) and not is_no_operation(part.get_submodule(path)):
+                mark_no_operation(part.get_submodule(path))  # recording has seen it
+        return recorded.with_modules(part)
 
 
 def _follow_the_mode(
@@ -109,17 +95,17 @@ def _follow_the_mode(
 ) -> Mapping[str, bool]:
     """Return which functional batch norms use the statistics of the batch in training: a second recording, in training
     mode, shows it."""
-    if not batch_norms(graph):
+    if not batch_norms(graph.graph):
         return {}
     try:
-        training, _ = record(copy_model(part).train(), inputs, where, known.opaque, known.guards)
+        recorded = record(copy_model(part).train(), inputs, where, known.opaque, known.guards)
     except TraceError:
         return {}
-    return batch_norms(training)
+    return batch_norms(recorded.graph)
 
 
 def _plainly(module: nn.Module, inputs: Inputs, opaque: Collection[str]) -> fx.GraphModule:
-    return _on(module, record(spare(module), inputs, type(module).__name__, opaque)[0])
+    return record(spare(module), inputs, type(module).__name__, opaque).with_modules(module)
 
 
 def _number_nodes(graph: fx.GraphModule) -> None:

@@ -48,14 +48,23 @@ def _shared(site: Site) -> Reason | None:
 
 def _parametrised(site: Site) -> Reason | None:
     if parametrize.is_parametrized(site.module):
-        return "parametrised", "its weights are computed from others (torch.nn.utils.parametrize)"
+        name = next(iter(site.module.parametrizations))  # type: ignore[arg-type]
+        call = f"torch.nn.utils.parametrize.remove_parametrizations(module, {name!r})"
+        return "parametrised", f"its {name} is computed from other tensors; {call} makes it a plain one"
     return None
+
+
+# The classes of PyTorch's old-style hooks, and what takes them off.
+_REMOVAL = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
 
 
 def _hooked(site: Site) -> Reason | None:
-    if is_hooked_inside(site.module):
-        return "hooked", "it has forward hooks (old-style weight norm, for example), which a merged layer would lose"
-    return None
+    if not is_hooked_inside(site.module):
+        return None
+    for hook in site.module._forward_pre_hooks.values():
+        if call := _REMOVAL.get(type(hook).__name__):
+            return "hooked", f"a hook computes its weights; torch.nn.utils.{call}(module) makes them plain ones"
+    return "hooked", "it has forward hooks, which a merged layer would lose"
 
 
 def _read_elsewhere(site: Site) -> Reason | None:

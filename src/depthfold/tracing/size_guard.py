@@ -40,7 +40,7 @@ class SizeGuard(nn.Module):
     @property
     def message(self) -> str:
         return (
-            f"{self.where} pads by the size of its input, and at this size it pads otherwise than at the traced one. "
+            f"The padding of {self.where} depends on the size of the input, and is not the traced one at this size. "
             "Trace the model at this size, or give inputs of a size that print(network) allows."
         )
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from depthfold.errors import TraceError
 from depthfold.tracing.inputs import Inputs
@@ -55,6 +55,7 @@ class ForgivingTracer(fx.Tracer):
         super().__init__(param_shapes_constant=True)
         self.example, self.opaque, self.fixed = dict(example or {}), set(opaque), dict(fixed or {})
         self.failures: dict[str, Failure] = {}
+        self.guards: dict[str, nn.Module] = {}  # by the names under which the graph calls them
         self.fixed_sizes = False
         self._evaluating = False
         self._weights: dict[str, fx.Proxy] = {}
@@ -129,7 +130,7 @@ class ForgivingTracer(fx.Tracer):
 
     def _guard(self, path: str) -> str:
         target = f"depthfold_size_{path.replace('.', '_')}"
-        self.root.add_module(target, self.fixed[path])
+        self.guards[target] = self.fixed[path]
         return target
 
     def _note_received(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,8 +151,9 @@ class ForgivingTracer(fx.Tracer):
                 if kind == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 if kind == "call_module":
-                    return self.root.get_submodule(target)(*args, **kwargs)
-            return operator.attrgetter(target)(self.root) if kind == "get_attr" else UNKNOWN
+                    module = self.guards.get(target) or self.root.get_submodule(target)
+                    return module(*args, **kwargs)
+            return attrgetter(target)(self.root) if kind == "get_attr" else UNKNOWN
         except Exception:  # noqa: BLE001 - whatever the user's code raises; without a value it is recorded all the same
             return UNKNOWN
         finally:
@@ -177,15 +179,44 @@ class ForgivingTracer(fx.Tracer):
             del self._weights[name]  # torch.fx would go on using the node that is gone
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """The graph of a forward, what it calls and reads by name, and the submodules that could not be traced."""
+
+    graph: fx.Graph
+    kept: Mapping[str, Any]
+    failures: Mapping[str, Failure]
+
+    def with_modules(self, module: nn.Module) -> fx.GraphModule:
+        """Return the graph on the modules of `module`. Guards and constants of the forward are not there."""
+        kept = dict(self.kept)
+        for target in kept:
+            with contextlib.suppress(AttributeError):
+                kept[target] = attrgetter(target)(module)
+        graph = fx.GraphModule(kept, self.graph, class_name=type(module).__name__)
+        for path in {target.rpartition(".")[0] for target in kept if isinstance(kept[target], Tensor)}:
+            _keep_all(graph.get_submodule(path), module.get_submodule(path))
+        return graph
+
+
+def _keep_all(holder: nn.Module, original: nn.Module) -> None:
+    """Let the holder of some tensors of a module hold all of them: a state dict is loaded as a whole."""
+    for name, parameter in original.named_parameters(recurse=False):
+        if not hasattr(holder, name):
+            holder.register_parameter(name, parameter)
+    for name, buffer in original.named_buffers(recurse=False):
+        if not hasattr(holder, name):
+            holder.register_buffer(name, buffer, persistent=name not in original._non_persistent_buffers_set)
+
+
 def record(
     module: nn.Module,
     inputs: Inputs,
     where: str,
     opaque: Collection[str] = (),
     fixed: Mapping[str, nn.Module] | None = None,
-) -> tuple[fx.GraphModule, dict[str, Failure]]:
-    """Return the module as an fx graph, and the submodules that could not be traced. Both change the module: what the
-    forward does to it happens, and constants of the forward are kept on it. Give a copy."""
+) -> Recorded:
+    """Record the forward of a module. What the forward does to the module happens: give a copy."""
     defaults = _defaults(module, inputs, where)
     tracer = ForgivingTracer(_by_name(module, inputs), opaque, fixed)
     try:
@@ -197,7 +228,9 @@ def record(
             'way whatever the values are. Trace a submodule instead, with at="..." (the part that holds the '
             f'convolutions, such as at="backbone"); {where} has the children {_children(module)}.'
         ) from error
-    return fx.GraphModule(module, graph, class_name=type(module).__name__), tracer.failures
+    targets = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+    kept = {name: tracer.guards[name] if name in tracer.guards else attrgetter(name)(module) for name in targets}
+    return Recorded(graph, kept, tracer.failures)
 
 
 def _by_name(module: nn.Module, inputs: Inputs) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""Padding that depends on the size of the map: exact at the traced size, refused where it would differ."""
+
+import math
+import pickle
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from depthfold.core.sizes import SizeRule
+from depthfold.errors import InputSizeError
+from depthfold.testing import random_plan
+from nets import Net, agree, conv, image
+
+
+def same(size, kernel, stride, dilation):
+    """The padding of TensorFlow's SAME, by its definition: as many outputs as ceil(size / stride)."""
+    total = max((math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+class Same(nn.Conv2d):
+    """A convolution ported from TensorFlow."""
+
+    def forward(self, x):
+        h, w = x.shape[-2:]
+        top, bottom = same(h, self.kernel_size[0], self.stride[0], self.dilation[0])
+        left, right = same(w, self.kernel_size[1], self.stride[1], self.dilation[1])
+        if top + bottom + left + right > 0:
+            x = F.pad(x, (left, right, top, bottom))
+        return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+def run(network, x):
+    with torch.no_grad():
+        return network(x)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"),
+    [(3, 2, 1), (5, 2, 1), (2, 2, 1), (1, 2, 1), (3, 1, 1), (3, 3, 1), (5, 4, 1), (3, 2, 2)],
+)
+@pytest.mark.parametrize("size", [12, 13])
+def test_other_sizes_run_where_the_padding_is_the_same_and_are_refused_elsewhere(kernel, stride, dilation, size):
+    layer = Same(4, 4, kernel, stride=stride, dilation=dilation)
+    model = nn.Sequential(conv(), nn.ReLU(), layer, nn.ReLU(), conv()).double().eval()
+    network = df.trace(model, torch.randn(1, 4, size, size).double())
+    assert [entry.where for entry in network.layers] == ["0", "2", "4"]
+    assert network.layers[1].shape.padding == (same(size, kernel, stride, dilation),) * 2
+    whole = df.rewrite(network, df.Plan((), ()))
+    networks = [df.rewrite(network, network.vanilla), whole]
+    networks += [df.merge(student) for student in networks]
+    for other in range(size - 4, size + 9):
+        x = torch.randn(1, 4, other, size).double()
+        if same(other, kernel, stride, dilation) == same(size, kernel, stride, dilation):
+            agree(run(networks[0].eval(), x), run(model, x))
+            agree(run(networks[2], x), run(model, x))
+            agree(run(networks[3], x), run(whole.eval(), x))
+            continue
+        for made in networks[:2]:
+            with pytest.raises(InputSizeError, match="The padding of 2 depends on the size of the input"):
+                made(x)
+        for made in networks[2:]:
+            with pytest.raises(AssertionError, match="The padding of 2 depends on the size of the input"):
+                made(x)
+
+
+def test_a_guard_inside_a_segment_checks_at_its_front():
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.ReLU(), Same(4, 4, 5, stride=2), nn.ReLU(), Same(4, 4, 3, stride=2)
+    )
+    model = model.double().eval()
+    network = df.trace(model, torch.randn(1, 4, 24, 24).double())
+    student = df.rewrite(network, df.Plan((), ())).eval()
+    merged = df.merge(student)
+    ran = []
+    for size in range(16, 50):
+        after = (size + 1) // 2
+        later = math.ceil(after / 2)
+        fits = same(after, 5, 2, 1) == same(12, 5, 2, 1) and same(later, 3, 2, 1) == same(6, 3, 2, 1)
+        x = torch.randn(1, 4, 24, size).double()
+        try:
+            found = run(student, x)
+            agree(run(merged, x), found)
+            assert found.shape == run(model, x).shape
+            ran.append(size)
+        except InputSizeError:
+            with pytest.raises(AssertionError):
+                merged(x)
+        assert (size in ran) == fits
+
+
+def test_the_printed_network_says_so():
+    model = nn.Sequential(Same(4, 4, 3, stride=2), Same(4, 4, 3, stride=3), Same(4, 4, 3))
+    text = str(df.trace(model, torch.randn(1, 4, 12, 15)))
+    assert "Padding that depends on the size of the map, fixed at the traced size:" in text
+    assert "0 (traced at 12x15; allowed sizes: even x odd)" in text
+    assert "1 (traced at 6x8; allowed sizes: 0 modulo 3 x 2 modulo 3)" in text
+    assert "2 (traced at 2x3" not in text
+
+
+@pytest.mark.parametrize("space", ["paper", "full"])
+def test_random_plans_with_residuals(space):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = Same(4, 8, 1), Same(8, 8, 5, groups=8), Same(8, 4, 1)
+
+        def forward(self, x):
+            return x + self.c(F.relu6(self.b(F.relu6(self.a(x)))))
+
+    model = nn.Sequential(Same(4, 4, 3, stride=2), nn.ReLU(), Block(), Same(4, 4, 5, stride=2), Block(), Block())
+    model = model.double().eval()
+    x = torch.randn(1, 4, 16, 18).double()
+    network = df.trace(model, x)
+    assert (network.depth, len(network.skips)) == (11, 3)
+    agree(run(df.merge(df.rewrite(network, network.vanilla)), x), run(model, x))
+    rng = Random(0)
+    for _ in range(4):
+        student = df.rewrite(network, random_plan(network, rng, space)).eval()
+        merged = pickle.loads(pickle.dumps(df.merge(student)))
+        for shape in ((16, 18), (32, 34), (20, 22)):
+            y = torch.randn(1, 4, *shape).double()
+            agree(run(merged, y), run(student, y))
+
+
+def test_padding_that_follows_no_period_is_allowed_at_the_traced_size_only():
+    class Threshold(nn.Conv2d):
+        def forward(self, x):
+            pad = 2 if x.shape[2] > 40 else 1
+            return F.conv2d(F.pad(x, (pad, pad, 1, 1)), self.weight, self.bias, self.stride)
+
+    network = df.trace(nn.Sequential(conv(), Threshold(4, 4, 3)), image())
+    assert [fixed.rules[0] for fixed in network.fixed_padding] == [SizeRule(period=0, remainders=(12,))]
+    assert "12 x any" in str(network)
+
+
+@pytest.mark.parametrize(
+    "scale", [lambda x: x.shape[2] / 12, lambda x: max(x.shape[0], 1)], ids=["size of the map", "batch"]
+)
+def test_where_more_than_the_padding_depends_on_the_size_the_module_stays_opaque(scale):
+    class Scaled(Same):
+        def forward(self, x):
+            return super().forward(x) * float(scale(x))
+
+    model = nn.Sequential(conv(), Scaled(4, 4, 3, stride=2), conv()).double().eval()
+    network = df.trace(model, image().double())
+    assert (network.depth, network.fixed_padding) == (2, ())
+    assert {each.code for each in network.refusals if each.where == "1"} == {"opaque"}
+    agree(run(df.merge(df.rewrite(network, network.vanilla)), image(30).double()), run(model, image(30).double()))
+
+
+def test_a_module_that_receives_several_sizes_stays_opaque():
+    shared = Same(4, 4, 3, stride=2)
+    model = Net(lambda net, x: net.s(net.s(x)), s=shared)
+    assert df.trace(model, image()).depth == 0
+
+
+def test_exported_and_saved_networks_work_at_the_traced_size(tmp_path):
+    model = nn.Sequential(Same(4, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), Same(8, 4, 3, stride=2)).eval()
+    network = df.trace(model, image(12, batch=1))
+    merged = df.merge(df.rewrite(network, df.Plan((), ())))
+    assert "ONNX" in str(df.export(merged, tmp_path / "model.onnx"))
+    df.save(merged, tmp_path / "saved")
+    loaded = df.load(tmp_path / "saved", model)
+    agree(run(loaded, image(12)), run(merged, image(12)), 1e-6)
+    with pytest.raises(AssertionError, match="print\\(network\\)"):
+        loaded(image(13))
