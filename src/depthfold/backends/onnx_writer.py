@@ -20,7 +20,7 @@ from depthfold.backends.onnx_words import CALLS, MODULES, UnknownWord
 Shape = list[int | str]  # a size that is open has a name
 
 _OPSET, _IR = 18, 10
-_OF_ASSERTIONS = ("size", operator.add, operator.floordiv, operator.mod, operator.eq, operator.or_)
+_OF_SIZES = ("size", getattr)
 _IDLE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _ELEMENTWISE = ("Relu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Mul")
 _INPLACE = (operator.iadd, "add_", "relu_", "clamp_", "mul_")
@@ -56,8 +56,8 @@ def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs, larger: Inpu
 def _take_out_assertions(traced: fx.GraphModule) -> None:
     """Drop what the module asserts about its inputs: the file takes inputs of exactly the sizes that it ran on."""
     for node in reversed(list(traced.graph.nodes)):
-        asserts = node.target is torch._assert
-        if asserts or (node.target in _OF_ASSERTIONS and not node.users):
+        computes = node.target in _OF_SIZES or getattr(node.target, "__module__", "") == "_operator"
+        if node.target is torch._assert or (computes and not node.users):
             traced.graph.erase_node(node)
 
 

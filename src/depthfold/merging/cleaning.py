@@ -29,7 +29,8 @@ def take_out_nothing(graph: fx.GraphModule) -> set[str]:
     names = set()
     for node in list(graph.graph.nodes):
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if module is not None and is_no_operation(module) and is_plain(module):
+        idle = module is not None and is_no_operation(module) and is_plain(module)
+        if idle and not module.training:  # type: ignore[union-attr]
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
             names.add(node.name)

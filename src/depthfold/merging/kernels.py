@@ -83,6 +83,8 @@ def random_module(
 def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
     """A plain convolution layer with this kernel."""
     module = empty_module(kernel.shape)
-    module.weight = nn.Parameter(kernel.weight.to(like.device, like.dtype).contiguous())
+    # A 1x1 kernel may have the strides of channels-last and pass for contiguous: its convolution would change layout.
+    weight = kernel.weight.to(like.device, like.dtype).clone(memory_format=torch.contiguous_format)
+    module.weight = nn.Parameter(weight)
     module.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))
     return module

@@ -22,6 +22,7 @@ from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.functional import hold_weights, replace_module
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import INSERTED
+from depthfold.tracing.tracer import leave_out_of_state
 
 # A layer for a segment, on the device and in the precision of the given weight.
 ConvolutionFor = Callable[[Span, torch.Tensor], nn.Module]
@@ -74,6 +75,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
     use_plain_layers(graph)
     drop_unused(graph)
+    leave_out_of_state(graph)
     graph.eval()
     student_nodes = {node.name: node for node in part.graph.nodes}
     seams = tuple(_seam(network, span, student_nodes, nothing, *nodes) for span, nodes in merged.items())

@@ -17,7 +17,7 @@ from depthfold.merging.precision import HALVES, check_weights, coarsest, in_sing
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
 from depthfold.tracing.inputs import Inputs, inputs_at
-from depthfold.tracing.proof import to_run
+from depthfold.tracing.proof import same_random_numbers, to_run
 from depthfold.tracing.tracer import explain
 
 OUTPUT = "the outputs"
@@ -107,7 +107,8 @@ def _record(
 ) -> dict[str, Any]:
     recorder = _Recorder(graph, names, given or {})
     try:
-        recorder.run(*inputs.map(Tensor.clone).for_graph(graph))  # a forward may write to its input
+        with same_random_numbers(inputs):  # a forward may draw some, and write to its input
+            recorder.run(*inputs.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise VerificationError(
             f"The {which} network does not run on the inputs: {explain(error)}. Give inputs that the model takes, as "

@@ -12,6 +12,7 @@ from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
 from depthfold.tracing import Student, TracedNetwork, expect_traced
+from depthfold.tracing.tracer import leave_out_of_state
 
 
 def rewrite(network: Network, plan: Plan) -> nn.Module:
@@ -57,6 +58,7 @@ def _finish(graph: fx.GraphModule, whole: nn.Module | None, network: TracedNetwo
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
+    leave_out_of_state(graph)
     graph.meta[Student.KEY] = Student(network.blueprint, plan)
     if network.at is None or whole is None:
         return graph

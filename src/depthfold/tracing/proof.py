@@ -114,12 +114,19 @@ def check_in_model(model: nn.Module, at: str, graph: fx.GraphModule, inputs: Inp
 
 def _call(module: nn.Module, given: Inputs) -> Any:
     """Call a module, with the same random numbers every time."""
-    devices = {leaf.device for leaf in tree_leaves((given.args, given.named)) if isinstance(leaf, Tensor)}
-    with torch.random.fork_rng([device for device in devices if device.type == "cuda"]), torch.no_grad():
-        torch.manual_seed(0)
+    with same_random_numbers(given), torch.no_grad():
         if isinstance(module, fx.GraphModule):
             return module(*given.for_graph(module))
         return given.call(module)
+
+
+@contextmanager
+def same_random_numbers(inputs: Inputs) -> Iterator[None]:
+    """Draw the same random numbers each time, and leave the user's as they are."""
+    devices = {leaf.device for leaf in tree_leaves((inputs.args, inputs.named)) if isinstance(leaf, Tensor)}
+    with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+        torch.manual_seed(0)
+        yield
 
 
 def _behave_alike(

@@ -6,6 +6,8 @@ x += y into x = x + y, which is another computation wherever a second name refer
 
 from __future__ import annotations
 
+import dis
+import inspect
 import operator
 from typing import Any
 
@@ -46,12 +48,61 @@ class ValueProxy(fx.Proxy):
         return super().__getattr__(name)
 
     def __len__(self) -> int:
-        if self.tracer.fixed_sizes and isinstance(self.value, Tensor):
+        if self._has_fixed_length() or (self.tracer.fixed_sizes and isinstance(self.value, Tensor)):
             return len(self.value)
         return super().__len__()
 
+    def __iter__(self) -> Any:
+        if self._has_fixed_length():
+            return iter([self[n] for n in range(len(self.value))])  # type: ignore[index]
+        # Here, because torch.fx looks at the code of its caller: it knows how many values `a, b = x` wants.
+        return super().__iter__() if not (count := _unpacked(inspect.currentframe())) else self._first(count)
+
+    def _first(self, count: int) -> Any:
+        return iter([self[n] for n in range(count)])  # type: ignore[index]
+
+    def _has_fixed_length(self) -> bool:
+        """Return whether inputs of any size give as many values: parts of the channels, outputs of a module."""
+        if not isinstance(self.value, tuple | list) or isinstance(self.value, torch.Size):
+            return False
+        if self.node.op == "call_module":
+            return True
+        name = self.node.target if isinstance(self.node.target, str) else getattr(self.node.target, "__name__", "")
+        dim = self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("dim", 0)
+        return name in ("chunk", "split", "tensor_split") and isinstance(dim, int) and dim == 1
+
+    def __bool__(self) -> bool:
+        if self.tracer.answers_sizes and isinstance(self.value, int) and _is_about_sizes(self.node):
+            answer = bool(self.value)
+            self.tracer.assert_answer(self, answer)
+            return answer
+        return super().__bool__()
+
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_method", "__setitem__", (self, index, value), {})
+
+
+def _unpacked(frame: Any) -> int:
+    """Return how many values the code that iterates wants to unpack, 0 where it does something else."""
+    caller = frame.f_back if frame else None
+    if caller is None:
+        return 0
+    instruction = next(each for each in dis.get_instructions(caller.f_code) if each.offset == caller.f_lasti)
+    return int(instruction.argval) if instruction.opname == "UNPACK_SEQUENCE" else 0
+
+
+_SIZE_FUNCTIONS = {getattr(operator, name) for name in dir(operator) if not name.startswith("_")} | {getattr}
+
+
+def _is_about_sizes(node: fx.Node) -> bool:
+    """Return whether a number follows from the sizes of values alone, not from what they hold."""
+    if node.op == "call_method" and node.target in ("size", "numel", "dim"):
+        return True
+    if node.op != "call_function" or node.target not in _SIZE_FUNCTIONS:
+        return False
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim")
+    return all(_is_about_sizes(operand) for operand in node.all_input_nodes)
 
 
 class WeightProxy(ParameterProxy):

@@ -110,6 +110,8 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
     module = site.module
     if path in opaque:
         return _other(path, opaque[path])
+    if module.training:
+        return _other(path, ("training-mode", "it stays in training mode when the model is in evaluation mode"))
     if isinstance(module, SizeGuard):
         return Role(Kind.NOTHING)
     if isinstance(module, FunctionalConv):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ class ForgivingTracer(fx.Tracer):
 
     `example` are the arguments by name: every operation is also run on them, so that a proxy can answer for its value.
     `opaque` names submodules not to look into, `fixed` those that are recorded for maps of the traced size, each with
-    the guard that checks the size.
+    the guard that checks the size. With `answers`, a question of the top-level forward about sizes is answered as at
+    the traced size, and the graph asserts that this is still the answer.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ForgivingTracer(fx.Tracer):
         example: Mapping[str, Any] | None = None,
         opaque: Collection[str] = (),
         fixed: Mapping[str, nn.Module] | None = None,
+        answers: bool = False,
     ) -> None:
         # Shapes of parameters are constants of the network: code that branches on them can be traced.
         super().__init__(param_shapes_constant=True)
@@ -57,6 +60,7 @@ class ForgivingTracer(fx.Tracer):
         self.failures: dict[str, Failure] = {}
         self.guards: dict[str, nn.Module] = {}  # by the names under which the graph calls them
         self.fixed_sizes = False
+        self._answers = answers
         self._evaluating = False
         self._weights: dict[str, fx.Proxy] = {}
 
@@ -123,6 +127,19 @@ class ForgivingTracer(fx.Tracer):
             self.fixed_sizes = sizes
             if path in self.failures:
                 self._note_received(path, args, kwargs)
+
+    @property
+    def answers_sizes(self) -> bool:
+        """Whether the top-level forward is asking, and gets an answer: a submodule that asks becomes opaque instead."""
+        return self._answers and not self.module_stack
+
+    def assert_answer(self, question: fx.Proxy, answer: bool) -> None:
+        asked = question if answer else self.create_proxy("call_function", operator.not_, (question,), {})
+        message = (
+            "The forward asks for the size of a value, and at this size the answer is not the traced one. Trace the "
+            "model at this size."
+        )
+        self.create_proxy("call_function", torch._assert, (asked, message), {})
 
     def _made_in_forward(self, m: nn.Module) -> bool:
         """Return whether the forward has just made this container, as self.features[2:] does: it has no path."""
@@ -196,7 +213,24 @@ class Recorded:
         graph = fx.GraphModule(kept, self.graph, class_name=type(module).__name__)
         for path in {target.rpartition(".")[0] for target in kept if isinstance(kept[target], Tensor)}:
             _keep_all(graph.get_submodule(path), module.get_submodule(path))
+        saved = module.state_dict()
+        graph.meta[NOT_SAVED] = tuple(
+            target for target in kept if isinstance(kept[target], Tensor) and target not in saved
+        )
         return graph
+
+
+# In a graph's meta: the tensors that are not part of the model's state dict.
+NOT_SAVED = "depthfold.not_saved"
+
+
+def leave_out_of_state(graph: fx.GraphModule) -> None:
+    """Keep constants of the forward and buffers that the user does not save out of the state dict. torch.fx makes
+    saved buffers of all of them, again in every copy."""
+    for target in graph.meta.get(NOT_SAVED, ()):
+        path, _, name = target.rpartition(".")
+        with contextlib.suppress(AttributeError):  # merging has dropped it
+            graph.get_submodule(path)._non_persistent_buffers_set.add(name)
 
 
 def _keep_all(holder: nn.Module, original: nn.Module) -> None:
@@ -217,11 +251,15 @@ def record(
     fixed: Mapping[str, nn.Module] | None = None,
 ) -> Recorded:
     """Record the forward of a module. What the forward does to the module happens: give a copy."""
-    defaults = _defaults(module, inputs, where)
-    tracer = ForgivingTracer(_by_name(module, inputs), opaque, fixed)
+    call = _Call.of(module, inputs, where)
+    tracer = ForgivingTracer(call.given, opaque, fixed)
     try:
-        with _without_arguments(module, defaults):
-            graph = tracer.trace(module)
+        with _with_arguments(module, call):
+            try:
+                graph = tracer.trace(module)
+            except torch.fx.proxy.TraceError:  # perhaps it only asks for sizes
+                tracer = ForgivingTracer(call.given, opaque, fixed, answers=True)
+                graph = tracer.trace(module)
     except Exception as error:
         raise TraceError(
             f"The forward of {where} cannot be traced: {explain(error)}. torch.fx records a forward that runs the same "
@@ -233,45 +271,64 @@ def record(
     return Recorded(graph, kept, tracer.failures)
 
 
-def _by_name(module: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    """Return the arguments by the names that they have in the forward."""
-    signature = inspect.signature(module.forward)
-    return dict(signature.bind(*inputs.args, **inputs.named).arguments)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The arguments of a forward that the example gives, by name, and how to pass them on. What it does not give keeps
+    its default: `if mask is None` is then decided while tracing."""
 
+    given: dict[str, Any]
+    defaults: dict[str, Any]
+    passed: tuple[str, ...]  # as Python code
 
-def _defaults(module: nn.Module, inputs: Inputs, where: str) -> dict[str, Any]:
-    """What the example does not give keeps its default: `if mask is None` is then decided while tracing."""
-    signature = inspect.signature(module.forward)
-    try:
-        given = signature.bind(*inputs.args, **inputs.named).arguments
-    except TypeError as error:
-        raise TraceError(
-            f"The example inputs do not fit forward{signature} of {where}: {error}. Give a tuple of positional "
-            "arguments, a dict of named ones, or the single argument."
-        ) from error
-    return {
-        name: parameter.default
-        for name, parameter in signature.parameters.items()
-        if name not in given and parameter.default is not inspect.Parameter.empty
-    }
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Inputs, where: str) -> _Call:
+        signature = inspect.signature(module.forward)
+        try:
+            bound = signature.bind(*inputs.args, **inputs.named).arguments
+        except TypeError as error:
+            raise TraceError(
+                f"The example inputs do not fit forward{signature} of {where}: {error}. Give a tuple of positional "
+                "arguments, a dict of named ones, or the single argument."
+            ) from error
+        given: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
+        passed: list[str] = []
+        kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+        starred = any(kinds[name] is inspect.Parameter.VAR_POSITIONAL and bound[name] for name in bound)
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                values = {f"{name}_{n}": value for n, value in enumerate(bound.get(name, ()))}
+                given |= values
+                passed += values
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                given |= bound.get(name, {})
+                passed += [f"{key}={key}" for key in bound.get(name, {})]
+            elif name in bound:
+                given[name] = bound[name]
+                by_position = parameter.kind is parameter.POSITIONAL_ONLY or starred
+                passed.append(
+                    name if by_position and parameter.kind is not parameter.KEYWORD_ONLY else f"{name}={name}"
+                )
+            elif parameter.default is not parameter.empty:
+                defaults[name] = parameter.default
+        return cls(given, defaults, tuple(passed))
 
 
 @contextlib.contextmanager
-def _without_arguments(module: nn.Module, defaults: dict[str, Any]) -> Iterator[None]:
-    """For a while, a forward that takes only the arguments that the example gives.
+def _with_arguments(module: nn.Module, call: _Call) -> Iterator[None]:
+    """For a while, a forward that takes the arguments that the example gives, and no others.
 
-    torch.fx can fix arguments itself, but only numbers and None: a default may also be a tuple, a list or a tensor.
-    It reads the names of the arguments off the code of the forward, so the forward must have code of its own.
+    torch.fx can fix arguments itself, but only numbers and None: a default may also be a tuple, a list or a tensor. It
+    cannot hand on *args and **kwargs at all. It reads the names of the arguments off the code of the forward, so the
+    forward must have code of its own.
     """
     own = type(module)
-    parameters = inspect.signature(own.forward).parameters.values()
-    if not defaults or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+    kinds = {p.kind for p in inspect.signature(own.forward).parameters.values()}
+    if not call.defaults and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
         yield
         return
-    taken = [p for p in parameters if p.name not in defaults][1:]
-    names = ", ".join(p.name for p in taken)
-    passed = ", ".join(p.name if p.kind is p.POSITIONAL_ONLY else f"{p.name}={p.name}" for p in taken)
-    scope: dict[str, Any] = {"forward_of_the_model": own.forward, "defaults": defaults}
+    names, passed = ", ".join(call.given), ", ".join(call.passed)
+    scope: dict[str, Any] = {"forward_of_the_model": own.forward, "defaults": call.defaults}
     exec(f"def forward(self, {names}): return forward_of_the_model(self, {passed}, **defaults)", scope)
     module.__class__ = type(own.__name__, (own,), {"forward": scope["forward"], "__module__": own.__module__})
     try:
