@@ -55,8 +55,13 @@ bench-latency: setup  ## what is measured: predicted against measured latency on
 bench-importance: setup  ## what is measured: importances beyond their trainings, and two workers against one
 	$(BIN)/python benchmarks/importance.py
 
-zoo: setup  ## every CNN of torchvision and many of timm; writes docs/zoo.md
-	$(BIN)/python benchmarks/zoo.py
+# Without dependencies: these packages would pull in another torch, and much that no network needs.
+.venv/zoo-installed: .venv/installed benchmarks/requirements-zoo.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-zoo.txt
+	touch $@
+
+zoo: .venv/zoo-installed  ## every CNN of torchvision, many of timm, some of others; writes docs/zoo.md (NETWORKS: these alone)
+	$(BIN)/python benchmarks/zoo.py $(NETWORKS)
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from zoo_others import OTHERS
+from zoo_packages import PACKAGES
 
 from depthfold.vision import import_timm, import_torchvision
 
@@ -40,9 +44,12 @@ resnetaa50 resnetblur50 resnetv2_50 resnetv2_50x1_bit legacy_seresnet18 skresnet
 res2next50 gernet_s gcresnet33ts mobileone_s0 repvgg_a0 repvgg_b1g4 regnetz_b16 edgenext_xx_small regnetx_002
 regnety_002 regnetz_005 nf_regnet_b0 nf_resnet26 dm_nfnet_f0 eca_nfnet_l0 mobilenetv1_100 mobilenetv2_100
 mobilenetv2_140 mobilenetv3_large_100 mobilenetv3_small_100 mobilenetv4_conv_small mobilenetv4_conv_medium
-mobilenetv4_hybrid_medium tf_mobilenetv3_small_100 mobilenet_edgetpu_v2_s mnasnet_100 mnasnet_small semnasnet_100
+mobilenetv4_hybrid_medium tf_mobilenetv3_large_075 tf_mobilenetv3_large_100 tf_mobilenetv3_large_minimal_100
+tf_mobilenetv3_small_075 tf_mobilenetv3_small_100 tf_mobilenetv3_small_minimal_100 mobilenet_edgetpu_v2_s mnasnet_100
+mnasnet_small semnasnet_100
 spnasnet_100 fbnetc_100 fbnetv3_b lcnet_100 hardcorenas_a tinynet_a mixnet_s efficientnet_b0 efficientnet_lite0
-efficientnet_es efficientnetv2_rw_t tf_efficientnet_b0 tf_efficientnet_lite0 gc_efficientnetv2_rw_t efficientnet_b0_gn
+efficientnet_es efficientnetv2_rw_t tf_efficientnet_b0 tf_efficientnet_lite0 tf_efficientnet_lite1 tf_efficientnet_lite2
+tf_efficientnet_lite3 tf_efficientnet_lite4 gc_efficientnetv2_rw_t efficientnet_b0_gn
 rexnet_100 rexnetr_100 convnext_atto convnextv2_atto convmixer_768_32 inception_next_atto fasternet_t0 starnet_s1
 focalnet_tiny_srf rdnet_tiny densenet121 densenetblur121d inception_v3 inception_v4 inception_resnet_v2
 inception_next_tiny vgg11 vgg16_bn ghostnet_100 ghostnetv2_100 repghostnet_100 repvit_m0_9 fastvit_t8 lcnetv2_base
@@ -54,6 +61,11 @@ mambaout_femto
 TIMM = tuple(f"timm/{name}" for name in TIMM_NAMES.split())
 # Sizes that a network can take: an odd one first, because borders are where merging goes wrong.
 SIZES = (65, 97, 128, 224)
+# By how much each side grows for the other size, height and width in turns: to another parity and another shape first,
+# then in steps that networks with a way back up can take, then to a square.
+STEPS = ((10, 23), (32, 64), (32, 32))
+OWN_SIZE = OTHERS | PACKAGES
+REFUSALS = (RuntimeError, AssertionError, ValueError, TypeError)
 
 
 def classification() -> list[str]:
@@ -65,7 +77,9 @@ def classification() -> list[str]:
 
 
 def build(name: str) -> tuple[nn.Module, str | None]:
-    """The model with random weights, and the submodule to trace."""
+    """The model, and the submodule to trace. Its weights are random but for those of zoo_packages.TRAINED."""
+    if name in OWN_SIZE:
+        return OWN_SIZE[name][0](), None
     family, _, plain = name.rpartition("/")
     if family == "timm":
         return import_timm().create_model(plain, pretrained=False), None
@@ -92,6 +106,8 @@ def inputs_for(name: str, model: nn.Module, dtype: torch.dtype) -> Any:
         return torch.randn(1, 3, 16, side, side, dtype=dtype)
     if name.startswith("detection/"):
         return [torch.randn(3, 127, 155, dtype=dtype)]
+    if name in OWN_SIZE:
+        return torch.randn(1, *OWN_SIZE[name][1], dtype=dtype)
     model.eval()
     problem: Exception | None = None
     for size in SIZES:
@@ -99,8 +115,20 @@ def inputs_for(name: str, model: nn.Module, dtype: torch.dtype) -> Any:
         try:
             with torch.no_grad():
                 model(x)
-        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        except REFUSALS as error:
             problem = error
             continue
         return x
     raise RuntimeError(f"no size of {SIZES} fits: {problem}")
+
+
+def of_other_sizes(inputs: Any) -> Iterator[Any]:
+    """Random inputs of other sizes, best first."""
+
+    def grown(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
+        leading = 1 if tensor.dim() == 3 and isinstance(inputs, list) else 2  # an image of a list has no batch
+        sides = [side + steps[n % len(steps)] for n, side in enumerate(tensor.shape[leading:])]
+        return torch.randn(*tensor.shape[:leading], *sides, dtype=tensor.dtype)
+
+    for steps in STEPS:
+        yield tree_map(lambda tensor, steps=steps: grown(tensor, steps), inputs)

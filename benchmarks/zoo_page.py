@@ -1,0 +1,113 @@
+"""The rows of the zoo as a page, and one row as a line."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from zoo_row import passed
+
+HEAD = """
+Every network has random weights and random batch norm statistics, but for those that come trained from a package. It
+is rewritten by three random plans (one of the paper's space, two of the full one) and merged. `error` is the largest
+difference between the rewritten and the merged network over the three, anywhere at the borders, in the interior or at
+the outputs, as a share of the largest value there; the tolerance is 1e-10 in float64 and 1e-4 in float32 (an output may
+miss it only where the network itself turns a last digit of its input into a tenth of that). `other size` is the same
+of inputs of another size than the traced one, through the same networks; where the model itself takes no other size,
+the first words of its refusal. `vanilla` is the plan that changes nothing, merged, against the model as it was given:
+the largest difference of the outputs at both sizes. Networks without layers have this alone. `spans` are those of the
+paper's space / the full one. A network whose full space has no more spans than layers has nothing to merge.
+
+"""
+COLUMNS = {
+    "network": "---",
+    "parameters": "---:",
+    "input": "---",
+    "layers": "---:",
+    "skips": "---:",
+    "spans": "---:",
+    "segments": "---",
+    "error": "---:",
+    "other size": "---",
+    "vanilla": "---:",
+    "precision": "---",
+    "refused": "---",
+}
+WORDS = 48  # of a refusal, in characters
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    failed = sum(not passed(row) for row in rows)
+    title = (
+        f"# The zoo\n\nMade by `make zoo`: {len(rows)} networks, {failed} failed. "
+        f"PyTorch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores.\n"
+    )
+    return title + HEAD + "\n".join((_cells(COLUMNS), _cells(COLUMNS.values()), *map(_entry, rows))) + "\n"
+
+
+def line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['name']}: FAILED {row['error']}"
+    return (
+        f"{row['name']}: {row['layers']} layers, {row['paper']}/{row['full']} spans, error {_number(_worst(row))}, "
+        f"other size {_other(row)}, vanilla {_number(_vanilla(row))}, {row['seconds']} s"
+        + ("" if passed(row) else f"; FAILED {_failure(row)}")
+    )
+
+
+def _entry(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return _cells([row["name"], *[""] * (len(COLUMNS) - 2), f"**failed: {row['error']}**"])
+    refused = ", ".join(f"{code} {count}" for code, count in row["refusals"].items())
+    return _cells(
+        (
+            row["name"],
+            f"{row['parameters'] / 1e6:.1f} M",
+            "x".join(map(str, row["size"])),
+            row["layers"],
+            row["skips"],
+            f"{row['paper']} / {row['full']}{' (nothing to merge)' if row['full'] <= row['layers'] else ''}",
+            ", ".join(str(plan["segments"]) for plan in row["plans"]),
+            _number(_worst(row)),
+            _other(row),
+            _number(_vanilla(row)),
+            row["precision"],
+            refused if passed(row) else f"**failed: {_failure(row)}** {refused}",
+        )
+    )
+
+
+def _cells(values: Iterable[Any]) -> str:
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def _worst(row: dict[str, Any]) -> float | None:
+    return _largest(row["plans"])
+
+
+def _vanilla(row: dict[str, Any]) -> float:
+    return max(row["vanilla"][which] for which in ("size", "other") if which in row["vanilla"])
+
+
+def _other(row: dict[str, Any]) -> str:
+    if row["refusal"] is not None:
+        return row["refusal"].replace("|", "/")[:WORDS]
+    error = _number(_largest([plan["other"] for plan in row["plans"]]))
+    return f"{error} at {'x'.join(map(str, row['other']))}".strip()
+
+
+def _largest(found: list[dict[str, Any]]) -> float | None:
+    return max((max(each["border"], each["interior"], each["output"]) for each in found), default=None)
+
+
+def _number(error: float | None) -> str:
+    return "" if error is None else f"{error:.1e}"
+
+
+def _failure(row: dict[str, Any]) -> str:
+    if row["vanilla"]["foreign"]:
+        return f"the student has parameters that the model does not have, such as {row['vanilla']['foreign'][0]}"
+    return "not exact" if row["vanilla"]["ok"] else "the vanilla network is not the model"
