@@ -324,7 +324,7 @@ def dilation_of_the_second_ignored(patch):
 
 @fault
 def norm_of_the_projection_forgotten(patch):
-    instead(patch, numbering, "SkipSite", lambda site: lambda **given: site(**given | {"norm": None}))
+    instead(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"norm": None}))
 
 
 @fault

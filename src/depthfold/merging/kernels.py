@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from depthfold.algebra import Kernel, fold_norm
 from depthfold.core import ConvShape, Span
 from depthfold.tracing import Blueprint
 from depthfold.tracing.modules import norm_statistics
+from depthfold.tracing.traced import SkipSite, StepSite
 
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -24,13 +26,17 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
     def module(node: str) -> nn.Module:
         return student.get_submodule(str(nodes[node].target))
 
-    def of(shape: ConvShape, conv: str | None, norm: str | None, like: torch.Tensor | None = None) -> Kernel:
-        if conv is None:  # an identity, perhaps through a batch norm
-            assert like is not None
-            kernel = Kernel.identity(shape.in_channels, shape.dims, like)
+    def of(step: StepSite, like: torch.Tensor | None = None) -> Kernel:
+        if step.conv is not None:
+            kernel = conv_kernel(module(step.conv), step.shape)
         else:
-            kernel = conv_kernel(module(conv), shape)
-        return fold_norm(kernel, norm_statistics(module(norm))) if norm else kernel
+            assert like is not None
+            kernel = Kernel.constant(step.shape, 1 / step.divisor, like)
+        return fold_norm(kernel, norm_statistics(module(step.norm))) if step.norm else kernel
+
+    def branch(skip: SkipSite, like: torch.Tensor) -> Kernel:
+        steps = skip.steps or (StepSite(shape=network.skip_shape(skip.skip)),)
+        return reduce(Kernel.then, (of(step, like) for step in steps))
 
     at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
     merged: Kernel | None = None
@@ -38,10 +44,10 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
         if l - 1 in sources and merged is not None:
             at[l - 1] = merged
         site, shape = network.sites[l - 1], network.layers[l - 1].shape
-        layer = of(shape, site.conv, site.norm)
+        layer = of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
         merged = layer if merged is None else merged.then(layer)
         for skip in (each for each in held if each.skip.target == l):
-            projected = of(network.skip_shape(skip.skip), skip.conv, skip.norm, merged.weight)
+            projected = branch(skip, merged.weight)
             source = at.get(skip.skip.source)
             merged = merged.plus(projected if source is None else source.then(projected), reuse=True)
     assert merged is not None

@@ -8,32 +8,24 @@ from typing import Any
 
 from torch import fx
 
-from depthfold.tracing.in_place import adds_in_place, writes_in_place
+from depthfold.tracing.branches import SkipDraft, linear_branches, overwrites
+from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.roles import Kind, Role
+from depthfold.tracing.shapes import conv_shape, skip_fits
 
 
 @dataclass(slots=True, eq=False)
 class Addition:
     """An addition that a draft takes in: `main` is the operand that the draft computes, `other` the rest.
 
-    `skip` is set where the other operand comes from a value on the draft's own path, as it is or through a projection.
+    `skips` are the branches whose sum the other operand is, where they come from a value on the draft's own path, as it
+    is or through a projection. Empty where the operand is anything else.
     """
 
     node: fx.Node
     main: fx.Node
     other: fx.Node
-    skip: SkipDraft | None = None
-
-
-@dataclass(slots=True, eq=False)
-class SkipDraft:
-    """A skip from `source`, the input value of the draft `first`. A projection is a draft of its own (then no layer),
-    or a batch norm alone."""
-
-    source: fx.Node
-    first: Draft
-    projection: Draft | None = None
-    norm: fx.Node | None = None
+    skips: tuple[SkipDraft, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +77,7 @@ def draft_layers(values: Values) -> list[Draft]:
     """All drafts, in the order of the graph."""
     drafts: list[Draft] = []
     by_tail: dict[fx.Node, Draft] = {}
+    ends: dict[fx.Node, Draft] = {}  # by the last node before the additions
 
     def open_draft(node: fx.Node) -> Draft | None:
         """The draft whose linear end this is, if nothing else reads it."""
@@ -100,16 +93,17 @@ def draft_layers(values: Values) -> list[Draft]:
         if role.kind is Kind.CONVOLUTION:
             draft = _start(node, values)
             drafts.append(draft)
-            by_tail[node] = draft
+            by_tail[node] = ends[node] = draft
         elif role.kind is Kind.NORM and (found := open_draft(node.all_input_nodes[0])):
             if found.norm is None and not found.additions:
                 found.norm = node
+                ends[node] = ends.pop(found.conv)
                 found.activation = node if role.detail else None
                 extend(found, node)
         elif role.kind is Kind.ACTIVATION and (found := open_draft(node.all_input_nodes[0])):
             found.activation = node
             extend(found, node)
-        elif role.kind is Kind.ADD and (addition := _addition(node, values, by_tail, open_draft)):
+        elif role.kind is Kind.ADD and (addition := _addition(node, values, by_tail, ends, open_draft)):
             draft, taken = addition
             draft.additions.append(taken)
             extend(draft, node)
@@ -124,27 +118,29 @@ def _start(conv: fx.Node, values: Values) -> Draft:
 
 
 def _addition(
-    node: fx.Node, values: Values, by_tail: Mapping[fx.Node, Draft], open_draft: OpenDraft
+    node: fx.Node,
+    values: Values,
+    by_tail: Mapping[fx.Node, Draft],
+    ends: Mapping[fx.Node, Draft],
+    open_draft: OpenDraft,
 ) -> tuple[Draft, Addition] | None:
     """Which draft takes in this addition, and whether the other operand is a skip of its own.
 
-    Of two drafts that could, the one wins that makes a skip of the other (ResNet's branch over its downsample); of two
-    such, the one that reaches further, because the taps of a skip must lie within the kernel of the branch.
+    Of two drafts that could, the one wins that makes a skip of the other (ResNet's branch over its downsample). Of two
+    such, a single layer wins, since parallel linear branches are one layer; then the longer path; then the one that
+    reaches further, because the taps of a skip must lie within the kernel of the branch.
     """
     one, two = node.args
     assert isinstance(one, fx.Node) and isinstance(two, fx.Node)
-    if adds_in_place(node) and any(values.order[r] > values.order[node] for r in values.readers(values.origin(one))):
-        return None  # somebody reads the first operand after it was overwritten
-    candidates: list[tuple[tuple[bool, int, int, int], Draft, Addition]] = []
+    if overwrites(node, values):
+        return None
+    candidates: list[tuple[tuple[bool, bool, int, int, int], Draft, Addition]] = []
     for main, other in ((one, two), (two, one)):
         if draft := open_draft(main):
-            path = _path(draft, by_tail)
-            skip = _skip(other, path, values, open_draft)
-            if skip and _overwritten(skip.source, before=node, values=values):
-                skip = None
-            steps = path.index(skip.first) + 1 if skip else 0
-            rank = (skip is not None, steps, _reach(values.modules[str(draft.conv.target)]), values.order[draft.conv])
-            candidates.append((rank, draft, Addition(node, main, other, skip)))
+            skips, steps = _skips(node, other, _path(draft, by_tail), values, ends)
+            reach = sum(conv_shape(draft, values.modules).extent)
+            rank = (bool(skips), steps == 1, steps, reach, values.order[draft.conv])
+            candidates.append((rank, draft, Addition(node, main, other, skips)))
     if not candidates:
         return None
     _, draft, addition = max(candidates, key=lambda candidate: candidate[0])
@@ -159,24 +155,19 @@ def _path(draft: Draft, by_tail: Mapping[fx.Node, Draft]) -> list[Draft]:
     return path
 
 
-def _skip(other: fx.Node, path: list[Draft], values: Values, open_draft: OpenDraft) -> SkipDraft | None:
-    """How the other operand comes from the input of one of the drafts on the path, if it does."""
-    origin = values.origin(other)
-
-    def reading(value: fx.Node) -> Draft | None:
-        return next((draft for draft in path if draft.source is value), None)
-
-    if first := reading(origin):
-        return SkipDraft(origin, first)
-    projection = open_draft(other)
-    if projection and projection not in path and not projection.additions and (first := reading(projection.source)):
-        return SkipDraft(projection.source, first, projection=projection)
-    role = values.roles[origin]
-    if role.kind is Kind.NORM and role.detail is None and values.only_reader(origin):
-        source = values.origin(origin.all_input_nodes[0])
-        if first := reading(source):
-            return SkipDraft(source, first, norm=origin)
-    return None
+def _skips(
+    node: fx.Node, other: fx.Node, path: list[Draft], values: Values, ends: Mapping[fx.Node, Draft]
+) -> tuple[tuple[SkipDraft, ...], int]:
+    """The branches whose sum the other operand is, and how many drafts of the path they span. None where the taps of
+    one lie outside the kernel of the path, or where the value that they start at is overwritten."""
+    skips = linear_branches(other, path, values, ends)
+    if not skips or _overwritten(skips[0].source, before=node, values=values):
+        return (), 0
+    steps = path.index(skips[0].first) + 1
+    spanned = [conv_shape(draft, values.modules) for draft in reversed(path[:steps])]
+    if not all(skip_fits(spanned, skip.projection) for skip in skips):
+        return (), 0
+    return skips, steps
 
 
 def _overwritten(value: fx.Node, before: fx.Node, values: Values) -> bool:
@@ -189,8 +180,3 @@ def _overwritten(value: fx.Node, before: fx.Node, values: Values) -> bool:
         values.order[reader] < values.order[before] and writes_in_place(reader, module(reader))
         for reader in values.readers(value)
     )
-
-
-def _reach(conv: Any) -> int:
-    """How far the convolution reaches: its kernel, dilation included, over all dimensions."""
-    return sum((k - 1) * d for k, d in zip(conv.kernel_size, conv.dilation, strict=True))

@@ -1,0 +1,425 @@
+"""Sums of parallel linear branches: one layer each, however the sum is written, and merged exactly."""
+
+from itertools import permutations
+from random import Random
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.utils.model import reparameterize_model
+from torch import nn
+
+import depthfold as df
+from depthfold.core import ConvShape
+from depthfold.testing import random_plan, randomise_statistics
+from nets import Net, agree, codes, conv, folds_exactly, image, refusal
+
+
+def conv_bn(ins=4, outs=4, kernel=3, **given):
+    return nn.Sequential(conv(ins, outs, kernel, **dict(bias=False) | given), nn.BatchNorm2d(outs, eps=0.1))
+
+
+def convolutions(module):
+    return sum(isinstance(part, nn.Conv2d) for part in module.modules())
+
+
+def merged(network, plan=None):
+    return df.merge(df.rewrite(network, plan or network.vanilla))
+
+
+class Between(nn.Module):
+    """A block with a convolution before it and two after it, so that segments can hold it at every place."""
+
+    def __init__(self, block, outs=4):
+        super().__init__()
+        self.before, self.block, self.act = conv(4, 4), block, nn.ReLU()
+        self.after, self.last = conv(outs, 4), conv(4, 3, kernel=1)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.after(self.act(self.block(torch.relu(self.before(x)))))))
+
+
+def is_one_layer(block, outs=4, terms=None):
+    """The block is one layer of the network; it merges exactly inside segments of every length."""
+    model = Between(block, outs)
+    network = folds_exactly(model, image(13), plans=8)
+    assert (network.depth, network.barriers) == (4, ())
+    assert {(skip.source, skip.target) for skip in network.skips} <= {(1, 2)}
+    if terms is not None:
+        assert len(network.skips) == terms - 1
+    assert convolutions(merged(network)) == 4
+    return network
+
+
+class RepVGG(nn.Module):
+    def __init__(self, ins=4, outs=4, stride=1, groups=1):
+        super().__init__()
+        self.dense = conv_bn(ins, outs, 3, stride=stride, groups=groups)
+        self.point = conv_bn(ins, outs, 1, stride=stride, groups=groups)
+        self.identity = nn.BatchNorm2d(ins) if ins == outs and stride == 1 else None
+
+    def forward(self, x):
+        identity = 0 if self.identity is None else self.identity(x)
+        return self.dense(x) + self.point(x) + identity
+
+
+class MobileOne(nn.Module):
+    """The order of FastViT and of the authors: the small branches are added up before the large ones."""
+
+    def __init__(self, branches=3, stride=1, groups=4):
+        super().__init__()
+        self.identity = nn.BatchNorm2d(4) if stride == 1 else None
+        self.scale = conv_bn(kernel=1, stride=stride, groups=groups)
+        self.large = nn.ModuleList(conv_bn(kernel=3, stride=stride, groups=groups) for _ in range(branches))
+
+    def forward(self, x):
+        out = self.scale(x) + (0 if self.identity is None else self.identity(x))
+        for branch in self.large:
+            out += branch(x)
+        return out
+
+
+class ACNet(nn.Module):
+    """The asymmetric branches are added up first: neither lies within the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.square = conv_bn()
+        self.wide = nn.Sequential(nn.Conv2d(4, 4, (1, 3), padding=(0, 1), bias=False), nn.BatchNorm2d(4))
+        self.high = nn.Sequential(nn.Conv2d(4, 4, (3, 1), padding=(1, 0), bias=False), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        return (self.wide(x) + self.high(x)) + self.square(x)
+
+
+BLOCKS = {
+    "RepVGG": (lambda: RepVGG(), 3),
+    "RepVGG in groups": (lambda: RepVGG(groups=2), 3),
+    "RepVGG with a stride": (lambda: RepVGG(stride=2), 2),
+    "YOLOv6, wider": (lambda: RepVGG(4, 6), 2),
+    "MobileOne": (lambda: MobileOne(), 5),
+    "MobileOne with one large branch": (lambda: MobileOne(branches=1), 3),
+    "MobileOne with a stride": (lambda: MobileOne(stride=2), 4),
+    "MobileOne without groups": (lambda: MobileOne(groups=1), 5),
+    "ACNet": (lambda: ACNet(), 3),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_in_their_training_form_are_one_layer(name):
+    build, terms = BLOCKS[name]
+    is_one_layer(build(), outs=6 if "wider" in name else 4, terms=terms)
+
+
+@pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0"])
+def test_models_of_timm_merge_into_their_deployed_form(name):
+    torch.manual_seed(0)
+    model = randomise_statistics(timm.create_model(name, num_classes=7)).double().eval()
+    x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
+    network = df.trace(model, x)
+    deployed = reparameterize_model(model)
+    shallow = merged(network)
+    assert convolutions(shallow) == convolutions(deployed) == network.depth < convolutions(model)
+    with torch.no_grad():
+        agree(shallow(x), model(x))
+        agree(shallow(x), deployed(x))
+
+
+def test_fastvit_adds_the_small_branches_up_first():
+    model = randomise_statistics(timm.create_model("fastvit_t8", num_classes=7).stem).double().eval()
+    x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
+    network = df.trace(model, x)
+    assert (network.depth, network.barriers) == (3, ())
+    deployed, shallow = reparameterize_model(model), merged(network)
+    assert convolutions(shallow) == convolutions(deployed) == 3
+    with torch.no_grad():
+        agree(shallow(x), deployed(x))
+
+
+TERMS = {
+    "large": conv_bn,
+    "point": lambda: conv_bn(kernel=1),
+    "identity": nn.Identity,
+    "norm": lambda: nn.BatchNorm2d(4),
+}
+NESTINGS = {
+    "to the left": lambda a, b, c, d: ((a + b) + c) + d,
+    "to the right": lambda a, b, c, d: a + (b + (c + d)),
+    "in pairs": lambda a, b, c, d: (a + b) + (c + d),
+    "in the middle": lambda a, b, c, d: (a + (b + c)) + d,
+}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("order", list(permutations(TERMS)), ids=" ".join)
+def test_the_order_of_the_sum_does_not_matter(nesting, order):
+    torch.manual_seed(0)
+    parts = {name: build() for name, build in TERMS.items()}
+    model = Net(
+        lambda net, x: net.last(NESTINGS[nesting](*(getattr(net, name)(x) for name in order)).relu()),
+        last=conv(),
+        **parts,
+    )
+    network = folds_exactly(model, image(9), plans=1)
+    assert (network.depth, network.barriers, len(network.skips)) == (2, (), 3)
+    assert convolutions(merged(network)) == 2
+
+
+def test_sums_in_place_are_one_layer():
+    def run(net, x):
+        small = net.point(x)
+        small += net.norm(x)
+        return net.last(net.large(x).add_(small).relu_())
+
+    model = Net(run, point=conv_bn(kernel=1), norm=nn.BatchNorm2d(4), large=conv_bn(), last=conv())
+    network = folds_exactly(model, image(9))
+    assert (network.depth, network.barriers, len(network.skips)) == (2, (), 2)
+
+
+def test_a_sum_that_somebody_reads_before_it_is_overwritten_stays():
+    def run(net, x):
+        small = net.point(x)
+        total = small + 1
+        small += net.norm(x)
+        return net.last((net.large(x) + small).relu()) + total
+
+    model = Net(run, point=conv_bn(kernel=1), norm=nn.BatchNorm2d(4), large=conv_bn(), last=conv())
+    folds_exactly(model, image(9))
+
+
+def test_a_branch_that_somebody_else_reads_stays():
+    def run(net, x):
+        point = net.point(x)
+        return net.last((net.large(x) + (point + x)).relu()), point
+
+    model = Net(run, point=conv_bn(kernel=1), large=conv_bn(), last=conv())
+    model, x = randomise_statistics(model).double().eval(), image(9).double()
+    network = df.trace(model, x)
+    assert not network.skips
+    with torch.no_grad():
+        for found, wanted in zip(merged(network)(x), model(x), strict=True):
+            agree(found, wanted)
+
+
+def test_a_branch_that_is_added_twice_is_not_folded_once():
+    model = Net(
+        lambda net, x: net.last(twice(net.large(x), net.point(x)).relu()),
+        large=conv_bn(),
+        point=conv_bn(kernel=1),
+        last=conv(),
+    )
+
+    def twice(large, point):
+        return large + (point + point)
+
+    folds_exactly(model, image(9))
+
+
+def test_a_norm_after_a_sum_is_not_folded_into_its_terms():
+    model = Net(
+        lambda net, x: net.last((net.large(x) + net.norm(net.point(x) + net.other(x))).relu()),
+        large=conv_bn(),
+        point=conv_bn(kernel=1),
+        other=conv_bn(kernel=1),
+        norm=nn.BatchNorm2d(4),
+        last=conv(),
+    )
+    assert folds_exactly(model, image(9)).barriers
+
+
+def test_terms_from_different_values_are_not_one_branch():
+    def run(net, x):
+        h = net.a(x).relu()
+        return net.b(h) + (net.c(h) + net.d(x))
+
+    model = Net(run, a=conv(), b=conv(), c=conv(kernel=1), d=conv(kernel=1))
+    folds_exactly(model, image(9))
+
+
+# Several steps in a branch.
+
+POOLS = {
+    "module": lambda: nn.AvgPool2d(3, stride=1, padding=1),
+    "divisor": lambda: nn.AvgPool2d(3, stride=1, padding=1, divisor_override=5),
+    "divisor, padding not counted": lambda: nn.AvgPool2d(
+        3, stride=1, padding=1, divisor_override=7, count_include_pad=False
+    ),
+    "rounding up without a stride": lambda: nn.AvgPool2d(3, stride=1, padding=1, ceil_mode=True),
+    "flat": lambda: nn.AvgPool2d((1, 3), stride=(1, 1), padding=(0, 1)),
+    "function": lambda: Net(lambda net, x: F.avg_pool2d(x, 3, 1, 1)),
+    "function with names": lambda: Net(lambda net, x: F.avg_pool2d(x, kernel_size=[3, 1], stride=1, padding=(1, 0))),
+    "with a norm": lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.BatchNorm2d(4)),
+    "before a convolution": lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), conv_bn(kernel=1, bias=True)),
+    "between norms": lambda: nn.Sequential(nn.BatchNorm2d(4), nn.AvgPool2d(1), nn.BatchNorm2d(4)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_average_pools_are_branches(name):
+    pool = POOLS[name]()
+    block = Net(
+        lambda net, x: net.large(x) + (net.pool(x) + net.point(x)), large=conv_bn(), pool=pool, point=conv(4, 4, 1)
+    )
+    network = is_one_layer(block, terms=3)
+    assert not any(isinstance(part, nn.AvgPool2d) for part in merged(network).modules())
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_average_pools_in_other_dimensions(dims):
+    convolution = {1: nn.Conv1d, 3: nn.Conv3d}[dims]
+    pool = {1: nn.AvgPool1d, 3: nn.AvgPool3d}[dims]
+    model = Net(
+        lambda net, x: net.b(torch.relu(net.a(x) + net.pool(x))),
+        a=convolution(4, 4, 3, padding=1),
+        b=convolution(4, 4, 3, padding=1),
+        pool=pool(3, 1, 1),
+    )
+    x = torch.randn(2, 4, *(9, 8, 7)[:dims])
+    network = folds_exactly(model, x)
+    assert (network.depth, len(network.skips), network.barriers) == (2, 1, ())
+
+
+def test_a_pool_that_is_called_twice_keeps_its_padding_elsewhere():
+    def run(net, x):
+        h = net.a(x).relu()
+        return net.pool(net.c((net.b(h) + net.pool(h)).relu()))
+
+    model = Net(run, a=conv(), b=conv(), c=conv(), pool=nn.AvgPool2d(3, 1, 1))
+    network = folds_exactly(model, image(9))
+    assert (network.depth, len(network.skips)) == (3, 1)
+
+
+def test_a_pool_with_a_stride_and_a_convolution_is_the_shortcut_of_a_residual_block():
+    block = Net(
+        lambda net, x: net.b(torch.relu(net.a(x))) + net.shortcut(x),
+        a=conv_bn(stride=2),
+        b=conv_bn(4, 6),
+        shortcut=nn.Sequential(nn.AvgPool2d(2, 2), conv_bn(4, 6, 1)),
+    )
+    network = folds_exactly(Between(block, outs=6), image(14)[..., :14], plans=8)
+    assert (network.depth, network.barriers) == (5, ())
+    (skip,) = network.skips
+    assert (skip.source, skip.target) == (1, 3)
+    shape = ConvShape(
+        in_channels=4, out_channels=6, kernel=(2, 2), stride=(2, 2), padding=((0, 0),) * 2, dilation=(1, 1)
+    )
+    assert skip.projection == shape
+
+
+INEXACT = {
+    "rounding up": (nn.AvgPool2d(2, 2, ceil_mode=True), "it rounds the size up"),
+    "padding not counted": (
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+        "it divides by another number at the borders",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_a_pool_that_is_not_a_convolution_is_refused_with_the_reason(name):
+    pool, why = INEXACT[name]
+    block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(stride=2), pool=pool)
+    network = folds_exactly(Between(block), image(15) if name != "rounding up" else image(14)[..., :14])
+    assert not network.skips
+    assert codes(network)["block.pool"] == "pooling"
+    assert why in refusal(network, "block.pool").why
+
+
+def test_a_pool_that_reaches_further_than_the_convolution_beside_it_stays():
+    block = Net(lambda net, x: net.point(x) + net.pool(x), point=conv(kernel=1), pool=nn.AvgPool2d(3, 1, 1))
+    assert not folds_exactly(Between(block), image(9)).skips
+
+
+def test_a_pool_in_the_middle_of_a_chain_stays_a_barrier():
+    model = Net(lambda net, x: net.b(net.pool(net.a(x))), a=conv(), pool=nn.AvgPool2d(3, 1, 1), b=conv())
+    network = folds_exactly(model, image(9))
+    assert (network.barriers, codes(network)["pool"]) == ((1,), "pooling")
+
+
+def test_an_ignored_pool_is_not_a_branch():
+    block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(), pool=nn.AvgPool2d(3, 1, 1))
+    network = folds_exactly(Between(block), image(9), ignore=["block.pool"])
+    assert not network.skips
+    assert codes(network)["block.pool"] == "ignored"
+
+
+ROWS = {
+    "1x1, then 3x3": (lambda: nn.Sequential(conv_bn(4, 6, 1, padding=1), conv_bn(6, 4, 3, padding=0)), True),
+    "3x3, then 1x1": (lambda: nn.Sequential(conv_bn(4, 6, 3), conv_bn(6, 4, 1)), True),
+    "1x1, then a pool": (lambda: nn.Sequential(conv_bn(4, 4, 1, padding=1), nn.AvgPool2d(3, 1)), True),
+    "padding in the middle": (lambda: nn.Sequential(conv_bn(4, 6, 1), conv_bn(6, 4, 3)), False),
+    "padding of a pool in the middle": (lambda: nn.Sequential(conv_bn(4, 4, 1), nn.AvgPool2d(3, 1, 1)), False),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_branches_of_several_steps(name):
+    build, exact = ROWS[name]
+    block = Net(lambda net, x: net.large(x) + net.row(x), large=conv_bn(), row=build())
+    if exact:
+        is_one_layer(block, terms=2)
+    else:
+        network = folds_exactly(Between(block), image(13))
+        assert (1, 2) not in [(skip.source, skip.target) for skip in network.skips if network.depth == 4]
+
+
+# Branches beside a longer path.
+
+BESIDE = {
+    "a sum": lambda net, x: net.a(x) + net.b(x),
+    "a sum with the identity": lambda net, x: net.a(x) + (x + net.norm(x)),
+    "a sum of norms": lambda net, x: x + net.norm(x),
+    "a sum with a pool": lambda net, x: net.pool(x) + (net.a(x) + net.b(x)),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_branches_beside_a_longer_path(name):
+    def run(net, x):
+        x = net.zero(x).relu()
+        return net.last((net.two(net.one(x).relu()) + BESIDE[name](net, x)).relu())
+
+    parts = dict(zero=conv(), one=conv_bn(), two=conv_bn(), last=conv(), a=conv_bn(kernel=1), b=conv_bn())
+    model = Net(run, **parts, norm=nn.BatchNorm2d(4), pool=nn.AvgPool2d(3, 1, 1))
+    network = folds_exactly(model, image(11), plans=8)
+    assert (network.depth, network.barriers) == (4, ())
+    assert {(skip.source, skip.target) for skip in network.skips} == {(1, 3)}
+
+
+# The student trains all branches under the user's names.
+
+
+def test_the_student_keeps_all_branches_and_their_names():
+    model = randomise_statistics(Between(MobileOne())).double().eval()
+    x = image(9).double()
+    network = df.trace(model, x)
+    for plan in (df.Plan((), ()), network.vanilla):
+        student = df.rewrite(network, plan)
+        assert set(student.state_dict()) == set(model.state_dict())
+        student.train()
+        student(x).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in student.parameters())
+        student.eval()
+        shallow = df.merge(student)
+        assert convolutions(shallow) == len(network.segments(plan))
+        assert not any(isinstance(part, nn.BatchNorm2d) for part in shallow.modules())
+        with torch.no_grad():
+            agree(shallow(x), student(x))
+
+
+def test_random_plans_of_a_network_of_blocks():
+    torch.manual_seed(0)
+    blocks = [RepVGG(4, 4), MobileOne(), ACNet(), RepVGG(4, 6, stride=2), RepVGG(6, 6, groups=2)]
+    model = nn.Sequential(*(part for block in blocks for part in (block, nn.ReLU())))
+    model, x = randomise_statistics(model).double().eval(), image(17).double()
+    network = df.trace(model, x)
+    assert (network.depth, network.barriers) == (5, ())
+    assert len(network.spans("full")) == 15
+    with torch.no_grad():
+        agree(merged(network)(x), model(x))
+        for seed in range(12):
+            student = df.rewrite(network, random_plan(network, Random(seed)))
+            for size in (17, 20):
+                inputs = image(size, seed=seed).double()
+                agree(df.merge(student)(inputs), student(inputs))
