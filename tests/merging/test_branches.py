@@ -361,16 +361,26 @@ def test_branches_of_several_steps(name):
         is_one_layer(block, terms=2)
     else:
         network = folds_exactly(Between(block), image(13))
-        assert (1, 2) not in [(skip.source, skip.target) for skip in network.skips if network.depth == 4]
+        assert all(skip.target > skip.source + 1 for skip in network.skips)
+
+
+def test_a_1x1_convolution_beside_a_row_is_a_projection():
+    model = Net(lambda net, x: net.b(net.a(x)) + net.c(x), a=conv(kernel=1), b=conv(kernel=1), c=conv_bn(kernel=1))
+    network = folds_exactly(model, image(9))
+    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
 
 
 # Branches beside a longer path.
 
+# Each with the number of convolutions that are left of it where the addition stays.
 BESIDE = {
-    "a sum": lambda net, x: net.a(x) + net.b(x),
-    "a sum with the identity": lambda net, x: net.a(x) + (x + net.norm(x)),
-    "a sum of norms": lambda net, x: x + net.norm(x),
-    "a sum with a pool": lambda net, x: net.pool(x) + (net.a(x) + net.b(x)),
+    "a sum": (lambda net, x: net.a(x) + net.b(x), 1),
+    "a sum in place": (lambda net, x: net.b(x).add_(net.a(x)), 1),
+    "a sum with the identity": (lambda net, x: net.a(x) + (x + net.b(x)), 1),
+    "a sum with a norm": (lambda net, x: net.a(x) + (x + net.norm(x)), 1),
+    "a sum of norms": (lambda net, x: x + net.norm(x), 0),
+    "a sum with a pool": (lambda net, x: net.pool(x) + (net.a(x) + net.b(x)), 1),
+    "branches that do not lie within each other": (lambda net, x: net.wide(x) + net.high(x), 2),
 }
 
 
@@ -378,13 +388,17 @@ BESIDE = {
 def test_branches_beside_a_longer_path(name):
     def run(net, x):
         x = net.zero(x).relu()
-        return net.last((net.two(net.one(x).relu()) + BESIDE[name](net, x)).relu())
+        return net.last((net.two(net.one(x).relu()) + beside(net, x)).relu())
 
+    beside, left = BESIDE[name]
     parts = dict(zero=conv(), one=conv_bn(), two=conv_bn(), last=conv(), a=conv_bn(kernel=1), b=conv_bn())
-    model = Net(run, **parts, norm=nn.BatchNorm2d(4), pool=nn.AvgPool2d(3, 1, 1))
+    sides = dict(wide=nn.Conv2d(4, 4, (1, 3), padding=(0, 1)), high=nn.Conv2d(4, 4, (3, 1), padding=(1, 0)))
+    model = Net(run, **parts, **sides, norm=nn.BatchNorm2d(4), pool=nn.AvgPool2d(3, 1, 1))
     network = folds_exactly(model, image(11), plans=8)
     assert (network.depth, network.barriers) == (4, ())
     assert {(skip.source, skip.target) for skip in network.skips} == {(1, 3)}
+    assert convolutions(merged(network)) == 4 + left
+    assert convolutions(merged(network, df.Plan((1,), (1, 3)))) == 3
 
 
 # The student trains all branches under the user's names.

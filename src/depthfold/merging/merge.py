@@ -16,6 +16,7 @@ from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
 from depthfold.merging.plain import use_plain_layers
+from depthfold.merging.sums import fold_remaining_sums
 from depthfold.merging.verification import Seam, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
@@ -68,8 +69,11 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     graph = copy.deepcopy(part).eval()
     nothing = take_out_nothing(graph)
     workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
-    merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
+    segments = network.segments(remembered.plan)
+    merged = {span: workshop.merge_segment(span) for span in segments}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
+    outside = (site for site in network.skip_sites if not any(span.contains(site.skip.span) for span in segments))
+    fold_remaining_sums(graph, workshop.nodes, (name for site in outside for name in site.sums))
     use_plain_layers(graph)
     drop_unused(graph)
     graph.eval()

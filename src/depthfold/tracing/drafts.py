@@ -127,8 +127,9 @@ def _addition(
     """Which draft takes in this addition, and whether the other operand is a skip of its own.
 
     Of two drafts that could, the one wins that makes a skip of the other (ResNet's branch over its downsample). Of two
-    such, a single layer wins, since parallel linear branches are one layer; then the longer path; then the one that
-    reaches further, because the taps of a skip must lie within the kernel of the branch.
+    such, a single layer wins, since parallel linear branches are one layer, but a 1x1 convolution beside a longer path
+    is a projection; then the longer path; then the one that reaches further, because the taps of a skip must lie within
+    the kernel of the branch.
     """
     one, two = node.args
     assert isinstance(one, fx.Node) and isinstance(two, fx.Node)
@@ -138,8 +139,9 @@ def _addition(
     for main, other in ((one, two), (two, one)):
         if draft := open_draft(main):
             skips, steps = _skips(node, other, _path(draft, by_tail), values, ends)
-            reach = sum(conv_shape(draft, values.modules).extent)
-            rank = (bool(skips), steps == 1, steps, reach, values.order[draft.conv])
+            shape = conv_shape(draft, values.modules)
+            alone = steps == 1 and max(shape.kernel) > 1
+            rank = (bool(skips), alone, steps, sum(shape.extent), values.order[draft.conv])
             candidates.append((rank, draft, Addition(node, main, other, skips)))
     if not candidates:
         return None
