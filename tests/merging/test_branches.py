@@ -12,7 +12,9 @@ from torch import nn
 
 import depthfold as df
 from depthfold.core import ConvShape
+from depthfold.errors import VerificationError
 from depthfold.testing import random_plan, randomise_statistics
+from depthfold.tracing.pooling import AveragePool
 from nets import Net, agree, codes, conv, folds_exactly, image, refusal
 
 
@@ -326,6 +328,18 @@ def test_a_pool_that_is_not_a_convolution_is_refused_with_the_reason(name):
     assert why in refusal(network, "block.pool").why
 
 
+@pytest.mark.parametrize("name", INEXACT)
+def test_merging_would_notice_if_such_a_pool_were_taken_for_a_convolution(name, monkeypatch):
+    monkeypatch.setattr(AveragePool, "deviation", None)
+    pool, _ = INEXACT[name]
+    block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(stride=2), pool=pool)
+    x = (image(13)[..., :13] if name == "rounding up" else image(15)).double()
+    network = df.trace(Between(block).double(), x)
+    assert network.skips
+    with pytest.raises(VerificationError):
+        merged(network)
+
+
 def test_a_pool_that_reaches_further_than_the_convolution_beside_it_stays():
     block = Net(lambda net, x: net.point(x) + net.pool(x), point=conv(kernel=1), pool=nn.AvgPool2d(3, 1, 1))
     assert not folds_exactly(Between(block), image(9)).skips
@@ -399,6 +413,21 @@ def test_branches_beside_a_longer_path(name):
     assert {(skip.source, skip.target) for skip in network.skips} == {(1, 3)}
     assert convolutions(merged(network)) == 4 + left
     assert convolutions(merged(network, df.Plan((1,), (1, 3)))) == 3
+
+
+@pytest.mark.parametrize("plan", [df.Plan((1, 2, 3), (1, 2, 3)), df.Plan((1,), (1, 3)), df.Plan((), ())], ids=str)
+def test_what_is_left_of_the_branches_can_be_saved_and_loaded(tmp_path, plan):
+    def model(seed):
+        torch.manual_seed(seed)
+        beside = Net(lambda net, x: net.a(x) + net.b(x), a=conv_bn(kernel=1), b=conv_bn())
+        row = nn.Sequential(conv_bn(), nn.ReLU(), conv_bn())
+        block = Net(lambda net, x: net.row(x) + net.beside(x), row=row, beside=beside)
+        return randomise_statistics(nn.Sequential(conv(), nn.ReLU(), block, nn.ReLU(), conv()), seed).eval()
+
+    shallow = merged(df.trace(model(0), image(9)), plan)
+    again = df.load(df.save(shallow, tmp_path), model(1))
+    with torch.no_grad():
+        assert torch.equal(again(image(9)), shallow(image(9)))
 
 
 # The student trains all branches under the user's names.
