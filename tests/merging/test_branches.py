@@ -218,6 +218,36 @@ def test_a_branch_that_is_added_twice_is_not_folded_once():
     folds_exactly(model, image(9))
 
 
+def test_a_value_that_is_added_to_itself_is_a_layer():
+    def run(net, x):
+        y = net.a(x)
+        return net.b((y + y).relu())
+
+    assert folds_exactly(Net(run, a=conv(), b=conv()), image(9)).depth == 2
+
+
+def test_a_sum_with_a_term_outside_the_kernel_stays():
+    block = Net(
+        lambda net, x: net.large(x) + (net.point(x) + net.pool(x)),
+        large=conv(),
+        point=conv(kernel=1),
+        pool=nn.AvgPool2d(5, 1, 2),
+    )
+    network = folds_exactly(Between(block), image(9))
+    assert not network.skips
+    assert "side-addition" in codes(network).values()
+
+
+def test_a_sum_in_place_that_overwrites_the_input_stays():
+    def run(net, x):
+        x = net.first(x).relu()
+        small = x.add_(net.norm(x))
+        return net.last((net.large(x) + small).relu())
+
+    model = Net(run, first=conv(), norm=nn.BatchNorm2d(4), large=conv_bn(), last=conv())
+    assert not folds_exactly(model, image(9)).skips
+
+
 def test_a_norm_after_a_sum_is_not_folded_into_its_terms():
     model = Net(
         lambda net, x: net.last((net.large(x) + net.norm(net.point(x) + net.other(x))).relu()),
@@ -290,6 +320,7 @@ def test_a_pool_that_is_called_twice_keeps_its_padding_elsewhere():
     model = Net(run, a=conv(), b=conv(), c=conv(), pool=nn.AvgPool2d(3, 1, 1))
     network = folds_exactly(model, image(9))
     assert (network.depth, len(network.skips)) == (3, 1)
+    assert df.rewrite(network, df.Plan((), ()))(image(9).double()).shape == image(9).shape
 
 
 def test_a_pool_with_a_stride_and_a_convolution_is_the_shortcut_of_a_residual_block():
@@ -428,6 +459,16 @@ def test_what_is_left_of_the_branches_can_be_saved_and_loaded(tmp_path, plan):
     again = df.load(df.save(shallow, tmp_path), model(1))
     with torch.no_grad():
         assert torch.equal(again(image(9)), shallow(image(9)))
+
+
+def test_a_row_of_convolutions_beside_a_longer_path_has_layers_of_its_own():
+    def run(net, x):
+        x = net.zero(x).relu()
+        return net.last((net.two(net.one(x).relu()) + net.b(net.a(x))).relu())
+
+    model = Net(run, zero=conv(), one=conv(), two=conv(), last=conv(), a=conv(kernel=1), b=conv(kernel=1))
+    network = folds_exactly(model, image(9))
+    assert (network.depth, len(network.skips)) == (6, 0)
 
 
 # The student trains all branches under the user's names.

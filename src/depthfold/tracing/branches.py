@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from depthfold.core import ConvShape
-from depthfold.tracing.in_place import adds_in_place
 from depthfold.tracing.pooling import average_pool
 from depthfold.tracing.roles import Kind
 from depthfold.tracing.shapes import conv_shape
@@ -95,12 +94,6 @@ def linear_branches(
     return tuple(found)
 
 
-def overwrites(addition: fx.Node, values: Values) -> bool:
-    """Whether the addition overwrites its first operand and somebody reads that later."""
-    readers = values.readers(values.origin(addition.all_input_nodes[0]))
-    return adds_in_place(addition) and any(values.order[reader] > values.order[addition] for reader in readers)
-
-
 def _terms(
     operand: fx.Node,
     sums: tuple[fx.Node, ...],
@@ -118,7 +111,7 @@ def _terms(
         if values.roles[node].kind is Kind.ADD:
             one, two = node.all_input_nodes if len(node.all_input_nodes) == 2 else (node, node)
             # A batch norm after a sum would add its bias to every term.
-            if nodes or overwrites(node, values) or values.origin(one) is values.origin(two):
+            if nodes or values.origin(one) is values.origin(two):
                 yield None
                 return
             for each in (one, two):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from depthfold.tracing.branches import SkipDraft, linear_branches, overwrites
-from depthfold.tracing.in_place import writes_in_place
+from depthfold.tracing.branches import SkipDraft, linear_branches
+from depthfold.tracing.in_place import adds_in_place, writes_in_place
 from depthfold.tracing.roles import Kind, Role
 from depthfold.tracing.shapes import conv_shape, skip_fits
 
@@ -133,8 +133,8 @@ def _addition(
     """
     one, two = node.args
     assert isinstance(one, fx.Node) and isinstance(two, fx.Node)
-    if overwrites(node, values):
-        return None
+    if adds_in_place(node) and any(values.order[r] > values.order[node] for r in values.readers(values.origin(one))):
+        return None  # somebody reads the first operand after it was overwritten
     candidates: list[tuple[tuple[bool, bool, int, int, int], Draft, Addition]] = []
     for main, other in ((one, two), (two, one)):
         if draft := open_draft(main):
