@@ -123,8 +123,10 @@ def test_a_pool_in_the_middle_of_a_chain_stays_a_barrier():
     assert (network.barriers, codes(network)["pool"]) == ((1,), "pooling")
 
 
-def test_an_ignored_pool_is_not_a_branch():
-    block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(), pool=nn.AvgPool2d(3, 1, 1))
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_ignored_pool_is_not_a_branch(counted):
+    pool = nn.AvgPool2d(3, 1, 1, count_include_pad=counted)
+    block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(), pool=pool)
     network = folds_exactly(Between(block), image(9), ignore=["block.pool"])
     assert not network.skips
     assert codes(network)["block.pool"] == "ignored"

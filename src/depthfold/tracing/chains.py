@@ -10,7 +10,7 @@ from torch import fx
 from depthfold.core import Refusal
 from depthfold.tracing.branches import SkipDraft
 from depthfold.tracing.drafts import Addition, Draft, Values
-from depthfold.tracing.pooling import refuse_pool
+from depthfold.tracing.pooling import explain_pool
 from depthfold.tracing.roles import Kind, owner
 
 
@@ -99,7 +99,7 @@ def _ending(draft: Draft, layers: list[Draft], values: Values) -> Iterator[Refus
     for reader in readers:
         role = values.roles[reader]
         if role.refusal is not None:
-            yield refuse_pool(reader, values.modules, owner(reader)) or role.refusal
+            yield explain_pool(role.refusal, reader, values.modules)
         elif reader not in entry:
             alone = role.kind is Kind.ACTIVATION and len(readers) == 1
             stray = _SECOND if alone else _STRAY.get(role.kind, ("branches", "it reads this value beside the layer"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -85,12 +85,12 @@ def function_arguments(node: fx.Node) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "input"}
 
 
-def refuse_pool(node: fx.Node, modules: Mapping[str, Any], where: str) -> Refusal | None:
-    """The refusal of an average pool that no kernel can hold, or None if the node is not such a pool."""
-    pool = average_pool(node, modules)
+def explain_pool(refusal: Refusal, node: fx.Node, modules: Mapping[str, Any]) -> Refusal:
+    """The refusal of a node, with the reason where the node is an average pool that no kernel can hold."""
+    pool = average_pool(node, modules) if refusal.code == "pooling" else None
     if pool is None or pool.deviation is None:
-        return None
-    return Refusal(where, "pooling", f"this average pool is not a convolution at every size: {pool.deviation}")
+        return refusal
+    return replace(refusal, why=f"this average pool is not a convolution at every size: {pool.deviation}")
 
 
 def _per_dimension(value: Any, dims: int) -> tuple[int, ...]:
