@@ -10,6 +10,9 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from depthfold.testing.networks import BlockUnit, BranchUnit, ConvUnit, PoolUnit
 
@@ -116,18 +119,46 @@ class Canvas:
         return cut
 
     def convolve(self, conv, norm, lead):
-        value, origin = self.value, list(self.origin)
-        for n, (s, p) in enumerate(zip(conv.stride, lead, strict=True)):
-            drop = (origin[n] - p) % s  # so that an output falls on coordinate 0
-            value = value.narrow(2 + n, drop, value.shape[2 + n] - drop)
-            origin[n] = (origin[n] - drop - p) // s
+        value, origin = self.aligned(conv.stride, lead)
         convolve = CONVOLVE[len(conv.stride)]
         value = convolve(value, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
-        if norm is not None:
-            shape = (1, -1, *[1] * len(conv.stride))
-            scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-            value = value * scale.reshape(shape) + (norm.bias - norm.running_mean * scale).reshape(shape)
+        result = Canvas(value, origin)
+        return result if norm is None else result.normalise(norm)
+
+    def aligned(self, stride, lead):
+        """The map without what lies before the first window, so that an output falls on coordinate 0."""
+        value, origin = self.value, list(self.origin)
+        for n, (s, p) in enumerate(zip(stride, lead, strict=True)):
+            drop = (origin[n] - p) % s
+            value = value.narrow(2 + n, drop, value.shape[2 + n] - drop)
+            origin[n] = (origin[n] - drop - p) // s
+        return value, origin
+
+    def normalise(self, norm):
+        shape = (1, -1, *[1] * len(self.origin))
+        scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+        value = self.value * scale.reshape(shape) + (norm.bias - norm.running_mean * scale).reshape(shape)
+        return Canvas(value, self.origin)
+
+    def average(self, pool, lead):
+        """Every window of the endless plane divided by its size."""
+        value, origin = self.aligned(pool.stride, lead)
+        for n, (k, s) in enumerate(zip(pool.kernel_size, pool.stride, strict=True)):
+            value = value.unfold(2 + n, k, s).mean(-1)
         return Canvas(value, origin)
+
+    def branch(self, layers):
+        """A branch beside a convolution: an identity, or layers in a row."""
+        result = self
+        for layer in () if isinstance(layers, nn.Identity) else layers:
+            if isinstance(layer, _BatchNorm):
+                result = result.normalise(layer)
+            elif isinstance(layer, _ConvNd):
+                result = result.convolve(layer, None, layer.padding)
+            else:
+                as_tuple = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,)
+                result = result.average(layer, as_tuple)
+        return result
 
     def plus(self, other):
         starts = [-min(a, b) for a, b in zip(self.origin, other.origin, strict=True)]
@@ -165,6 +196,8 @@ def run_segment(chain, i, j, x):
     for l in range(i + 1, j + 1):
         unit = chain.units[l - chain.start - 1]
         at[l] = at[l - 1].convolve(unit.conv, unit.norm, [a for a, _ in padding_of(unit)])
+        for beside in unit.beside:
+            at[l] = at[l].plus(at[l - 1].branch(beside))
         for source, target, projection in chain.skips:
             if target == l and source >= i:
                 skipped = at[source]

@@ -19,12 +19,13 @@ from nets import agree
 from reference import evaluate
 
 # Modules by name: some share theirs with the function inside.
-chains, drafts, numbering, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
+chains, drafts, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
     importlib.import_module(f"depthfold.{name}")
     for name in (
         "tracing.chains",
         "tracing.drafts",
         "tracing.numbering",
+        "tracing.pooling",
         "tracing.shapes",
         "rewriting.padding",
         "rewriting.activations",
@@ -78,6 +79,17 @@ NETWORKS = {
             row(conv(eps=None)),
         ),
         [((), ()), ((1,), (1,)), ((1, 2, 3), (1, 2, 3))],
+    ),
+    "branches": (
+        network(
+            row(
+                conv(beside=("point", "norm", "pool"), nested=True),
+                conv(beside=("identity", "pool and point"), nested=True),
+                conv(6, stride=2, beside=("twin", "point", "pool and point")),
+                conv(groups=2),
+            ),
+        ),
+        [((), ()), ((1, 2, 3), (1, 2, 3)), ((2,), (2,)), ((1,), (1,)), ((3,), (3,))],
     ),
     "groups": (
         network(
@@ -324,7 +336,41 @@ def dilation_of_the_second_ignored(patch):
 
 @fault
 def norm_of_the_projection_forgotten(patch):
-    instead(patch, numbering, "SkipSite", lambda site: lambda **given: site(**given | {"norm": None}))
+    instead(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"norm": None}))
+
+
+@fault
+def branch_inside_a_sum_lost(patch):
+    def wrong(original):
+        return lambda *given: (site for site in original(*given) if not site.sums)
+
+    instead(patch, numbering, "_skip_sites", wrong)
+
+
+@fault
+def second_step_of_a_branch_forgotten(patch):
+    patch.setattr(kernels, "reduce", lambda compose, steps: next(iter(steps)))
+
+
+@fault
+def pool_divides_by_its_width(patch):
+    patch.setattr(pooling.AveragePool, "divisor", property(lambda pool: pool.kernel[-1]))
+
+
+@fault
+def padding_of_a_pool_not_moved(patch):
+    patch.setattr(padding, "_take_out_padding_of_pool", lambda *given: None)
+
+
+@fault
+def identity_inside_a_sum_not_cropped(patch):
+    def wrong(original):
+        def entry(graph, nodes, site):
+            return original(graph, nodes, site if site.steps else replace(site, sums=()))
+
+        return entry
+
+    instead(patch, padding, "_entry", wrong)
 
 
 @fault

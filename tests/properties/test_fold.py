@@ -42,6 +42,7 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
     segments = network.segments(plan)
     event(f"longest segment {max((len(s) for s in segments), default=0)}")
     event(f"skips held: {any(s.contains(k.span) for s in segments for k in network.skips)}")
+    event(f"branches beside a layer: {sum(k.target == k.source + 1 for k in network.skips)}")
 
     student = df.rewrite(network, plan)
     shallow = df.merge(student)

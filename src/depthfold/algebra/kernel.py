@@ -46,8 +46,13 @@ class Kernel:
     @classmethod
     def identity(cls, channels: int, dims: int, like: Tensor) -> Kernel:
         """A skip as a kernel: one tap of 1 per channel (Dirac)."""
-        shape = ConvShape.identity(channels, dims)
-        return cls(shape, like.new_ones((channels, 1, *shape.kernel)), like.new_zeros(channels))
+        return cls.constant(ConvShape.identity(channels, dims), 1.0, like)
+
+    @classmethod
+    def constant(cls, shape: ConvShape, value: float, like: Tensor) -> Kernel:
+        """The kernel whose taps all have one value: an average pool, or the identity."""
+        taps = (shape.out_channels, shape.in_channels // shape.groups, *shape.kernel)
+        return cls(shape, like.new_full(taps, value), like.new_zeros(shape.out_channels))
 
     def then(self, after: Kernel) -> Kernel:
         """This convolution and then `after`, as one.

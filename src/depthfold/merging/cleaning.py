@@ -12,6 +12,7 @@ from depthfold.algebra import Kernel, NormStatistics, fold_norm
 from depthfold.tracing.functional import FunctionalNorm, norm_statistics_at
 from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.modules import (
+    CONVOLUTIONS,
     computes_batch_norm,
     computes_convolution,
     fused_activation,
@@ -103,7 +104,8 @@ def _drop_leftovers(graph: fx.GraphModule) -> None:
     read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     for path in called:  # a convolution does not call what a wrapper had inside it
-        children = graph.get_submodule(path)._modules if isinstance(graph.get_submodule(path), _ConvNd) else {}
+        module = graph.get_submodule(path)
+        children = module._modules if type(module) in CONVOLUTIONS else {}
         for name in list(children):
             if not any(f"{other}.".startswith(f"{path}.{name}.") for other in called):
                 del children[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from depthfold.algebra import Kernel, fold_norm
 from depthfold.core import ConvShape, Span
 from depthfold.tracing import Blueprint
 from depthfold.tracing.functional import conv_tensors, norm_statistics_at
+from depthfold.tracing.traced import SkipSite, StepSite
 
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -21,13 +23,17 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
     held = [site for site in network.skip_sites if span.contains(site.skip.span)]
     sources = {site.skip.source for site in held}
 
-    def of(shape: ConvShape, conv: str | None, norm: str | None, like: torch.Tensor | None = None) -> Kernel:
-        if conv is None:  # an identity, perhaps through a batch norm
-            assert like is not None
-            kernel = Kernel.identity(shape.in_channels, shape.dims, like)
+    def of(step: StepSite, like: torch.Tensor | None = None) -> Kernel:
+        if step.conv is not None:
+            kernel = Kernel.of(step.shape, *conv_tensors(student, nodes[step.conv]))
         else:
-            kernel = Kernel.of(shape, *conv_tensors(student, nodes[conv]))
-        return fold_norm(kernel, norm_statistics_at(student, nodes[norm])) if norm else kernel
+            assert like is not None
+            kernel = Kernel.constant(step.shape, 1 / step.divisor, like)
+        return fold_norm(kernel, norm_statistics_at(student, nodes[step.norm])) if step.norm else kernel
+
+    def branch(skip: SkipSite, like: torch.Tensor) -> Kernel:
+        steps = skip.steps or (StepSite(shape=network.skip_shape(skip.skip)),)
+        return reduce(Kernel.then, (of(step, like) for step in steps))
 
     at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
     merged: Kernel | None = None
@@ -35,10 +41,10 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
         if l - 1 in sources and merged is not None:
             at[l - 1] = merged
         site, shape = network.sites[l - 1], network.layers[l - 1].shape
-        layer = of(shape, site.conv, site.norm)
+        layer = of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
         merged = layer if merged is None else merged.then(layer)
         for skip in (each for each in held if each.skip.target == l):
-            projected = of(network.skip_shape(skip.skip), skip.conv, skip.norm, merged.weight)
+            projected = branch(skip, merged.weight)
             source = at.get(skip.skip.source)
             merged = merged.plus(projected if source is None else source.then(projected), reuse=True)
     assert merged is not None

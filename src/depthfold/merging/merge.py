@@ -16,6 +16,7 @@ from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import drop_unused, fold_remaining_norms, take_out_nothing
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
 from depthfold.merging.plain import guards_as_assertions, use_plain_layers
+from depthfold.merging.sums import fold_remaining_sums
 from depthfold.merging.verification import Seam, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
@@ -71,8 +72,11 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     nothing = take_out_nothing(graph) | guards_as_assertions(graph)
     hold_weights(graph)
     workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
-    merged = {span: workshop.merge_segment(span) for span in network.segments(remembered.plan)}
+    segments = network.segments(remembered.plan)
+    merged = {span: workshop.merge_segment(span) for span in segments}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
+    outside = (site for site in network.skip_sites if not any(span.contains(site.skip.span) for span in segments))
+    fold_remaining_sums(graph, workshop.nodes, (name for site in outside for name in site.sums))
     use_plain_layers(graph)
     drop_unused(graph)
     leave_out_of_state(graph)

@@ -8,6 +8,7 @@ its target, and is cropped by the difference.
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import fx
 from depthfold.core import Span
 from depthfold.core.shape import Padding, as_pad_argument
 from depthfold.tracing import Blueprint
+from depthfold.tracing.pooling import function_arguments
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.traced import INSERTED, SkipSite
 
@@ -37,33 +39,39 @@ def move_padding(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: 
 
 def _move_guards(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
     """Check at the front of a segment what guards inside it would check: there the maps have their margins."""
+    guards = [(l - 1, name) for l in span.layers for name in network.sites[l - 1].guards]
+    for site in network.skip_sites:
+        if span.contains(site.skip.span):
+            guards += [(site.skip.source, name) for step in site.steps for name in step.guards]
     front = nodes[network.sites[span.i].conv]
-    for l in span.layers[1:]:
-        path = network.path_shape(Span(span.i, l - 1))
-        for name in network.sites[l - 1].guards:
-            node = nodes[name]
-            inner: Any = graph.get_submodule(str(node.target))
-            checks = []
-            for check in inner.checks:
-                dim = check.dim - 2
-                shift = sum(path.padding[dim]) - path.extent[dim]
-                checks.append(SizeCheck(check.dim, check.rule, shift, path.stride[dim]))
-            _take_out(graph, node)
-            graph.set_submodule(str(node.target), SizeGuard(inner.where, tuple(checks)))
-            with graph.graph.inserting_before(front):
-                guard = graph.graph.call_module(str(node.target), (front.all_input_nodes[0],))
-            front.replace_input_with(front.all_input_nodes[0], guard)
+    for position, name in guards:
+        if position == span.i:
+            continue
+        path = network.path_shape(Span(span.i, position))
+        node, target = nodes[name], str(nodes[name].target)
+        inner: Any = graph.get_submodule(target)
+        checks = []
+        for check in inner.checks:
+            dim = check.dim - 2
+            shift = sum(path.padding[dim]) - path.extent[dim]
+            checks.append(SizeCheck(check.dim, check.rule, shift, path.stride[dim]))
+        _take_out(graph, node)
+        graph.set_submodule(target, SizeGuard(inner.where, tuple(checks)))
+        with graph.graph.inserting_before(front):
+            guard = graph.graph.call_module(target, (front.all_input_nodes[0],))
+        front.replace_input_with(front.all_input_nodes[0], guard)
 
 
 def additions_out_of_place(nodes: Nodes, network: Blueprint) -> None:
     """x += y as x + y: what is added in place may be a part of a map that somebody else still needs."""
-    for site in network.sites:
-        for name in site.additions:
-            node = nodes[name]
-            if node.target is operator.iadd:
-                node.target = operator.add
-            elif node.target == "add_":
-                node.target = "add"
+    layers = (name for site in network.sites for name in site.additions)
+    inside = (name for site in network.skip_sites for name in site.sums)
+    for name in (*layers, *inside):
+        node = nodes[name]
+        if node.target is operator.iadd:
+            node.target = operator.add
+        elif node.target == "add_":
+            node.target = "add"
 
 
 def crop_of(network: Blueprint, span: Span, site: SkipSite) -> Padding:
@@ -86,14 +94,36 @@ def crop_of(network: Blueprint, span: Span, site: SkipSite) -> Padding:
 
 def _crop_skip(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span, site: SkipSite) -> None:
     crop = crop_of(network, span, site)
-    if site.conv is not None:
-        _take_out_pad(graph, nodes, site.pad)
-        _set_padding(graph, nodes[site.conv], None)
-    # Before a batch norm, not after it: the zeros at the front of a segment go through the norm, too.
-    reader = nodes[site.conv or site.norm or site.add]
-    operand = reader.all_input_nodes[0] if site.conv or site.norm else nodes[site.operand]
+    reader, operand = _entry(graph, nodes, site)
     if any(before or after for before, after in crop):
         _insert_pad(graph, reader, operand, tuple((-before, -after) for before, after in crop))
+
+
+def _entry(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> tuple[fx.Node, fx.Node]:
+    """The node that reads the value at the start of a skip, and that value, once the skip pads no more."""
+    if not site.steps:
+        return nodes[(site.add, *site.sums)[-1]], nodes[site.operand]
+    # Only the first step pads. Before a batch norm, not after it: the zeros at the front of a segment go through it.
+    first = site.steps[0]
+    _take_out_pad(graph, nodes, first.pad)
+    if first.conv is not None:
+        _set_padding(graph, nodes[first.conv], None)
+    if first.pool is not None:
+        _take_out_padding_of_pool(graph, nodes[first.pool])
+    name = first.conv or first.pool or first.norm
+    assert name is not None
+    return nodes[name], nodes[name].all_input_nodes[0]
+
+
+def _take_out_padding_of_pool(graph: fx.GraphModule, pool: fx.Node) -> None:
+    if pool.op == "call_module":
+        # A pool has no weights, so one module may be called in several places.
+        module: Any = copy.deepcopy(graph.get_submodule(str(pool.target)))
+        module.padding = 0
+        pool.target = f"depthfold_{pool.name}"
+        graph.add_module(str(pool.target), module)
+    else:
+        pool.args, pool.kwargs = pool.args[:1], function_arguments(pool) | {"padding": 0}
 
 
 def _take_out_pad(graph: fx.GraphModule, nodes: Nodes, name: str | None) -> None:

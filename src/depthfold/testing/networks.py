@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -14,11 +16,19 @@ from depthfold.core.shape import Padding, as_pad_argument
 CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORM: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVERAGE: dict[int, Any] = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
+
+# What may stand beside a convolution: its input as it is or through a batch norm, a 1x1 convolution, a convolution of
+# the same shape, an average pool of the same shape, perhaps with a 1x1 convolution after it.
+Beside = Literal["identity", "norm", "point", "twin", "pool", "pool and point"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conv:
-    """One convolution. Padding that is not symmetric becomes an F.pad before it; `same` asks PyTorch for "same"."""
+    """One convolution. Padding that is not symmetric becomes an F.pad before it; `same` asks PyTorch for "same".
+
+    `beside` are parallel branches from its input, added to its output. They are added up first if `nested`.
+    """
 
     out: int
     kernel: tuple[int, ...]
@@ -30,6 +40,8 @@ class Conv:
     eps: float | None = 1e-3  # of the batch norm; None for no batch norm
     activation: Literal["module", "function", "method"] | None = "module"
     same: bool = False
+    beside: tuple[Beside, ...] = ()
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +104,38 @@ class ConvUnit(nn.Module):
             bias=spec.bias,
         )
         self.norm = None if spec.eps is None else NORM[dims](spec.out, eps=spec.eps)
+        self.beside = nn.ModuleList(_branch(kind, spec, channels) for kind in spec.beside)
+        self.nested = spec.nested
         self.style = spec.activation
         self.act = nn.ReLU() if spec.activation == "module" else None
         self.out = spec.out
 
     def forward(self, x: Tensor) -> Tensor:
+        terms = [branch(x) for branch in self.beside]
         x = self.conv(x if self.pad is None else F.pad(x, self.pad))
         if self.norm is not None:
             x = self.norm(x)
-        return _activate(self.style, x, self.act)
+        if terms and self.nested:
+            terms = [reduce(operator.add, reversed(terms))]
+        return _activate(self.style, reduce(operator.add, terms, x), self.act)
+
+
+def _branch(kind: Beside, spec: Conv, channels: int) -> nn.Module:
+    dims, layers = len(spec.kernel), []
+    padding = tuple(before for before, _ in spec.padding)
+    if kind == "norm":
+        layers.append(NORM[dims](channels, eps=0.2))
+    if kind.startswith("pool"):
+        layers.append(AVERAGE[dims](spec.kernel, spec.stride, padding))
+    if kind == "twin":
+        conv = CONV[dims](
+            channels, spec.out, spec.kernel, stride=spec.stride, padding=padding, dilation=spec.dilation, bias=False
+        )
+        layers += [conv, NORM[dims](spec.out)]
+    if kind.endswith("point"):
+        stride = spec.stride if kind == "point" else 1
+        layers += [CONV[dims](channels, spec.out, 1, stride=stride), NORM[dims](spec.out, eps=0.1)]
+    return nn.Sequential(*layers) if layers else nn.Identity()
 
 
 class BlockUnit(nn.Module):

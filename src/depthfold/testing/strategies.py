@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from depthfold.testing.networks import Block, Branches, Conv, NetworkSpec, Pool
+from depthfold.testing.networks import Beside, Block, Branches, Conv, NetworkSpec, Pool
 
 _STYLES = ("module", "function", "method", None)
 _SIZES = {1: (23,), 2: (15, 14), 3: (9, 8, 7)}
@@ -42,7 +42,22 @@ def convs(draw: Any, dims: int, channels: int, *, keeps_size: bool = False, stri
         eps=draw(st.sampled_from((1e-5, 1e-1, None))),
         activation=draw(st.sampled_from(_STYLES)),
         same=same,
+        beside=draw(_beside(channels, out, stride, dilation)) if keeps_size else (),
+        nested=draw(st.booleans()),
     )
+
+
+def _beside(
+    channels: int, out: int, stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> st.SearchStrategy[tuple[Beside, ...]]:
+    """Branches beside a convolution that keeps the size; mostly none."""
+    kinds: list[Beside] = ["point", "twin"]
+    if max(dilation) == 1:
+        kinds += ["pool", "pool and point"] if channels == out else ["pool and point"]
+    if max(stride) == 1 and channels == out:
+        kinds += ["identity", "norm"]
+    some = st.lists(st.sampled_from(kinds), max_size=3, unique=True).map(tuple)
+    return st.one_of(st.just(()), some)
 
 
 @st.composite
@@ -59,8 +74,9 @@ def residuals(draw: Any, dims: int, channels: int, depth: int = 1) -> Block:
         conv = draw(convs(dims, now, keeps_size=True, strided=skip == "projection"))
         if n == count - 1:
             conv = replace(conv, activation=None)
-            if skip == "identity":
-                conv = replace(conv, out=channels, groups=conv.groups if channels % conv.groups == 0 else 1)
+            if skip == "identity" and conv.out != channels:
+                groups = conv.groups if channels % conv.groups == 0 else 1
+                conv = replace(conv, out=channels, groups=groups, beside=())
         items.append(conv)
         now, stride = conv.out, _times(stride, conv.stride)
     if skip == "identity" and prod(stride) != 1:
@@ -73,7 +89,7 @@ def rows(draw: Any, dims: int, channels: int, longest: int = 3) -> Block:
     """Convolutions in a row, without a residual."""
     items: list[Conv | Block] = []
     for _ in range(draw(st.integers(1, longest))):
-        conv = draw(convs(dims, channels))
+        conv = draw(convs(dims, channels, keeps_size=draw(st.booleans())))
         items.append(conv)
         channels = conv.out
     return Block(items=tuple(items))

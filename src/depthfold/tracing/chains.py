@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from depthfold.core import Refusal
-from depthfold.tracing.drafts import Addition, Draft, SkipDraft, Values
+from depthfold.tracing.branches import SkipDraft
+from depthfold.tracing.drafts import Addition, Draft, Values
+from depthfold.tracing.pooling import explain_pool
 from depthfold.tracing.roles import Kind, owner
-from depthfold.tracing.shapes import conv_shape, skip_fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +30,26 @@ def link_chains(drafts: list[Draft], values: Values) -> Chains:
     disappear, so this comes to rest.
     """
     while True:
-        projections = {skip.projection for skip in _skips(drafts) if skip.projection}
+        projections = {step.conv for skip in _skips(drafts) for step in skip.steps}
         layers = [draft for draft in drafts if draft not in projections]
         following = _links(layers, values)
         broken = [
             (draft, addition)
             for draft in layers
             for addition in draft.additions
-            if addition.skip and not _holds(draft, addition.skip, following, values)
+            if addition.skips and draft not in _run(addition.skips[0].first, following)
         ]
         if not broken:
             break
         for _, addition in broken:
-            addition.skip = None
+            addition.skips = ()
     first = [draft for draft in layers if draft not in set(following.values())]
     chains = tuple(tuple(_run(draft, following)) for draft in first)
     return Chains(chains, {chain[-1]: tuple(_ending(chain[-1], layers, values)) for chain in chains})
 
 
 def _skips(drafts: list[Draft]) -> Iterator[SkipDraft]:
-    return (addition.skip for draft in drafts for addition in draft.additions if addition.skip)
+    return (skip for draft in drafts for addition in draft.additions for skip in addition.skips)
 
 
 def _run(draft: Draft, following: dict[Draft, Draft]) -> Iterator[Draft]:
@@ -64,7 +65,7 @@ def _links(layers: list[Draft], values: Values) -> dict[Draft, Draft]:
     for_skips = _skip_readers(layers)
     links: dict[Draft, Draft] = {}
     for draft in layers:
-        if any(addition.skip is None for addition in draft.additions):
+        if not all(addition.skips for addition in draft.additions):
             continue  # what is added here from elsewhere cannot be merged with what follows
         readers = set(values.readers(draft.tail))
         followers = [entry[reader] for reader in readers if reader in entry]
@@ -75,31 +76,19 @@ def _links(layers: list[Draft], values: Values) -> dict[Draft, Draft]:
 
 
 def _skip_readers(layers: list[Draft]) -> dict[fx.Node, set[fx.Node]]:
-    """For each value the nodes that read it for a skip: the addition itself, or the first node of the projection."""
+    """For each value the nodes that read it for a skip: an addition, or the first node of the projection."""
     readers: dict[fx.Node, set[fx.Node]] = {}
     for draft in layers:
         for addition in draft.additions:
-            if skip := addition.skip:
-                first = (skip.projection.pad or skip.projection.conv) if skip.projection else skip.norm
-                readers.setdefault(skip.source, set()).add(first or addition.node)
+            for skip in addition.skips:
+                readers.setdefault(skip.source, set()).add(skip.reader(addition.node))
     return readers
-
-
-def _holds(target: Draft, skip: SkipDraft, following: dict[Draft, Draft], values: Values) -> bool:
-    """Whether a span can hold this skip: its branch is one unbroken run, and its taps lie within the branch."""
-    branch = []
-    for draft in _run(skip.first, following):
-        branch.append(draft)
-        if draft is target:
-            projection = conv_shape(skip.projection, values.modules) if skip.projection else None
-            return skip_fits([conv_shape(layer, values.modules) for layer in branch], projection)
-    return False
 
 
 def _ending(draft: Draft, layers: list[Draft], values: Values) -> Iterator[Refusal]:
     """Why nothing follows this draft in its chain."""
     for addition in draft.additions:
-        if addition.skip is None:
+        if not addition.skips:
             yield _side_addition(addition, values)
     entry = {layer.pad or layer.conv for layer in layers}
     readers = list(dict.fromkeys(values.readers(draft.tail)))
@@ -110,7 +99,7 @@ def _ending(draft: Draft, layers: list[Draft], values: Values) -> Iterator[Refus
     for reader in readers:
         role = values.roles[reader]
         if role.refusal is not None:
-            yield role.refusal
+            yield explain_pool(role.refusal, reader, values.modules)
         elif reader not in entry:
             alone = role.kind is Kind.ACTIVATION and len(readers) == 1
             stray = _SECOND if alone else _STRAY.get(role.kind, ("branches", "it reads this value beside the layer"))

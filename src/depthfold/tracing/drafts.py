@@ -8,31 +8,23 @@ from typing import Any
 
 from torch import fx
 
+from depthfold.tracing.branches import SkipDraft, linear_branches
 from depthfold.tracing.roles import Kind, Role
+from depthfold.tracing.shapes import conv_shape, skip_fits
 
 
 @dataclass(slots=True, eq=False)
 class Addition:
     """An addition that a draft takes in: `main` is the operand that the draft computes, `other` the rest.
 
-    `skip` is set where the other operand comes from a value on the draft's own path, as it is or through a projection.
+    `skips` are the branches whose sum the other operand is, where they come from a value on the draft's own path, as it
+    is or through a projection. Empty where the operand is anything else.
     """
 
     node: fx.Node
     main: fx.Node
     other: fx.Node
-    skip: SkipDraft | None = None
-
-
-@dataclass(slots=True, eq=False)
-class SkipDraft:
-    """A skip from `source`, the input value of the draft `first`. A projection is a draft of its own (then no layer),
-    or a batch norm alone."""
-
-    source: fx.Node
-    first: Draft
-    projection: Draft | None = None
-    norm: fx.Node | None = None
+    skips: tuple[SkipDraft, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +80,7 @@ def draft_layers(values: Values) -> list[Draft]:
     """All drafts, in the order of the graph."""
     drafts: list[Draft] = []
     by_tail: dict[fx.Node, Draft] = {}
+    ends: dict[fx.Node, Draft] = {}  # by the last node before the additions
 
     def open_draft(node: fx.Node) -> Draft | None:
         """The draft whose linear end this is, if nothing else reads it."""
@@ -103,16 +96,17 @@ def draft_layers(values: Values) -> list[Draft]:
         if role.kind is Kind.CONVOLUTION:
             draft = _start(node, values)
             drafts.append(draft)
-            by_tail[node] = draft
+            by_tail[node] = ends[node] = draft
         elif role.kind is Kind.NORM and (found := open_draft(node.all_input_nodes[0])):
             if found.norm is None and not found.additions:
                 found.norm = node
+                ends[node] = ends.pop(found.conv)
                 found.activation = node if role.detail else None
                 extend(found, node)
         elif role.kind is Kind.ACTIVATION and (found := open_draft(node.all_input_nodes[0])):
             found.activation = node
             extend(found, node)
-        elif role.kind is Kind.ADD and (addition := _addition(node, values, by_tail, open_draft)):
+        elif role.kind is Kind.ADD and (addition := _addition(node, values, by_tail, ends, open_draft)):
             draft, taken = addition
             draft.additions.append(taken)
             extend(draft, node)
@@ -127,25 +121,29 @@ def _start(conv: fx.Node, values: Values) -> Draft:
 
 
 def _addition(
-    node: fx.Node, values: Values, by_tail: Mapping[fx.Node, Draft], open_draft: OpenDraft
+    node: fx.Node,
+    values: Values,
+    by_tail: Mapping[fx.Node, Draft],
+    ends: Mapping[fx.Node, Draft],
+    open_draft: OpenDraft,
 ) -> tuple[Draft, Addition] | None:
     """Which draft takes in this addition, and whether the other operand is a skip of its own.
 
-    Of two drafts that could, the one wins that makes a skip of the other (ResNet's branch over its downsample); of two
-    such, the one that reaches further, because the taps of a skip must lie within the kernel of the branch.
+    Of two drafts that could, the one wins that makes a skip of the other (ResNet's branch over its downsample). Of two
+    such, a single layer wins, since parallel linear branches are one layer, but a 1x1 convolution beside a longer path
+    is a projection; then the longer path; then the one that reaches further, because the taps of a skip must lie within
+    the kernel of the branch.
     """
     one, two = node.args
     assert isinstance(one, fx.Node) and isinstance(two, fx.Node)
-    candidates: list[tuple[tuple[bool, int, int, int], Draft, Addition]] = []
+    candidates: list[tuple[tuple[bool, bool, int, int, int], Draft, Addition]] = []
     for main, other in ((one, two), (two, one)):
         if draft := open_draft(main):
-            path = _path(draft, by_tail)
-            skip = _skip(other, path, values, open_draft)
-            if skip and skip.source in values.changing:
-                skip = None
-            steps = path.index(skip.first) + 1 if skip else 0
-            rank = (skip is not None, steps, _reach(values.modules[str(draft.conv.target)]), values.order[draft.conv])
-            candidates.append((rank, draft, Addition(node, main, other, skip)))
+            skips, steps = _skips(other, _path(draft, by_tail), values, ends)
+            shape = conv_shape(draft, values.modules)
+            alone = steps == 1 and max(shape.kernel) > 1
+            rank = (bool(skips), alone, steps, sum(shape.extent), values.order[draft.conv])
+            candidates.append((rank, draft, Addition(node, main, other, skips)))
     if not candidates:
         return None
     _, draft, addition = max(candidates, key=lambda candidate: candidate[0])
@@ -160,26 +158,16 @@ def _path(draft: Draft, by_tail: Mapping[fx.Node, Draft]) -> list[Draft]:
     return path
 
 
-def _skip(other: fx.Node, path: list[Draft], values: Values, open_draft: OpenDraft) -> SkipDraft | None:
-    """How the other operand comes from the input of one of the drafts on the path, if it does."""
-    origin = values.origin(other)
-
-    def reading(value: fx.Node) -> Draft | None:
-        return next((draft for draft in path if draft.source is value), None)
-
-    if first := reading(origin):
-        return SkipDraft(origin, first)
-    projection = open_draft(other)
-    if projection and projection not in path and not projection.additions and (first := reading(projection.source)):
-        return SkipDraft(projection.source, first, projection=projection)
-    role = values.roles[origin]
-    if role.kind is Kind.NORM and role.detail is None and values.only_reader(origin):
-        source = values.origin(origin.all_input_nodes[0])
-        if first := reading(source):
-            return SkipDraft(source, first, norm=origin)
-    return None
-
-
-def _reach(conv: Any) -> int:
-    """How far the convolution reaches: its kernel, dilation included, over all dimensions."""
-    return sum((k - 1) * d for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
+def _skips(
+    other: fx.Node, path: list[Draft], values: Values, ends: Mapping[fx.Node, Draft]
+) -> tuple[tuple[SkipDraft, ...], int]:
+    """The branches whose sum the other operand is, and how many drafts of the path they span. None where the taps of
+    one lie outside the kernel of the path, or where the value that they start at changes."""
+    skips = linear_branches(other, path, values, ends)
+    if not skips or skips[0].source in values.changing:
+        return (), 0
+    steps = path.index(skips[0].first) + 1
+    spanned = [conv_shape(draft, values.modules) for draft in reversed(path[:steps])]
+    if not all(skip_fits(spanned, skip.projection) for skip in skips):
+        return (), 0
+    return skips, steps

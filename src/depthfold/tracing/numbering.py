@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from depthfold.core import ConvShape, Layer, Refusal, Skip
+from depthfold.core import Layer, Refusal, Skip
+from depthfold.tracing.branches import Step
 from depthfold.tracing.chains import Chains
-from depthfold.tracing.drafts import Draft, SkipDraft, Values
+from depthfold.tracing.drafts import Draft, Values
 from depthfold.tracing.roles import Kind, Sizes, owner
 from depthfold.tracing.shapes import conv_shape
 from depthfold.tracing.size_guard import SizeGuard
-from depthfold.tracing.traced import LayerSite, SkipSite
+from depthfold.tracing.traced import LayerSite, SkipSite, StepSite
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +76,31 @@ def _guards(draft: Draft, values: Values) -> Iterator[str]:
 def _skip_sites(drafts: list[Draft], position: dict[Draft, int], values: Values) -> Iterator[SkipSite]:
     for draft in drafts:
         for addition in draft.additions:
-            if (skip := addition.skip) is None:
-                continue
-            projection = skip.projection
-            norm = projection.norm if projection else skip.norm
-            yield SkipSite(
-                skip=Skip(
-                    source=position[skip.first] - 1,
-                    target=position[draft],
-                    where=owner(addition.node),
-                    projection=_projection_shape(skip, values),
-                ),
-                add=addition.node.name,
-                operand=addition.other.name,
-                pad=projection.pad.name if projection and projection.pad else None,
-                conv=projection.conv.name if projection else None,
-                norm=norm.name if norm else None,
-            )
+            for skip in addition.skips:
+                yield SkipSite(
+                    skip=Skip(
+                        source=position[skip.first] - 1,
+                        target=position[draft],
+                        where=owner(addition.node),
+                        projection=skip.projection,
+                    ),
+                    add=addition.node.name,
+                    operand=skip.operand.name,
+                    sums=tuple(node.name for node in skip.sums),
+                    steps=tuple(_step_site(step, values) for step in skip.steps),
+                )
 
 
-def _projection_shape(skip: SkipDraft, values: Values) -> ConvShape | None:
-    if skip.projection:
-        return conv_shape(skip.projection, values.modules)
-    if skip.norm:  # a batch norm alone scales each channel: a depth-wise 1x1 convolution
-        first = conv_shape(skip.first, values.modules)
-        return ConvShape.identity(first.in_channels, first.dims)
-    return None
+def _step_site(step: Step, values: Values) -> StepSite:
+    return StepSite(
+        shape=step.shape,
+        pad=step.conv.pad.name if step.conv and step.conv.pad else None,
+        conv=step.conv.conv.name if step.conv else None,
+        pool=step.pool.name if step.pool else None,
+        divisor=step.divisor,
+        norm=step.norm.name if step.norm else None,
+        guards=tuple(_guards(step.conv, values)) if step.conv else (),
+    )
 
 
 def _refusals(chains: Chains, position: dict[Draft, int], values: Values) -> Iterator[Refusal]:

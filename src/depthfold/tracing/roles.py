@@ -68,7 +68,7 @@ def assign_roles(
     graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, Reason], ignore: Ignore, elsewhere: Iterable[int] = ()
 ) -> dict[fx.Node, Role]:
     """The role of every node. `elsewhere` holds the ids of modules that are also used outside the graph."""
-    modules = dict(graph.named_modules())
+    modules = dict(graph.named_modules(remove_duplicate=False))
     calls = count_calls(graph)
     calls.update(elsewhere)
     read = read_by_code(graph)
@@ -110,10 +110,10 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
     module = site.module
     if path in opaque:
         return _other(path, opaque[path])
-    if module.training:
-        return _other(path, ("training-mode", "it stays in training mode when the model is in evaluation mode"))
     if isinstance(module, SizeGuard):
         return Role(Kind.NOTHING)
+    if module.training:
+        return _other(path, ("training-mode", "it stays in training mode when the model is in evaluation mode"))
     if isinstance(module, FunctionalConv):
         reason = first_reason(FUNCTIONAL_RULES, site)
         return _other(path, reason) if reason else Role(Kind.CONVOLUTION)

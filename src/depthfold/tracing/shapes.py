@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 from torch.nn.modules.conv import _ConvNd
 
 from depthfold.core import ConvShape
 from depthfold.core.shape import Padding
-from depthfold.tracing.drafts import Draft
 from depthfold.tracing.roles import zero_padding
+
+if TYPE_CHECKING:
+    from depthfold.tracing.drafts import Draft
 
 
 def conv_shape(draft: Draft, modules: Mapping[str, Any]) -> ConvShape:

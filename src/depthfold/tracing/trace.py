@@ -46,7 +46,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     if at:
         check_in_model(snapshot, at, graph, given)
     roles = refuse_gates(assign_roles(graph, sizes, recording.opaque, ignore, modules_outside(snapshot, at)), sizes)
-    values = Values(roles, dict(graph.named_modules()), recording.changing)
+    values = Values(roles, dict(graph.named_modules(remove_duplicate=False)), recording.changing)
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
     ends_in_output = bool(numbered.sites) and is_output(graph, numbered.sites[-1].out)
     if at and ends_in_output:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import fx, nn
 
-from depthfold.core import Document, Network, Plan, Skip
+from depthfold.core import ConvShape, Document, Network, Plan, Skip
 from depthfold.errors import InvalidValue
 from depthfold.tracing.inputs import Inputs
 
@@ -19,15 +19,33 @@ INSERTED = "depthfold.inserted_padding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSite:
+    """Where one linear operation of a projection lives in the graph: a convolution with the padding before it, an
+    average pool with the number that it divides by, or neither, and the batch norm after it. `guards` check the size of
+    its input."""
+
+    shape: ConvShape
+    pad: str | None = None
+    conv: str | None = None
+    pool: str | None = None
+    divisor: int = 1
+    norm: str | None = None
+    guards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SkipSite:
-    """Where a skip lives in the graph: the addition, and the nodes of its projection, if it has one."""
+    """Where a skip lives in the graph: the addition, and the steps of its projection, none for the identity.
+
+    Several skips may share an addition, which adds their sum. `sums` are then the additions inside that sum which
+    this skip runs through, and the last one reads `operand`.
+    """
 
     skip: Skip
     add: str
     operand: str
-    pad: str | None = None
-    conv: str | None = None
-    norm: str | None = None
+    sums: tuple[str, ...] = ()
+    steps: tuple[StepSite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,7 @@ class Recorded:
         for target in kept:
             with contextlib.suppress(AttributeError):
                 kept[target] = attrgetter(target)(module)
-        graph = fx.GraphModule(kept, self.graph, class_name=type(module).__name__)
+        graph = fx.GraphModule(_holder(kept), self.graph, class_name=type(module).__name__)
         for path in {target.rpartition(".")[0] for target in kept if isinstance(kept[target], Tensor)}:
             _keep_all(graph.get_submodule(path), module.get_submodule(path))
         saved = module.state_dict()
@@ -231,6 +231,21 @@ def leave_out_of_state(graph: fx.GraphModule) -> None:
         path, _, name = target.rpartition(".")
         with contextlib.suppress(AttributeError):  # merging has dropped it
             graph.get_submodule(path)._non_persistent_buffers_set.add(name)
+
+
+def _holder(kept: Mapping[str, Any]) -> nn.Module:
+    """Return a module that has these attributes, in this order: it is the order of the state dict."""
+    root = nn.Module()
+    for target, value in kept.items():
+        *path, name = target.split(".")
+        place = root
+        for step in path:
+            if not hasattr(place, step):
+                place.add_module(step, nn.Module())
+            place = getattr(place, step)
+        if not hasattr(place, name):
+            setattr(place, name, value)
+    return root
 
 
 def _keep_all(holder: nn.Module, original: nn.Module) -> None:
@@ -266,7 +281,7 @@ def record(
             'way whatever the values are. Trace a submodule instead, with at="..." (the part that holds the '
             f'convolutions, such as at="backbone"); {where} has the children {_children(module)}.'
         ) from error
-    targets = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+    targets = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     kept = {name: tracer.guards[name] if name in tracer.guards else attrgetter(name)(module) for name in targets}
     return Recorded(graph, kept, tracer.failures)
 
