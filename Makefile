@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 RUN ?= demo
 
-.PHONY: help setup demo browser test lint bench bench-solve bench-latency bench-importance fuzz zoo clean
+.PHONY: help setup demo browser test test-here lint bench bench-solve bench-latency bench-importance fuzz zoo clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -39,6 +39,9 @@ browser:  ## Debian's chromium, which the test of the report needs
 
 test: lint browser  ## lint, then the test suite
 	$(BIN)/python -m pytest -q -n 2
+
+test-here:  ## the test suite with this machine's own Python (PYTHON=..., WITHOUT="ray plotly": what it lacks)
+	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -q -n auto $(addprefix --without ,$(WITHOUT))
 
 fuzz: setup  ## the property suite in its long form (1,000 cases and more each)
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/properties

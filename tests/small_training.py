@@ -53,7 +53,8 @@ def score(model, split):
     generator = torch.Generator().manual_seed({"holdout": 7, "test": 8}[split])
     x = torch.randn(16, 2, 5, 5, generator=generator)
     y = torch.randint(0, 3, (16,), generator=generator)
-    return -F.cross_entropy(model(x.to(next(model.parameters()).device)).float(), y).item()
+    device = next(model.parameters()).device
+    return -F.cross_entropy(model(x.to(device)).float(), y.to(device)).item()
 
 
 TASK = FunctionTask(loss=loss, score=score, epoch=4)

@@ -111,7 +111,8 @@ def batch(seed, number):
 
 @torch.no_grad()
 def holdout_score(model):
-    x, y = images(8, 77)
+    device = next(model.parameters()).device
+    x, y = (tensor.to(device) for tensor in images(8, 77))
     return -F.cross_entropy(model(x), y).item()
 
 
@@ -131,7 +132,7 @@ class TinyTask:
     def loss(self, model, step):
         if step.number == 1 and self.folder:
             self._wait()
-        x, y = batch(step.seed, step.number)
+        x, y = (tensor.to(step.device) for tensor in batch(step.seed, step.number))
         loss = F.cross_entropy(model(x), y)
         if step.number == 1 and self.fates and not (Path(self.folder) / "mended").exists():
             plan = student_parts(model)[1].plan

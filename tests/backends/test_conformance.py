@@ -15,6 +15,7 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.testing import backend_cases, check_backend
 from depthfold.testing.backends import _unlike_the_clock
+from lacking import devices, needs
 
 # With what they export to, where they can open it again: a program of torch.export keeps its own layout and types.
 TARGETS = {
@@ -32,11 +33,12 @@ ON_A_GPU = {
     for precision, last in (("float32", "false"), ("tf32", "true"), ("float16", "true"))
     for name, more in (("pytorch", ""), ("pytorch", ",cuda_graphs=true"), ("inductor", ""))
 }
-if torch.cuda.is_available():
+if "cuda" in devices():
     TARGETS |= ON_A_GPU
+MARKS = {"openvino": needs("openvino")}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [pytest.param(target, marks=MARKS.get(target, ())) for target in TARGETS])
 def test_conforms(target):
     check_backend(get(target), clock=not target.startswith("cost_model"), suffix=TARGETS[target])
 

@@ -14,6 +14,7 @@ from depthfold.backends.onnx_words import UnknownWord
 from depthfold.backends.onnx_writer import write_model
 from depthfold.errors import BackendError
 from depthfold.testing import check_backend, randomise_statistics
+from lacking import needs
 
 
 class Function(nn.Module):
@@ -115,13 +116,13 @@ def test_the_exporter_takes_over(name):
     check_backend(get("onnxruntime"), cases={name: (UNKNOWN[name], (torch.randn(2, 4, 9, 8),))})
 
 
-def test_one_dimension_and_three():
+@pytest.mark.parametrize("target", ["onnxruntime", pytest.param("openvino", marks=needs("openvino"))])
+def test_one_dimension_and_three(target):
     cases = {
         "1-D": (nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.BatchNorm1d(6), nn.ReLU()), (torch.randn(2, 4, 20),)),
         "3-D": (nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.ReLU6()), (torch.randn(1, 4, 6, 5, 7),)),
     }
-    for target in ("onnxruntime", "openvino"):
-        check_backend(get(target), cases=cases)
+    check_backend(get(target), cases=cases)
 
 
 def test_the_exporter_and_the_writer_agree_on_the_operations():

@@ -11,6 +11,7 @@ from torch import nn
 
 from depthfold.backends import get
 from depthfold.errors import InvalidValue
+from lacking import needs
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU())
 INPUTS = (torch.ones(2, 4, 8, 8),)
@@ -46,7 +47,7 @@ def test_a_session_keeps_the_memory_that_it_reads(arrays, tmp_path):
         assert array() is None
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "openvino", "pytorch"])
+@pytest.mark.parametrize("target", ["onnxruntime", pytest.param("openvino", marks=needs("openvino")), "pytorch"])
 def test_an_opened_file_keeps_the_inputs_that_it_was_given(target, tmp_path):
     backend, own = get(target), torch.randn(2, 4, 8, 8)
     suffix = {"onnxruntime": ".onnx", "openvino": ".xml", "pytorch": ".pt2"}[target]

@@ -19,6 +19,7 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.backends.tensorrt import TensorRT
 from depthfold.backends.torch_run import Place
 from depthfold.errors import BackendError, InvalidValue
+from lacking import needs
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU())
 INPUTS = (torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0)),)
@@ -186,6 +187,7 @@ def openvino_with(able, asked):
 
 
 @pytest.mark.parametrize(("precision", "hint"), [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")])
+@needs("openvino")
 def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
     asked = []
     monkeypatch.setattr(openvino, "_core", openvino_with(["FP32", "BF16", "FP16"], asked))
@@ -194,6 +196,7 @@ def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
     assert asked == [{**expected, "INFERENCE_NUM_THREADS": 1}]
 
 
+@needs("openvino")
 def test_openvino_refuses_a_precision_that_the_cpu_lacks(monkeypatch):
     """It would compute in another one, and the table would state this one."""
     asked = []

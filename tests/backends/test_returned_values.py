@@ -6,6 +6,7 @@ from torch import nn
 
 from depthfold.backends import get
 from depthfold.errors import BackendError
+from lacking import needs
 
 X = torch.randn(1, 3, 8, 8)
 
@@ -26,7 +27,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("target", ["pytorch", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("target", ["pytorch", "onnxruntime", pytest.param("openvino", marks=needs("openvino"))])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_tensors_are_found_wherever_they_are(name, target):
     what, tensors = OUTPUTS[name]

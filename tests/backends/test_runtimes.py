@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import onnxruntime
-import openvino
 import pytest
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from depthfold.backends.cuda import cuda_settings
 from depthfold.backends.machine import machine_name
 from depthfold.backends.openvino import _core
 from depthfold.errors import BackendError, InvalidValue, MissingDependency, OutOfMemory
+from lacking import library, needs
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU())
 INPUTS = (torch.ones(2, 4, 8, 8),)
@@ -34,6 +34,7 @@ def test_threads_are_set_for_the_run_only():
 
 
 @pytest.mark.parametrize("threads", [1, torch.get_num_threads() + 1])
+@needs("openvino")
 def test_threads_are_passed_on(threads):
     session = get(f"onnxruntime:threads={threads}").compile(CONV, INPUTS)._session
     assert session.get_session_options().intra_op_num_threads == threads
@@ -43,6 +44,7 @@ def test_threads_are_passed_on(threads):
         assert get(f"{runtime}:threads={threads}").environment(INPUTS).threads == threads
 
 
+@needs("openvino")
 def test_without_threads_it_is_pytorchs_own_number():
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
@@ -108,7 +110,7 @@ def test_tf32_that_the_user_set_in_the_new_way_is_put_back():
         ("onnxruntime", "onnxruntime", "onnx"),
         ("onnxruntime", "onnx", "onnx"),
         ("openvino", "openvino", "openvino"),
-        ("openvino", "onnx", "openvino"),
+        pytest.param("openvino", "onnx", "openvino", marks=needs("openvino")),
     ],
 )
 def test_a_missing_library_is_named_with_its_extra(target, library, extra, monkeypatch):
@@ -194,6 +196,7 @@ def test_without_a_compiler_inductor_says_so(monkeypatch):
         get("inductor").compile(CONV, INPUTS)
 
 
+@needs("openvino")
 def test_exported_files_load_without_depthfold(tmp_path):
     expected = CONV(*INPUTS)
     program = torch.export.load(get("pytorch").export(CONV, INPUTS, tmp_path / "a.pt2"))
@@ -201,7 +204,7 @@ def test_exported_files_load_without_depthfold(tmp_path):
     session = onnxruntime.InferenceSession(get("onnxruntime").export(CONV, INPUTS, tmp_path / "a.onnx"))
     output = session.run(None, {session.get_inputs()[0].name: INPUTS[0].numpy()})[0]
     torch.testing.assert_close(torch.from_numpy(output), expected)
-    model = openvino.compile_model(get("openvino").export(CONV, INPUTS, tmp_path / "a.xml"), "CPU")
+    model = library("openvino").compile_model(get("openvino").export(CONV, INPUTS, tmp_path / "a.xml"), "CPU")
     torch.testing.assert_close(torch.from_numpy(model(INPUTS[0].numpy())[0]), expected, rtol=1e-2, atol=1e-2)
     assert CONV.training
 

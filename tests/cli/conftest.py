@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from cli_workshop import CONFIG, NET, depthfold, without_memory
+from lacking import stop_without
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,7 @@ def workshop(tmp_path_factory):
 @pytest.fixture(scope="session")
 def compressed(workshop):
     """What `depthfold compress` printed, for the run `whole`."""
+    stop_without("plotly")  # compress writes a report
     with without_memory():
         result = depthfold("compress", "--config", workshop / "tiny.toml", "--run", workshop / "whole")
     assert result.exit_code == 0, result.output

@@ -14,6 +14,7 @@ from torch import nn
 
 from cli_workshop import depthfold, refused
 from depthfold.pipeline.models import model_of
+from lacking import needs
 
 
 @pytest.fixture
@@ -194,6 +195,7 @@ def test_weights_that_are_not_there_or_damaged(asked, tmp_path):
         ("{net}:dat", "has no 'dat'. Did you mean 'data'?"),
     ],
 )
+@needs("plotly")
 def test_missing_data(data, said, asked, workshop):
     assert said in refused(*asked("compress", "--data", data.format(net=workshop / "net.py")))
 
@@ -204,7 +206,7 @@ def test_a_folder_without_the_dataset(asked, tmp_path):
     assert "Expected data_batch_1.bin" in said and str(tmp_path / "empty") in said
 
 
-@pytest.mark.parametrize("command", ["inspect", "latency", "compress"])
+@pytest.mark.parametrize("command", ["inspect", "latency", pytest.param("compress", marks=needs("plotly"))])
 @pytest.mark.parametrize("size", [("--input", "1x8x8"), ()])
 def test_a_batch_that_no_memory_holds(command, size, asked, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
@@ -271,6 +273,7 @@ def test_a_run_folder_of_another_network(run, workshop):
 @pytest.mark.parametrize(
     "name", ["latency.jsonl", "config.toml", "importance.jsonl", "last.safetensors", "model.safeten"]
 )
+@needs("plotly")
 def test_a_full_disk(name, asked, monkeypatch):
     """At the moment when the file should reach the disk."""
     sync = os.fsync

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from depthfold.pipeline.choice import Choice
+from lacking import needs
 
 # The command line in a process that kills itself when it is about to put a certain file on disk for the n-th time.
 # Every stage ends in such a moment, and it is the worst one: the bytes are written, and nothing vouches for them yet.
@@ -70,6 +71,7 @@ def test_killed_in_every_stage_it_goes_on_to_the_same_result(workshop, compresse
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@needs("plotly")
 def test_an_interrupted_run_says_that_it_goes_on(workshop, tmp_path):
     """A real SIGINT, in the middle of the trainings: the user's own loss raises it, as the terminal would."""
     (tmp_path / "net.py").write_text(

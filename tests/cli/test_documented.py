@@ -8,6 +8,8 @@ import pytest
 
 import depthfold as df
 from cli_workshop import depthfold
+from depthfold.cli import options
+from lacking import needs
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("../README.md", "command-line.md", "demo.md", "own-model.md")
@@ -31,6 +33,16 @@ def test_every_documented_command_has_these_options(page):
     assert depthfold("solve", "--no-such-option", "--help").exit_code == 2
 
 
+def test_an_option_states_its_name_where_its_metavar_is_the_same():
+    """typer 0.27 takes the name of such an option from its metavar: --TARGET."""
+    found = {n.lower(): o.__metadata__[0] for n, o in vars(options).items() if hasattr(o, "__metadata__")}
+    same = [name for name, info in found.items() if name == (info.metavar or "").lower()]
+    assert {"data", "space", "target", "budget", "executor", "recipe"} <= set(same)
+    for name in same:
+        assert f"--{name}" in (found[name].default, *found[name].param_decls)  # Annotated puts the first into default
+
+
+@needs("plotly")
 def test_a_users_own_file_goes_all_the_way(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(blocks("own-model.md", "python")[0])
     (tmp_path / "mine.toml").write_text(blocks("own-model.md", "toml")[0])

@@ -8,6 +8,7 @@ import pytest
 
 from cli_workshop import depthfold, refused
 from depthfold.core import ImportanceTable
+from lacking import needs
 
 
 def done(*arguments):
@@ -63,6 +64,7 @@ def test_a_first_importance_that_is_refused_leaves_nothing_behind(workshop, tabl
     assert not list((tmp_path / "new").iterdir())
 
 
+@needs("plotly")
 def test_a_compress_that_is_under_way_can_go_on_with_the_run_alone(workshop, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from cli_workshop import depthfold
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import LatencyTable, Span
 from depthfold.errors import OutOfMemory
+from lacking import needs
 
 WHOLE = Span(0, 3)  # the three layers of the tiny network as one, of which the kernel is 7x7
 
@@ -54,7 +55,7 @@ def reasons(run):
     return {entry.span: entry.reason for entry in table_of(run).entries if entry.reason is not None}
 
 
-@pytest.mark.parametrize("command", ["latency", "compress"])
+@pytest.mark.parametrize("command", ["latency", pytest.param("compress", marks=needs("plotly"))])
 def test_what_was_rejected_is_timed_again_when_asked(command, run, neighbour):
     assert reasons(run) == {WHOLE: "out of memory"}
     before, kept = table_of(run), (run / "latency.json").read_bytes()
@@ -77,6 +78,7 @@ def test_what_was_rejected_is_timed_again_when_asked(command, run, neighbour):
     assert (run / "latency.json").read_bytes() == kept and neighbour.kernels == []
 
 
+@needs("plotly")
 def test_a_table_that_gains_nothing_stays_as_it_is(run, neighbour):
     """choose() has timed plans since, of which a new table would learn, and another plan might be chosen."""
     done("compress", "--run", run, "--budget", "95%")  # 80% is out of reach without the kernel that was rejected

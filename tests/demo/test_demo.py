@@ -19,6 +19,7 @@ from depthfold.demo.show import demo_settings, show, within_reach
 from depthfold.errors import BudgetError
 from depthfold.importance.measure import AS_THEY_ARE
 from depthfold.pipeline.settings import Settings
+from lacking import needs
 
 
 def test_the_network_scores_what_its_record_says():
@@ -86,6 +87,7 @@ def quick(run, **changes) -> Settings:
     return replace(settings, recipe=dict(settings.recipe) | {"steps": 2, "batch": 8, "warmup": 0})
 
 
+@needs("plotly")
 def test_it_goes_all_the_way(tmp_path):
     done = show(quick(tmp_path / "run", budget="80%"), say=pytest.fail)
     assert done.findings.after.latency <= 0.8 * done.findings.before.latency
@@ -93,6 +95,7 @@ def test_it_goes_all_the_way(tmp_path):
         assert (tmp_path / "run" / name).exists(), name
 
 
+@needs("plotly")
 def test_the_command_ends_with_a_table_and_says_where_everything_is(tmp_path, monkeypatch):
     module = importlib.import_module("depthfold.demo.show")  # the attribute of that name is the function
     monkeypatch.setattr(module, "demo_settings", lambda run, remeasure: quick(run, budget="80%"))
@@ -105,6 +108,7 @@ def test_the_command_ends_with_a_table_and_says_where_everything_is(tmp_path, mo
     assert all(file.exists() for file in last)
 
 
+@needs("plotly")
 def test_a_budget_out_of_reach_is_said_and_the_best_that_can_be_had_is_given(tmp_path):
     said = []
     done = show(quick(tmp_path / "run", budget="3%"), say=said.append)
@@ -116,6 +120,7 @@ def test_a_budget_out_of_reach_is_said_and_the_best_that_can_be_had_is_given(tmp
     assert fastest * 0.999 <= share <= float(within_reach(fastest).rstrip("%")) / 100 + 0.01
 
 
+@needs("plotly")
 def test_run_again_it_takes_the_budget_that_it_took_before(tmp_path, monkeypatch):
     """By a stopwatch another one might be within reach now, and another plan be trained."""
     measured = iter((0.5, 0.6, 0.7))
@@ -144,6 +149,7 @@ def test_run_again_it_takes_the_budget_that_it_took_before(tmp_path, monkeypatch
     assert taken("4%", target="cost_model:launch_us=1.0") == "73%"  # and so it does in another environment
 
 
+@needs("plotly")
 def test_other_errors_of_a_budget_are_not_swallowed(tmp_path):
     with pytest.raises(BudgetError, match="cannot be read"):
         show(quick(tmp_path / "run", budget="soon"), say=pytest.fail)

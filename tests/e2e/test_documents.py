@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lacking import needs
 from structures import mobilenet_v2
 from tables import plausible_tables
 
@@ -23,7 +24,17 @@ def tables_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.name)
+NEEDS = {"report.md": needs("plotly"), "export.md": needs("openvino")}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ()))
+        for page in PAGES
+        if BLOCK.search(page.read_text())
+    ],
+)
 def test_the_python_of_a_page_runs(page, capsys, tables_on_disk):
     namespace = {}
     for block in BLOCK.findall(page.read_text()):

@@ -16,6 +16,7 @@ from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.errors import BackendError, InvalidValue, MissingDependency, ResultError, VerificationError
 from depthfold.exporting import Exported
 from depthfold.testing import randomise_statistics
+from lacking import needs
 from merged import Around, classifier, merged, picture
 from nets import Net, conv, image
 
@@ -39,7 +40,7 @@ def close(found, wanted):
     numpy.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.xml"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
 def test_what_is_said_of_the_file(tmp_path, name):
     shallow = merged(classifier(), plan=PLAN)
     shallow.train()  # left so by accident; files are for evaluation
@@ -91,7 +92,7 @@ def test_a_network_beyond_our_vocabulary(tmp_path):
     assert b".py" not in done.path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", "m.xml"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
 def test_a_fixed_batch_where_the_network_asks_for_it(tmp_path, name, capsys):
     shallow = small(lambda net, x: x.reshape(2, 4, 72))
     done = df.export(shallow, tmp_path / name)

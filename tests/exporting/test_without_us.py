@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import depthfold as df
+from lacking import needs
 from merged import classifier, merged, picture
 
 REFUSE = """
@@ -42,7 +43,7 @@ found = openvino.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 }
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
 def test_the_file_runs_where_depthfold_is_not(tmp_path, name):
     shallow = merged(classifier())
     sample = picture(batch=5, seed=8)

@@ -8,13 +8,15 @@ import sys
 import threading
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from depthfold.importance import measure_importance
 from depthfold.jobs import RayCluster
+from lacking import library, needs
 from patience import eventually
 from tiny_importance import RECIPE, STANDS, TinyTask, running, tiny_network, trainings_in, waiting_in
+
+ray = library("ray")
+pytestmark = needs("ray")
 
 STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 NETWORK = tiny_network()
@@ -24,8 +26,10 @@ HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # 
 @pytest.fixture(scope="module")
 def cluster():
     """Three nodes of one CPU each."""
-    node = dict(num_cpus=1, object_store_memory=STORE)
-    made = Cluster(initialize_head=True, head_node_args=node | dict(include_dashboard=False))
+    node = dict(num_cpus=1, num_gpus=0, object_store_memory=STORE)
+    made = library("ray.cluster_utils").Cluster(
+        initialize_head=True, head_node_args=node | dict(include_dashboard=False)
+    )
     made.second, made.third = made.add_node(**node), made.add_node(**node)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made

@@ -88,7 +88,7 @@ def test_each_gpu_has_its_workers(monkeypatch, tmp_path):
     assert run(Processes(devices=("cuda:3",)), lambda _: os.environ["CUDA_VISIBLE_DEVICES"], [0])["0"].result == "3"
 
 
-def test_a_lost_worker_is_replaced_on_its_own_gpu(tmp_path):
+def test_a_lost_worker_is_replaced_on_its_own_gpu(tmp_path, monkeypatch):
     def work(number):
         if number == 0 and not (tmp_path / "died").exists():
             (tmp_path / "died").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
@@ -99,6 +99,7 @@ def test_a_lost_worker_is_replaced_on_its_own_gpu(tmp_path):
         (tmp_path / "again").touch()
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     found = run(Processes(devices=("cuda:0", "cuda:1")), work, [0, 1])
     assert found["0"].result == (tmp_path / "died").read_text() != found["1"].result
 

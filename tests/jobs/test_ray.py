@@ -7,26 +7,29 @@ import threading
 import time
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from depthfold.errors import InvalidValue, MissingDependency
 from depthfold.jobs import Job, RayCluster
 from depthfold.jobs.ray_cluster import loss, room
 from depthfold.testing import check_executor
 from depthfold.testing.executors import alive
+from lacking import library, needs
 from patience import eventually
+
+ray = library("ray")
+pytestmark = needs("ray")
 
 STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes, of 1, 2 and 1 CPUs. Ray is initialised on them once for all tests."""
-    head = dict(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
-    made = Cluster(initialize_head=True, head_node_args=head)
-    made.wide = made.add_node(num_cpus=2, object_store_memory=STORE)
-    made.add_node(num_cpus=1, object_store_memory=STORE)
+    """Three nodes, of 1, 2 and 1 CPUs and no GPU. Ray is initialised on them once for all tests."""
+    node = dict(num_gpus=0, object_store_memory=STORE)
+    head = dict(num_cpus=1, include_dashboard=False)
+    made = library("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=node | head)
+    made.wide = made.add_node(num_cpus=2, **node)
+    made.add_node(num_cpus=1, **node)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
     ray.shutdown()

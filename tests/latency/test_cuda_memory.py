@@ -8,6 +8,7 @@ from torch import nn
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.backends.torch_run import Place
+from depthfold.latency import memory
 from depthfold.latency.memory import RUNS, peak_memory
 
 X = torch.randn(1, 4, 8, 8)
@@ -19,6 +20,7 @@ def events(monkeypatch):
     """What happens to a GPU that is not there: it holds 1000 bytes of others, and 5000 at its highest point."""
     happened = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: GPU)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000 + 4 * (4 * 6 + 6 + X.numel()))
@@ -65,3 +67,16 @@ def test_the_network_runs_as_it_was_timed(precision, runtime, seen, events):
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
     if torch.float32 in seen:
         assert found == 4000
+
+
+def test_a_gpu_on_which_nothing_has_run_is_left_alone(monkeypatch):
+    """Others may have taken all of its memory, and even its name is not to be had then."""
+
+    def busy(*_):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", busy)
+    monkeypatch.setattr(memory, "_in_subprocess", lambda *_: 7)
+    assert peak_memory(nn.Conv2d(4, 6, 1), (X,), CostModel().environment((X,))) == (7, None)

@@ -9,9 +9,10 @@ from depthfold.backends import get
 from depthfold.core import Score
 from depthfold.latency import choose, measure_latency, profile
 from depthfold.latency.candidates import network_inputs
+from lacking import needs
 from latency_workshop import QUICK
 
-TARGETS = ("cost_model", "pytorch", "onnxruntime", "openvino")
+TARGETS = ("cost_model", "pytorch", "onnxruntime", pytest.param("openvino", marks=needs("openvino")))
 PRECISIONS = (torch.float64, torch.float16)
 
 

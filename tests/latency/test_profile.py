@@ -190,6 +190,15 @@ def test_where_a_high_water_mark_cannot_be_set_back_no_memory_is_stated(monkeypa
             high_water.start_again()
 
 
+def test_the_process_that_measures_memory_stays_on_one_core(monkeypatch):
+    asked = []
+    monkeypatch.setattr(high_water.os, "sched_getaffinity", lambda _: {3, 5, 7})
+    monkeypatch.setattr(high_water.os, "sched_setaffinity", lambda *given: asked.append(given))
+    monkeypatch.setattr(high_water.torch, "set_num_threads", asked.append)
+    high_water.stay_on_one_core()
+    assert asked == [1, (0, {3})]
+
+
 def test_profiles_side_by_side(network):
     both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
     text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))

@@ -14,6 +14,9 @@ from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency, TraceError
 from depthfold.jobs import Processes, RayCluster
 from depthfold.training.task import FunctionTask
+from lacking import needs
+
+pytestmark = needs("plotly")  # compress() asks for it before it looks at anything else
 
 
 class MeasuredTooEarly(Exception):

@@ -6,7 +6,10 @@ import shutil
 import pytest
 
 from depthfold.reporting import report, words
+from lacking import needs
 from runs import brute_force_states, measured_run
+
+pytestmark = needs("plotly", "playwright", "chromium")
 
 LAPTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")

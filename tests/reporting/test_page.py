@@ -19,8 +19,11 @@ from depthfold.reporting.exhibits import frontier_section, tables_section
 from depthfold.reporting.markup import embedded
 from depthfold.reporting.plans import shown
 from depthfold.reporting.report import page
+from lacking import needs
 from runs import made_up_run, measured_run, profile
 from structures import chain, vgg19
+
+pytestmark = needs("plotly")
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
 VOID = {"meta", "link", "input", "img", "br"}

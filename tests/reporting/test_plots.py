@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import plotly.graph_objects as go
 import pytest
 
 from depthfold.core import Network, Span
@@ -10,9 +9,13 @@ from depthfold.reporting import words
 from depthfold.reporting.heat_maps import FLAGS, importance_maps, latency_maps
 from depthfold.reporting.plans import shown
 from depthfold.reporting.plots import SELECTED, ablation_figure, frontier_figure
+from lacking import library, needs
 from runs import made_up_run
 from structures import chain, plain_chain
 from tables import latency_table, plausible_tables
+
+go = library("plotly.graph_objects")
+pytestmark = needs("plotly")
 
 
 @pytest.fixture(scope="module")

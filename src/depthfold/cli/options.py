@@ -1,4 +1,7 @@
-"""Every option, once. Their names are those of the settings, and of config.toml."""
+"""Every option, once. Their names are those of the settings, and of config.toml.
+
+An option whose metavar is its own name in capitals states that name: typer 0.27 would call it --TARGET otherwise.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,7 @@ Weights = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
+        "--data",
         help="cifar10:PATH, cifar100:PATH, fashion-mnist:PATH, imagefolder:PATH, or file.py:function, which returns a "
         "task.",
         metavar="DATA",
@@ -85,11 +89,14 @@ At = Annotated[
 
 Space = Annotated[
     str | None,
-    typer.Option(help="Which blocks may merge: paper, or full for all that can. Default: paper.", metavar="SPACE"),
+    typer.Option(
+        "--space", help="Which blocks may merge: paper, or full for all that can. Default: paper.", metavar="SPACE"
+    ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
+        "--target",
         help="The runtime to measure on, with options: onnxruntime:threads=2, openvino, pytorch:device=cuda, tensorrt, "
         "inductor, cost_model.",
         metavar="TARGET",
@@ -97,7 +104,9 @@ Target = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(help="How long it may take: 60% of the original, 12.5ms, or 1.6x as fast.", metavar="BUDGET"),
+    typer.Option(
+        "--budget", help="How long it may take: 60% of the original, 12.5ms, or 1.6x as fast.", metavar="BUDGET"
+    ),
 ]
 Trainings = Annotated[
     str | None,
@@ -112,6 +121,7 @@ Importance = Annotated[
 Executor = Annotated[
     str | None,
     typer.Option(
+        "--executor",
         help="Who trains: inline, processes:2, processes:2,threads=1, ray, ray:address=auto,gpus=0.25. "
         "Default: inline.",
         metavar="EXECUTOR",
@@ -135,7 +145,9 @@ Alpha = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    typer.Option(help="The recipe of fine-tuning: a preset or a TOML or JSON file. Default: quick.", metavar="RECIPE"),
+    typer.Option(
+        "--recipe", help="The recipe of fine-tuning: a preset or a TOML or JSON file. Default: quick.", metavar="RECIPE"
+    ),
 ]
 Distil = Annotated[
     bool | None,

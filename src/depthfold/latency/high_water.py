@@ -6,6 +6,7 @@ python -m depthfold.latency.high_water module.pt2 '[[[1, 3, 224, 224], "float32"
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -29,7 +30,15 @@ def start_again() -> None:
         raise SystemExit(f"this system cannot set the high-water mark of a process back ({error})") from error
 
 
+def stay_on_one_core() -> None:
+    """Linux counts the pages of a process by thread or by core and adds them up late: with a thread on each of many
+    cores the mark would be megabytes too low."""
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 def main(path: str, sizes: str) -> int:
+    stay_on_one_core()
     module = torch.export.load(path).module()
     inputs = [torch.zeros(size, dtype=getattr(torch, dtype)) for size, dtype in json.loads(sizes)]
     start_again()

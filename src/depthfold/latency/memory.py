@@ -27,7 +27,10 @@ def peak_memory(
     """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason. On a GPU in
     the precision and layout of the environment, by CUDA's allocator; elsewhere in float32, by a process of its own."""
     try:
-        if torch.cuda.is_available() and environment.device == torch.cuda.get_device_name():
+        # Where nothing has run on a GPU, it is not asked for its name either: that takes memory of a device that may be
+        # in use by others, and fails where none is left.
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if on_cuda and environment.device == torch.cuda.get_device_name():
             return _on_cuda(_place(environment), module, inputs), None
         return _in_subprocess(*in_float32(module, inputs)), None
     except Exception as error:  # noqa: BLE001 - whatever it is, memory is not worth the rest of a profile
