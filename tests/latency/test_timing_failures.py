@@ -99,15 +99,24 @@ def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(network
     assert fragile.compiled == []
 
 
-def test_a_block_that_cannot_even_be_built_for_want_of_memory_has_a_reason_and_the_rest_goes_on():
+@pytest.mark.parametrize("limit", [2**27, 2**60])
+def test_a_block_that_cannot_even_be_built_has_a_reason_and_the_rest_goes_on(monkeypatch, limit):
     """As one convolution, from ten million channels over a single one to as many, it would have 400 TB of weights."""
+    monkeypatch.setattr("depthfold.core.shape.LARGEST", limit)
     wide = 10_000_000
     model = nn.Sequential(nn.Conv2d(wide, 1, 1), nn.ReLU(), nn.Conv2d(1, wide, 1), nn.ReLU())
     table = measure_latency(df.trace(model, torch.randn(1, wide, 1, 1)), COST, timer=QUICK, mode="alone")
     assert set(table.times) == {Span(0, 1), Span(1, 2)}
     (reason,) = [entry.reason for entry in table.entries if entry.time is None]
-    assert reason.startswith("It cannot be built: ") and "\n" not in reason
-    assert lacks_memory(Exception(reason))  # each processor's PyTorch has its own words for it
+    assert "\n" not in reason
+    if limit == 2**27:
+        assert reason == (
+            "It is too large: it would be a convolution 1x1, 10000000 -> 10000000 of 745058.1 GiB in float64, and the "
+            "limit is 1 GiB."
+        )
+    else:
+        assert reason.startswith("It cannot be built: ")
+        assert lacks_memory(Exception(reason))  # each processor's PyTorch has its own words for it
 
 
 def test_inputs_and_networks_that_cannot_be_built_have_reasons(network, monkeypatch, tmp_path):

@@ -243,7 +243,8 @@ def _holder(kept: Mapping[str, Any]) -> nn.Module:
             if not hasattr(place, step):
                 place.add_module(step, nn.Module())
             place = getattr(place, step)
-        if not hasattr(place, name):
+        # A tensor of a module that is called, too, comes with the module.
+        if not hasattr(place, name) or (isinstance(value, nn.Module) and type(getattr(place, name)) is nn.Module):
             setattr(place, name, value)
     return root
 
