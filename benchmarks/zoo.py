@@ -1,7 +1,7 @@
 """Every CNN of torchvision, many of timm and some of others through trace, rewrite and merge: makes docs/zoo.md.
 
     python benchmarks/zoo.py                    # all of them; goes on where it was stopped
-    python benchmarks/zoo.py resnet18 timm/dla34  # only these, printed, nothing written
+    python benchmarks/zoo.py resnet18 timm/dla34  # only these, printed; the page is not written
 
 zoo_models.py, zoo_packages.py and zoo_others.py have the networks, zoo_row.py what is done with each.
 """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import platform
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from zoo_row import passed
 
 HEAD = """
@@ -41,10 +39,9 @@ WORDS = 48  # of a refusal, in characters
 
 def page(rows: list[dict[str, Any]]) -> str:
     failed = sum(not passed(row) for row in rows)
-    title = (
-        f"# The zoo\n\nMade by `make zoo`: {len(rows)} networks, {failed} failed. "
-        f"PyTorch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores.\n"
-    )
+    places = Counter(row["environment"] for row in rows if "environment" in row)
+    where = "; ".join(f"{environment} ({count} of them)" for environment, count in places.most_common())
+    title = f"# The zoo\n\nMade by `make zoo`: {len(rows)} networks, {failed} failed. {where}.\n"
     return title + HEAD + "\n".join((_cells(COLUMNS), _cells(COLUMNS.values()), *map(_entry, rows))) + "\n"
 
 

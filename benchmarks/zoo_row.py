@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import platform
 import time
 from collections import Counter
 from random import Random
@@ -17,6 +18,7 @@ import depthfold as df
 from depthfold.merging.comparison import output_error
 from depthfold.testing import random_plan, randomise_statistics
 from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.vision import import_timm
 
 SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
 SINGLE_PRECISION_FROM = 60_000_000  # parameters: larger networks do not fit into memory three times in float64
@@ -34,14 +36,15 @@ def examine(name: str) -> dict[str, Any]:
     if name not in TRAINED:
         randomise_statistics(model)
     row: dict[str, Any] = {"name": name, "parameters": parameters, "precision": str(precision).split(".")[1]}
+    row["environment"] = f"PyTorch {torch.__version__}, timm {import_timm().__version__}, {platform.machine()}"
     inputs = inputs_for(name, model, precision)
     given = {"size": inputs}
-    other, refusal = _other(model, at, inputs)
+    network = df.trace(model, inputs, at=at)
+    other, refusal = _other(model, df.rewrite(network, network.vanilla).eval(), at, inputs)
     if other is not None:
         given["other"] = other
     wanted = {which: _run(model, at, values) for which, values in given.items()}
     keys = set(model.state_dict())
-    network = df.trace(model, inputs, at=at)
     del model  # the network has its own copy
     row |= {which: list(_size(values)) for which, values in given.items()}
     row |= {
@@ -98,12 +101,14 @@ def _errors(verification: Any) -> dict[str, Any]:
     return {name: getattr(verification, name) for name in ("border", "interior", "output", "ok")}
 
 
-def _other(model: nn.Module, at: str | None, inputs: Any) -> tuple[Any, str | None]:
-    """Inputs of the first other size that the network takes, or the first words of its refusal."""
+def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) -> tuple[Any, str | None]:
+    """Inputs of the first other size that the network takes, or the first words of its refusal. The student of a
+    network that pads by the size of its maps refuses sizes at which it would have to pad differently."""
     problem = ""
     for other in of_other_sizes(inputs):
         try:
             _run(model, at, other)
+            _run(student, at, other)
         except REFUSALS as error:
             problem = str(error).strip().split("\n")[0]
             continue
