@@ -1,0 +1,207 @@
+"""Code as people publish it: forwards and modules that were refused, or broke, although they are common."""
+
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.parametrizations import spectral_norm
+
+import depthfold as df
+from depthfold.errors import PlanError, TraceError
+from depthfold.testing import random_plan, randomise_statistics
+from depthfold.vision import import_timm
+from nets import Net, agree, codes, conv, image
+
+
+def run(network, *given):
+    with torch.no_grad():
+        return network(*given)
+
+
+def vanilla(model, *given, at=None):
+    """Merge with nothing removed, and compare with the model. Returns the network."""
+    model = model.double().eval()
+    given = tuple(x.double() for x in given)
+    network = df.trace(model, given, at=at)
+    student = df.rewrite(network, network.vanilla)
+    assert set(student.state_dict()) <= set(model.state_dict())
+    agree(run(df.merge(student), *given), run(model, *given))
+    return network
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = conv(), conv()
+
+
+class Starred(Pair):
+    def forward(self, x, *args, scale=None, **kwargs):
+        return self.predict(x, *args, **kwargs)
+
+    def predict(self, x, y=None, flip=False):
+        x = self.b(F.relu(self.a(x)))
+        return x if y is None else x + y
+
+
+def test_a_forward_with_any_number_of_arguments():
+    assert vanilla(Starred(), image()).depth == 2
+    assert vanilla(Starred(), image(), image(seed=1)).depth == 2
+
+
+def test_an_argument_after_one_that_is_not_given():
+    class Optional(Pair):
+        def forward(self, x, mask=None, y=None):
+            x = self.b(self.a(x))
+            return (x if mask is None else x * mask) + y
+
+    model = Optional().double().eval()
+    network = df.trace(model, {"x": image().double(), "y": image(seed=1).double()})
+    found = run(df.merge(df.rewrite(network, network.vanilla)), image().double(), image(seed=1).double())
+    agree(found, run(model, image().double(), None, image(seed=1).double()))
+
+
+class Checks(Pair):
+    def forward(self, x):
+        h, w = x.shape[-2:]
+        if h % 4 or w % 4 != 0:
+            raise ValueError(f"a multiple of 4 is expected, not {h}x{w}")
+        assert x.shape[1] == 4
+        return self.b(F.relu(self.a(x)))
+
+
+def test_questions_about_sizes_are_answered_and_asserted():
+    square = torch.randn(1, 4, 12, 16)
+    network = vanilla(Checks(), square)
+    assert (network.depth, network.barriers) == (2, ())
+    student = df.rewrite(network, network.vanilla)
+    for made in (student, df.merge(student)):
+        made(torch.randn(1, 4, 8, 8).double())
+        with pytest.raises(AssertionError, match="asks for the size"):
+            made(torch.randn(1, 4, 9, 8).double())
+
+
+def test_questions_about_values_are_still_refused():
+    class Asks(Pair):
+        def forward(self, x):
+            return self.b(x) if x.sum().item() > 0 else self.a(x)
+
+    with pytest.raises(TraceError, match="control flow"):
+        df.trace(Asks(), image())
+
+
+def test_parts_of_the_channels_in_a_list():
+    def split(net, x):
+        parts = list(net.a(x).chunk(2, 1))
+        parts.extend(layer(parts[-1]) for layer in net.rest)
+        return torch.cat(parts, 1)
+
+    model = Net(split, a=conv(), rest=nn.ModuleList([conv(2, 2), conv(2, 2)]))
+    assert vanilla(model, image()).depth == 3
+
+
+def test_parts_of_a_map_are_not_counted():
+    """How many there are depends on the size."""
+    model = Net(lambda net, x: sum(net.a(part) for part in x.split(4, 2)), a=conv())
+    with pytest.raises(TraceError, match="iterated"):
+        df.trace(model, image())
+
+
+def test_constants_and_buffers_that_are_not_saved_stay_out_of_the_state_dict():
+    class Constants(Pair):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1, 1, 1, 1), persistent=False)
+            self.register_buffer("shift", torch.ones(1, 4, 1, 1))
+            self.plain = torch.full((1,), 2.0).double()
+
+        def forward(self, x):
+            return self.b(self.a(x) * self.scale + self.shift) * self.plain + torch.tensor(2.0)
+
+    network = vanilla(Constants(), image())
+    names = {"shift", "a.weight", "a.bias", "b.weight", "b.bias"}
+    assert set(df.rewrite(network, network.vanilla).state_dict()) == names
+    assert set(df.merge(df.rewrite(network, network.vanilla)).state_dict()) == names
+
+
+def test_a_merged_kernel_does_not_change_the_layout_of_a_map():
+    def flat(net, x):
+        y = net.b(F.relu(net.a(x)))
+        return y.view(y.size(0), -1)
+
+    network = vanilla(Net(flat, a=conv(kernel=1), b=conv(kernel=1)), image())
+    merged = df.merge(df.rewrite(network, df.Plan((), ())))
+    assert merged(image().double()).shape == (2, 4 * 12 * 13)
+
+
+class AlwaysTraining(nn.Dropout):
+    def train(self, mode=True):
+        return super().train(True)
+
+
+def test_a_module_that_stays_in_training_mode_is_a_barrier():
+    model = nn.Sequential(conv(), nn.ReLU(), AlwaysTraining(0.5), conv()).double().eval()
+    network = df.trace(model, image().double())
+    assert codes(network)["2"] == "training-mode"
+    merged = df.merge(df.rewrite(network, network.vanilla))
+    torch.manual_seed(1)
+    found = run(merged, image().double())
+    torch.manual_seed(1)
+    agree(found, run(model, image().double()))
+
+
+def test_what_the_rest_of_the_model_asks_of_the_part():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(conv(), nn.ReLU(), conv())
+            self.body.out_channels = 4
+
+        def forward(self, x):
+            return self.body(x) * self.body.out_channels
+
+    with pytest.raises(TraceError, match=r"no attribute 'out_channels'.*Let the forward of that part return"):
+        df.trace(Whole(), image(), at="body")
+
+
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [
+        (spectral_norm(conv()), "remove_parametrizations(module, 'weight')"),
+        (old_weight_norm(conv()), "remove_weight_norm(module)"),
+        (torch.nn.utils.spectral_norm(conv()), "remove_spectral_norm(module)"),
+    ],
+)
+def test_refusals_of_computed_weights_name_the_call_that_helps(part, call):
+    network = df.trace(nn.Sequential(conv(), nn.ReLU(), part), image())
+    (why,) = [refusal.why for refusal in network.refusals if refusal.where == "2"]
+    assert call in why
+
+
+def test_a_kernel_of_gigabytes_is_refused_before_it_is_composed():
+    wide = [nn.Conv2d(2048, 2048, 3, padding=1, device="meta") for _ in range(3)]
+    network = df.trace(nn.Sequential(*wide), torch.empty(1, 2048, 8, 8, device="meta"))
+    message = r"merges \(0, 3\], and it would be a convolution 7x7, 2048 -> 2048 of 1.5 GiB in float64.* Add cuts"
+    with pytest.raises(PlanError, match=message):
+        df.rewrite(network, df.Plan((), ()))
+    df.rewrite(network, df.Plan((), (1,)))
+
+
+@pytest.mark.parametrize(("ported", "plain"), [("tf_efficientnet_lite0", "efficientnet_lite0")])
+def test_a_network_ported_from_tensorflow_has_the_layers_of_the_plain_one(ported, plain):
+    timm = import_timm()
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    model = randomise_statistics(timm.create_model(ported).double()).eval()
+    network, other = df.trace(model, x), df.trace(timm.create_model(plain).double(), x)
+    assert network.depth == other.depth == 49
+    for space in ("paper", "full"):
+        assert network.spans(space) == other.spans(space)
+    assert [layer.shape.stride for layer in network.layers] == [layer.shape.stride for layer in other.layers]
+    assert len(network.fixed_padding) == 5
+    agree(run(df.merge(df.rewrite(network, network.vanilla)), x), run(model, x))
+    for space in ("paper", "full"):
+        student = df.rewrite(network, random_plan(network, Random(0), space)).eval()
+        agree(run(df.merge(student), x), run(student, x))
