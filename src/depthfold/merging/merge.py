@@ -20,10 +20,10 @@ from depthfold.merging.sums import fold_remaining_sums
 from depthfold.merging.verification import Seam, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
+from depthfold.tracing.forward import leave_out_of_state
 from depthfold.tracing.functional import hold_weights, replace_module
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import INSERTED
-from depthfold.tracing.tracer import leave_out_of_state
 
 # A layer for a segment, on the device and in the precision of the given weight.
 ConvolutionFor = Callable[[Span, torch.Tensor], nn.Module]

@@ -12,7 +12,7 @@ from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
 from depthfold.tracing import Student, TracedNetwork, expect_traced
-from depthfold.tracing.tracer import leave_out_of_state
+from depthfold.tracing.forward import leave_out_of_state
 
 
 def rewrite(network: Network, plan: Plan) -> nn.Module:

@@ -19,10 +19,11 @@ from torch import Tensor, fx, nn
 
 from depthfold.core.sizes import FixedPadding, SizeRule
 from depthfold.errors import TraceError
+from depthfold.tracing.forward import record
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.roles import zero_padding
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
-from depthfold.tracing.tracer import Failure, record
+from depthfold.tracing.tracer import Failure
 
 
 def guard_for(module: nn.Module, where: str, failure: Failure) -> tuple[SizeGuard, FixedPadding] | None:

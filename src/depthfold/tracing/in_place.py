@@ -109,7 +109,7 @@ def read_what_is_written(graph: fx.GraphModule, run: Run) -> frozenset[fx.Node]:
     """Let every node read what the last operation in place before it has written. Return the values that change while
     others can still read them through a part of theirs."""
     order = {node: n for n, node in enumerate(graph.graph.nodes)}
-    given = {storage for each in order if each.op in _GIVEN for storage in run.storages[each]}
+    given = {storage for each in order if each.op in _GIVEN for storage in run.storages.get(each, ())}
     changing: set[fx.Node] = set()
     for node, storage in [(writer, storage) for writer in order for storage in run.writes.get(writer, ())]:
         names = [name for name in order if order[name] < order[node] and storage in run.storages[name]]

@@ -11,15 +11,15 @@ from torch import fx, nn
 from depthfold.core.sizes import FixedPadding
 from depthfold.errors import TraceError
 from depthfold.tracing.fixed_sizes import guard_for
+from depthfold.tracing.forward import record
 from depthfold.tracing.functional import batch_norms, functions_as_modules
-from depthfold.tracing.in_place import read_what_is_written, watch
+from depthfold.tracing.in_place import Run, read_what_is_written, watch
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.modules import is_no_operation, mark_no_operation
 from depthfold.tracing.proof import find_fault, run_model, spare
 from depthfold.tracing.request import copy_model
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.size_guard import SizeGuard
-from depthfold.tracing.tracer import record
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,14 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
     """
     known = _Known()
     graph = _record(part, inputs, where, known)
-    run_model(part, inputs)
     while True:
         functions_as_modules(graph, _follow_the_mode(part, graph, inputs, where, known))
         _number_nodes(graph)
-        run = watch(graph, spare(graph), inputs)
+        try:
+            run = watch(graph, spare(graph), inputs)
+        except Exception:  # noqa: BLE001 - perhaps the model does not run, perhaps it was recorded as something else
+            run_model(part, inputs)
+            run = Run()
         changing = read_what_is_written(graph, run)
         fault = find_fault(part, graph, inputs, known.opaque, _plainly)
         if fault is None:
