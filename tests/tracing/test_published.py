@@ -110,6 +110,22 @@ def test_parts_of_a_map_are_not_counted():
         df.trace(model, image())
 
 
+def test_none_beside_a_value_is_none():
+    class Opaque(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c = conv()
+
+        def forward(self, x):
+            return (x, x) if x.sum() > 1e9 else (self.c(x), None)
+
+    def skip(net, x):
+        y, other = net.a(x)
+        return net.b(y) if other is None else net.b(y) + other
+
+    assert vanilla(Net(skip, a=Opaque(), b=conv()), image()).depth == 1
+
+
 def test_constants_and_buffers_that_are_not_saved_stay_out_of_the_state_dict():
     class Constants(Pair):
         def __init__(self):

@@ -79,8 +79,10 @@ class ForgivingTracer(fx.Tracer):
         type_expr: Any | None = None,
         proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
     ) -> fx.Proxy:
-        def proxy(node: fx.Node) -> fx.Proxy:
+        def proxy(node: fx.Node) -> Any:
             value = self._evaluate(kind, target, args, kwargs)
+            if value is None and target is operator.getitem:
+                return None  # `is None` cannot be asked of a proxy
             if kind == "get_attr" and isinstance(value, nn.Parameter):
                 return WeightProxy(self, node, target, value)
             return ValueProxy(node, self, value)
