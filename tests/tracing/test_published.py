@@ -123,7 +123,11 @@ def test_none_beside_a_value_is_none():
         y, other = net.a(x)
         return net.b(y) if other is None else net.b(y) + other
 
-    assert vanilla(Net(skip, a=Opaque(), b=conv()), image()).depth == 1
+    network = vanilla(Net(skip, a=Opaque(), b=conv()), image())
+    assert network.depth == 1
+    merged = df.merge(df.rewrite(network, network.vanilla))
+    with pytest.raises(AssertionError, match="A module returned None where the model was traced"):
+        merged(image().double() + 1e9)
 
 
 def test_constants_and_buffers_that_are_not_saved_stay_out_of_the_state_dict():

@@ -82,7 +82,7 @@ class ForgivingTracer(fx.Tracer):
         def proxy(node: fx.Node) -> Any:
             value = self._evaluate(kind, target, args, kwargs)
             if value is None and target is operator.getitem:
-                return None  # `is None` cannot be asked of a proxy
+                return self._assert_none(node)
             if kind == "get_attr" and isinstance(value, nn.Parameter):
                 return WeightProxy(self, node, target, value)
             return ValueProxy(node, self, value)
@@ -140,6 +140,14 @@ class ForgivingTracer(fx.Tracer):
             "model at this size."
         )
         self.create_proxy("call_function", torch._assert, (asked, message), {})
+
+    def _assert_none(self, node: fx.Node) -> None:
+        """Return None for a value that is None, because `is None` cannot be asked of a proxy, and assert that it is."""
+        none = self.create_node("call_function", operator.is_, (node, None), {})
+        message = (
+            "A module returned None where the model was traced, and something else now. Trace the module inside it."
+        )
+        self.create_node("call_function", torch._assert, (none, message), {})
 
     def _made_in_forward(self, m: nn.Module) -> bool:
         """Return whether the forward has just made this container, as self.features[2:] does: it has no path."""
