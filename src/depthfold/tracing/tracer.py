@@ -145,7 +145,7 @@ class ForgivingTracer(fx.Tracer):
         """Return None for a value that is None, because `is None` cannot be asked of a proxy, and assert that it is."""
         none = self.create_node("call_function", operator.is_, (node, None), {})
         message = (
-            "A module returned None where the model was traced, and something else now. Trace the module inside it."
+            "A module returned None for the traced inputs, and returns something else now. Trace that module alone."
         )
         self.create_node("call_function", torch._assert, (none, message), {})
 
