@@ -97,9 +97,9 @@ def test_the_printed_network_says_so():
     model = nn.Sequential(Same(4, 4, 3, stride=2), Same(4, 4, 3, stride=3), Same(4, 4, 3))
     text = str(df.trace(model, torch.randn(1, 4, 12, 15)))
     assert "Padding that depends on the size of the map, fixed at the traced size:" in text
-    assert "0 (traced at 12x15; allowed sizes: even x odd)" in text
-    assert "1 (traced at 6x8; allowed sizes: 0 modulo 3 x 2 modulo 3)" in text
-    assert "2 (traced at 2x3" not in text
+    assert "0 (traced at 12x15; allowed sizes: even, 2 to 4096 x odd, 1 to 4095)" in text
+    assert "1 (traced at 6x8; allowed sizes: 0 modulo 3, 3 to 4095 x 2 modulo 3, 2 to 4094)" in text
+    assert "2 (traced at 2x3; allowed sizes: 1 to 4096 x 1 to 4096)" in text
 
 
 @pytest.mark.parametrize("space", ["paper", "full"])
@@ -134,8 +134,9 @@ def test_padding_that_follows_no_period_is_allowed_at_the_traced_size_only():
             return F.conv2d(F.pad(x, (pad, pad, 1, 1)), self.weight, self.bias, self.stride)
 
     network = df.trace(nn.Sequential(conv(), Threshold(4, 4, 3)), image())
-    assert [fixed.rules[0] for fixed in network.fixed_padding] == [SizeRule(period=0, remainders=(12,))]
-    assert "12 x any" in str(network)
+    only = SizeRule(period=1, remainders=(0,), smallest=12, largest=12)
+    assert [fixed.rules[0] for fixed in network.fixed_padding] == [only]
+    assert "12 x 1 to 4096" in str(network)
 
 
 @pytest.mark.parametrize(

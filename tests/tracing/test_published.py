@@ -103,11 +103,13 @@ def test_parts_of_the_channels_in_a_list():
     assert vanilla(model, image()).depth == 3
 
 
-def test_parts_of_a_map_are_not_counted():
+def test_parts_of_a_map_are_counted_at_the_traced_size_only():
     """How many there are depends on the size."""
-    model = Net(lambda net, x: sum(net.a(part) for part in x.split(4, 2)), a=conv())
-    with pytest.raises(TraceError, match="iterated"):
-        df.trace(model, image())
+    model = Net(lambda net, x: net.b(sum(net.a(part) for part in x.split(4, 2))), a=conv(), b=conv())
+    network = vanilla(model, image())
+    merged = df.merge(df.rewrite(network, network.vanilla))
+    with pytest.raises(AssertionError, match="their number depends on its size"):
+        merged(image(16).double())
 
 
 def test_none_beside_a_value_is_none():

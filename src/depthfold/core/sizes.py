@@ -9,32 +9,30 @@ from depthfold.errors import InvalidValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRule:
-    """The sizes of one dimension at which a padding is the traced one: those that leave one of the `remainders` when
-    divided by `period`. A period of 0 stands for a single size, the traced one."""
+    """The sizes of one dimension at which a padding is the traced one: those between `smallest` and `largest` that
+    leave one of the `remainders` when divided by `period`."""
 
     period: int
     remainders: tuple[int, ...]
+    smallest: int
+    largest: int
 
     def __post_init__(self) -> None:
-        if self.period < 0 or not self.remainders:
-            raise InvalidValue(f"A size rule needs a period >= 0 and a remainder, found {self!r}.")
-
-    @property
-    def any_size(self) -> bool:
-        return self.period == len(self.remainders)
+        if self.period < 1 or not self.remainders or self.smallest > self.largest:
+            raise InvalidValue(f"A size rule needs a period >= 1, a remainder and a range of sizes, found {self!r}.")
 
     def allows(self, size: int) -> bool:
-        return (size % self.period if self.period else size) in self.remainders
+        return self.smallest <= size <= self.largest and size % self.period in self.remainders
 
     def __str__(self) -> str:
-        if self.any_size:
-            return "any"
-        values = " or ".join(map(str, self.remainders))
-        if self.period == 0:
-            return values
+        if self.smallest == self.largest:
+            return str(self.smallest)
+        between = f"{self.smallest} to {self.largest}"
+        if self.period == len(self.remainders):
+            return between
         if self.period == 2:
-            return "odd" if self.remainders == (1,) else "even"
-        return f"{values} modulo {self.period}"
+            return f"{'odd' if self.remainders == (1,) else 'even'}, {between}"
+        return f"{' or '.join(map(str, self.remainders))} modulo {self.period}, {between}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +42,6 @@ class FixedPadding:
     where: str
     size: tuple[int, ...]
     rules: tuple[SizeRule, ...]
-
-    @property
-    def any_size(self) -> bool:
-        return all(rule.any_size for rule in self.rules)
 
     def __str__(self) -> str:
         traced = "x".join(map(str, self.size))

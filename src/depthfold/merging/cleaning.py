@@ -17,6 +17,7 @@ from depthfold.tracing.modules import (
     computes_convolution,
     fused_activation,
     is_batch_norm,
+    is_leaf,
     is_no_operation,
     is_plain,
 )
@@ -90,7 +91,8 @@ def drop_unused(graph: fx.GraphModule) -> None:
     def needed(node: fx.Node) -> bool:
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         asserts = "assert" in getattr(node.target, "__name__", "")
-        return node.op in ("placeholder", "output") or asserts or writes_in_place(node, module)
+        unknown = module is not None and not is_leaf(module)  # it may write to what it receives
+        return node.op in ("placeholder", "output") or asserts or unknown or writes_in_place(node, module)
 
     graph.graph.eliminate_dead_code(is_impure_node=needed)
     graph.graph.lint()

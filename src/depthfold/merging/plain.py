@@ -63,11 +63,13 @@ def _assert_size(graph: fx.Graph, source: fx.Node, check: SizeCheck, message: st
     if (check.shift, check.stride) != (-1, 1):
         moved = graph.call_function(operator.add, (size, check.shift))
         size = graph.call_function(operator.add, (graph.call_function(operator.floordiv, (moved, check.stride)), 1))
-    if check.rule.period:
-        size = graph.call_function(operator.mod, (size, check.rule.period))
-    # `size in remainders` would be asked of a proxy when somebody traces the merged network.
-    equal = [graph.call_function(operator.eq, (size, remainder)) for remainder in check.rule.remainders]
+    rule = check.rule
+    remainder = graph.call_function(operator.mod, (size, rule.period))
+    # `remainder in remainders` would be asked of a proxy when somebody traces the merged network.
+    equal = [graph.call_function(operator.eq, (remainder, each)) for each in rule.remainders]
     allowed = reduce(lambda one, two: graph.call_function(operator.or_, (one, two)), equal)
+    for within in ((operator.ge, rule.smallest), (operator.le, rule.largest)):
+        allowed = graph.call_function(operator.and_, (allowed, graph.call_function(within[0], (size, within[1]))))
     graph.call_function(torch._assert, (allowed, message))
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from depthfold.core import Span
-from depthfold.core.shape import Padding, as_pad_argument
+from depthfold.core.shape import ConvShape, Padding, as_pad_argument
 from depthfold.tracing import Blueprint
 from depthfold.tracing.pooling import function_arguments
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
@@ -39,15 +39,8 @@ def move_padding(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: 
 
 def _move_guards(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
     """Check at the front of a segment what guards inside it would check: there the maps have their margins."""
-    guards = [(l - 1, name) for l in span.layers for name in network.sites[l - 1].guards]
-    for site in network.skip_sites:
-        if span.contains(site.skip.span):
-            guards += [(site.skip.source, name) for step in site.steps for name in step.guards]
     front = nodes[network.sites[span.i].conv]
-    for position, name in guards:
-        if position == span.i:
-            continue
-        path = network.path_shape(Span(span.i, position))
+    for name, path in _inner_guards(network, span).items():
         node, target = nodes[name], str(nodes[name].target)
         inner: Any = graph.get_submodule(target)
         checks = []
@@ -60,6 +53,22 @@ def _move_guards(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: 
         with graph.graph.inserting_before(front):
             guard = graph.graph.call_module(target, (front.all_input_nodes[0],))
         front.replace_input_with(front.all_input_nodes[0], guard)
+
+
+def _inner_guards(network: Blueprint, span: Span) -> dict[str, ConvShape]:
+    """The guards behind the front of a segment, each with the convolution from the front to what it checks."""
+    found: dict[str, ConvShape] = {}
+    for l in span.layers[1:]:
+        found |= dict.fromkeys(network.sites[l - 1].guards, network.path_shape(Span(span.i, l - 1)))
+    for site in network.skip_sites:
+        if span.contains(site.skip.span):
+            source = site.skip.source
+            path = network.path_shape(Span(span.i, source)) if source > span.i else None
+            for step in site.steps:
+                if path is not None:
+                    found |= dict.fromkeys(step.guards, path)
+                path = step.shape if path is None else path.then(step.shape)
+    return found
 
 
 def additions_out_of_place(nodes: Nodes, network: Blueprint) -> None:

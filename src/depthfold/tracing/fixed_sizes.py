@@ -39,7 +39,7 @@ def guard_for(module: nn.Module, where: str, failure: Failure) -> tuple[SizeGuar
     rules = probe.rules()
     if rules is None:
         return None
-    checks = tuple(SizeCheck(dim, rule) for dim, rule in enumerate(rules, start=2) if not rule.any_size)
+    checks = tuple(SizeCheck(dim, rule) for dim, rule in enumerate(rules, start=2))
     return SizeGuard(where, checks), FixedPadding(where=where, size=size[2:], rules=rules)
 
 
@@ -63,31 +63,42 @@ class _Probe:
         traced = self.at({})
         if traced is None or not any(op[1] in _CONVOLUTIONS for op in traced.operations):
             return None
-        if (larger_batch := self.at({0: 1})) is None or larger_batch != traced:
+        if any(self.at({0: batch}) != traced for batch in _BATCHES):
             return None
         rules = [self.rule(dim, traced) for dim in range(2, len(self.size))]
-        return None if None in rules else tuple(rule for rule in rules if rule is not None)
+        if None in rules:
+            return None
+        found = tuple(rule for rule in rules if rule is not None)
+        # A question about both sides at once (their product, the smaller one) shows at the corners of what is allowed.
+        for corner in ([rule.smallest for rule in found], [rule.largest for rule in found]):
+            if self.at(dict(enumerate(corner, start=2))) != traced:
+                return None
+        return found
 
     def rule(self, dim: int, traced: _Recorded) -> SizeRule | None:
         """Return the rule for one dimension: padding repeats with the stride. Where other sizes, near and far, do not
         bear that out, the traced size alone is left. None where more than the padding depends on the size."""
         period, size = prod(traced.strides), self.size[dim]
-        near = [self.at({dim: more}) for more in range(period)]
-        if any(each is None or each.operations != traced.operations for each in near):
+        near = {other: self.at({dim: other}) for other in range(size, size + 2 * period)}
+        if any(each is None or each.operations != traced.operations for each in near.values()):
             return None
-        same = {(size + more) % period for more, each in enumerate(near) if each and each.padding == traced.padding}
-        for other in (*range(size + period, size + 2 * period), *_far(size)):
-            found = self.at({dim: other - size})
-            if found is None:  # too small a map for the kernel
-                continue
-            if found.operations != traced.operations:
-                return None
-            if (found.padding == traced.padding) != (other % period in same):
-                return SizeRule(period=0, remainders=(size,))
-        return SizeRule(period=period, remainders=tuple(sorted(same)))
+        same = {other % period for other, each in near.items() if each == traced}
+        far = {other: found for other in _far(size) if (found := self.at({dim: other})) is not None}  # None: too small
+        if any(found.operations != traced.operations for found in far.values()):
+            return None
+        for other, found in (near | far).items():
+            if (found == traced) != (other % period in same):
+                return SizeRule(period=1, remainders=(0,), smallest=size, largest=size)
+        allowed = [other for other in (size, *far) if other % period in same]
+        largest = size + (_LARGEST - size) // period * period if size < _LARGEST else size
+        if self.at({dim: largest}) != traced:
+            return None
+        remainders = tuple(sorted(same))
+        return SizeRule(period=period, remainders=remainders, smallest=min(allowed), largest=largest)
 
-    def at(self, more: Mapping[int, int]) -> _Recorded | None:
-        size = [n + more.get(dim, 0) for dim, n in enumerate(self.size)]
+    def at(self, sizes: Mapping[int, int]) -> _Recorded | None:
+        """Record the module with these sizes instead of the traced ones. None where that is not possible."""
+        size = [sizes.get(dim, n) for dim, n in enumerate(self.size)]
         inputs = Inputs((torch.empty(size, dtype=self.dtype, device="meta"),))
         guard = SizeGuard(self.where, ())
         wrapped = _Alone(copy.deepcopy(self.module))
@@ -95,12 +106,25 @@ class _Probe:
             recorded = record(wrapped, inputs, self.where, fixed={"module": guard})
         except TraceError:
             return None
-        return None if recorded.failures else _read(recorded.with_modules(wrapped))
+        constants = (
+            set(recorded.kept) - {f"module.{name}" for name, _ in self.module.named_modules()} - {*recorded.guards}
+        )
+        constants -= {f"module.{name}" for name in self.module.state_dict()}
+        # A constant that the forward makes may be made from the size.
+        return None if recorded.failures or constants else _read(recorded.with_modules(wrapped))
+
+
+# A batch is not part of a rule: whatever it is, the module must do the same.
+_BATCHES = (1, 2, 3, 5, 8, 64, 1024)
+_LARGEST = 4096
 
 
 def _far(size: int) -> Iterator[int]:
-    """Yield sizes that have little to do with the traced one."""
-    yield from {size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 7, 32, 225} - {0}
+    """Yield sizes that have little to do with the traced one, and all small ones."""
+    yield from {*range(1, min(size, 9)), size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 225} - {
+        0,
+        size,
+    }
 
 
 class _Alone(nn.Module):

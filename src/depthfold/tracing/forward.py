@@ -23,6 +23,7 @@ class Recorded:
 
     graph: fx.Graph
     kept: Mapping[str, Any]
+    guards: Collection[str]
     failures: Mapping[str, Failure]
 
     def with_modules(self, module: nn.Module) -> fx.GraphModule:
@@ -105,7 +106,7 @@ def record(
         ) from error
     targets = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     kept = {name: tracer.guards[name] if name in tracer.guards else attrgetter(name)(module) for name in targets}
-    return Recorded(graph, kept, tracer.failures)
+    return Recorded(graph, kept, tuple(tracer.guards), tracer.failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,8 @@ def _is_free(graph: fx.GraphModule, path: str) -> bool:
         return False
     for node in graph.graph.nodes:
         target = str(node.target)
-        if (node.op == "call_module" and target == path) or (node.op == "get_attr" and target.startswith(f"{path}.")):
+        called = node.op == "call_module" and f"{path}.".startswith(f"{target}.")  # it, or what it is inside
+        if called or (node.op == "get_attr" and target.startswith(f"{path}.")):
             return False
     return True
 

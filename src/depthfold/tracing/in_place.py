@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.modules import activation_kind, is_no_operation
 from depthfold.tracing.proxies import AUGMENTED
 
 _OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
@@ -110,14 +111,13 @@ def read_what_is_written(graph: fx.GraphModule, run: Run) -> frozenset[fx.Node]:
     others can still read them through a part of theirs."""
     order = {node: n for n, node in enumerate(graph.graph.nodes)}
     given = {storage for each in order if each.op in _GIVEN for storage in run.storages.get(each, ())}
+    tensors = {node: _tensor(graph, node, run) for node in order}  # before readers are moved
     changing: set[fx.Node] = set()
     for node, storage in [(writer, storage) for writer in order for storage in run.writes.get(writer, ())]:
         names = [name for name in order if order[name] < order[node] and storage in run.storages[name]]
         later = {name: {reader for reader in name.users if order[reader] > order[node]} for name in names}
         read = [name for name in names if later[name]]
-        written = node.all_input_nodes[0]
-        whole = node in run.memory and all(run.memory.get(name) == run.memory[node] for name in (*read, written))
-        if not whole:
+        if any(tensors[name] is not tensors[node] for name in (*read, node.all_input_nodes[0])):
             changing.update((*names, node) if read else ())
             continue
         for name in read:
@@ -126,3 +126,22 @@ def read_what_is_written(graph: fx.GraphModule, run: Run) -> frozenset[fx.Node]:
             node.op, node.target = "call_function", node.meta[AUGMENTED]
     graph.recompile()
     return frozenset(changing)
+
+
+def _tensor(graph: fx.GraphModule, node: fx.Node, run: Run) -> fx.Node:
+    """Return the node that made the tensor which this node gives. A slice or a contiguous copy may be the whole value
+    at the traced size and not at another one: only operations that always return their input count."""
+    while node.all_input_nodes and run.memory.get(node) == run.memory.get(node.all_input_nodes[0]) is not None:
+        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        known = module is None or is_no_operation(module) or activation_kind(module) is not None
+        writes = node in run.writes or node.target == "detach" or (module is not None and is_no_operation(module))
+        if not (known and writes):
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def writes_to_weights(graph: fx.GraphModule, run: Run) -> fx.Node | None:
+    """Return the first node that writes to what a module keeps."""
+    kept = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in run.storages.get(node, ())}
+    return next((node for node, storages in run.writes.items() if storages & kept), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -39,16 +39,18 @@ def spare(module: nn.Module) -> Any:
     of PyTorch in evaluation mode."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     for part in module.modules():
-        if type(part).__module__.startswith("torch.nn.modules") and not (is_hooked(part) or any(part.children())):
+        own = type(part).__module__.startswith("torch.nn.modules") and not any(part.children())
+        if own and not (is_hooked(part) or part.training):
             shared[id(part)] = part
     return copy_model(module, shared)
 
 
 def to_run(graph: fx.GraphModule) -> fx.GraphModule:
     """Return the graph, or a spare one if it calls modules that may keep something from one call to the next."""
-    called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
-    ours = ("torch.nn.modules", "depthfold.tracing", "timm.layers")
-    return graph if all(type(module).__module__.startswith(ours) for module in called) else spare(graph)
+    called = [graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module"]
+    known = ("torch.nn.modules", "depthfold.tracing", "timm.layers")
+    safe = all(type(module).__module__.startswith(known) and not module.training for module in called)
+    return graph if safe else spare(graph)
 
 
 Record = Callable[[nn.Module, Inputs, Collection[str]], fx.GraphModule]
@@ -152,15 +154,28 @@ def _behave_alike(
 
 
 def _same(wanted: Any, found: Any) -> bool:
-    one, two = tree_leaves(wanted), tree_leaves(found)
+    one, two = list(_leaves(wanted)), list(_leaves(found))
     return len(one) == len(two) and all(map(_same_leaf, one, two))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what containers of any class hold: a graph may return a plain dict where the model has one of its own."""
+    if isinstance(value, Mapping):
+        value = [value[key] for key in value]
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, each.name) for each in fields(value)]
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _same_leaf(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor) != isinstance(two, Tensor):
         return False
     if not isinstance(one, Tensor):
-        return one == two if isinstance(one, int | float | str | None) else True
+        return bool(one == two)
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     if one.is_meta or not one.numel() or torch.equal(one, two):

@@ -6,9 +6,13 @@ x += y into x = x + y, which is another computation wherever a second name refer
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dis
 import inspect
 import operator
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,15 +35,10 @@ class ValueProxy(fx.Proxy):
     """
 
     tracer: Any
-    _is_param = _is_buffer = False  # nn.Parameter and nn.Buffer ask for them when a module keeps the proxy
 
     def __init__(self, node: fx.Node, tracer: Any, value: Any) -> None:
         super().__init__(node, tracer)
         self.value = value
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:  # what isinstance() and torch.is_tensor() ask for
-        return Tensor if isinstance(self.__dict__.get("value"), Tensor) else ValueProxy
 
     def __getattr__(self, name: str) -> Any:
         fixed = name in _RANKS or (name in _SIZES and self.tracer.fixed_sizes)
@@ -48,28 +47,26 @@ class ValueProxy(fx.Proxy):
         return super().__getattr__(name)
 
     def __len__(self) -> int:
-        if self._has_fixed_length() or (self.tracer.fixed_sizes and isinstance(self.value, Tensor)):
+        if self.tracer.fixed_sizes and isinstance(self.value, Tensor):
             return len(self.value)
-        return super().__len__()
+        return self._count() or super().__len__()
 
     def __iter__(self) -> Any:
-        if self._has_fixed_length():
-            return iter([self[n] for n in range(len(self.value))])  # type: ignore[index]
-        # Here, because torch.fx looks at the code of its caller: it knows how many values `a, b = x` wants.
-        return super().__iter__() if not (count := _unpacked(inspect.currentframe())) else self._first(count)
+        # torch.fx looks at the code of its caller, which is this method: so do that here.
+        count = _unpacked(inspect.currentframe()) or self._count()
+        return iter([self[n] for n in range(count)]) if count else super().__iter__()  # type: ignore[index]
 
-    def _first(self, count: int) -> Any:
-        return iter([self[n] for n in range(count)])  # type: ignore[index]
-
-    def _has_fixed_length(self) -> bool:
-        """Return whether inputs of any size give as many values: parts of the channels, outputs of a module."""
-        if not isinstance(self.value, tuple | list) or isinstance(self.value, torch.Size):
-            return False
-        if self.node.op == "call_module":
-            return True
+    def _count(self) -> int:
+        """Return how many parts a value was split into, 0 for others. Assert that the size stays which decides it."""
         name = self.node.target if isinstance(self.node.target, str) else getattr(self.node.target, "__name__", "")
+        if name not in ("chunk", "split", "tensor_split") or not isinstance(self.value, tuple | list):
+            return 0
         dim = self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("dim", 0)
-        return name in ("chunk", "split", "tensor_split") and isinstance(dim, int) and dim == 1
+        whole = self.node.args[0]
+        if not isinstance(dim, int) or not isinstance(whole, fx.Node):
+            return 0
+        self.tracer.assert_size(whole, dim, sum(part.shape[dim] for part in self.value))
+        return len(self.value)
 
     def __bool__(self) -> bool:
         if self.tracer.answers_sizes and isinstance(self.value, int) and _is_about_sizes(self.node):
@@ -105,14 +102,52 @@ def _is_about_sizes(node: fx.Node) -> bool:
     return all(_is_about_sizes(operand) for operand in node.all_input_nodes)
 
 
+class Unrecordable(Exception):
+    """A forward does something that no graph can hold."""
+
+
 class WeightProxy(ParameterProxy):
-    """The proxy of a parameter, which passes for one."""
+    """The proxy of a parameter."""
 
-    _is_param, _is_buffer = True, False
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            raise Unrecordable("the forward replaces a parameter")
+        super().__setattr__(name, value)
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
+
+@contextlib.contextmanager
+def truthful_isinstance() -> Iterator[None]:
+    """For a while, isinstance() and torch.is_tensor() answer for the value of a proxy, if the model's code asks.
+
+    If PyTorch itself asks, the answer stays no: it would hand the proxy to C++ as a tensor.
+    """
+    original, is_tensor = builtins.isinstance, torch.is_tensor
+
+    def answer(one: Any, kinds: Any) -> bool:
+        if original(one, kinds):
+            return True
+        like = _stands_for(one)
+        return like is not None and not _is_torch(sys._getframe(1)) and issubclass(like, kinds)
+
+    def answer_tensor(one: Any) -> bool:
+        return is_tensor(one) or (_stands_for(one) is not None and not _is_torch(sys._getframe(1)))
+
+    builtins.isinstance, torch.is_tensor = answer, answer_tensor  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        builtins.isinstance, torch.is_tensor = original, is_tensor
+
+
+def _stands_for(one: Any) -> type | None:
+    if type(one) is WeightProxy:
         return nn.Parameter
+    return Tensor if type(one) is ValueProxy and issubclass(type(one.value), Tensor) else None
+
+
+def _is_torch(frame: Any) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == "torch" or name.startswith(("torch.", "depthfold.tracing"))
 
 
 def value_of(argument: Any) -> Any:

@@ -13,13 +13,15 @@ from depthfold.errors import TraceError
 from depthfold.tracing.fixed_sizes import guard_for
 from depthfold.tracing.forward import record
 from depthfold.tracing.functional import batch_norms, functions_as_modules
-from depthfold.tracing.in_place import Run, read_what_is_written, watch
+from depthfold.tracing.in_place import Run, read_what_is_written, watch, writes_to_weights
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.modules import is_no_operation, mark_no_operation
-from depthfold.tracing.proof import find_fault, run_model, spare
+from depthfold.tracing.proof import Fault, find_fault, run_model, spare
 from depthfold.tracing.request import copy_model
+from depthfold.tracing.roles import home
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.size_guard import SizeGuard
+from depthfold.tracing.suspects import asks_for_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,15 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
         except Exception:  # noqa: BLE001 - perhaps the model does not run, perhaps it was recorded as something else
             run_model(part, inputs)
             run = Run()
-        changing = read_what_is_written(graph, run)
-        fault = find_fault(part, graph, inputs, known.opaque, _plainly)
+        fault: Fault | None
+        changing: frozenset[fx.Node] = frozenset()
+        if (writer := writes_to_weights(graph, run)) is not None:
+            fault = Fault(home(writer), ("state", "its forward writes to a parameter or a buffer"))
+        else:
+            changing = read_what_is_written(graph, run)
+            fault = find_fault(part, graph, inputs, known.opaque, _plainly)
         if fault is None:
-            fixed = tuple(each for each in known.fixed.values() if not each.any_size)
-            return Recording(graph, known.opaque, fixed, run.sizes, changing)
+            return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, changing)
         if not fault.path or fault.path in known.opaque:
             raise TraceError(
                 f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that in the model, or trace a "
@@ -102,8 +108,8 @@ def _follow_the_mode(
         return {}
     try:
         recorded = record(copy_model(part).train(), inputs, where, known.opaque, known.guards)
-    except TraceError:
-        return {}
+    except TraceError:  # it wants a target, perhaps: then the code of the batch norm must say it
+        return {name: asks_for_mode(part.get_submodule(name.rpartition(".")[0])) for name in batch_norms(graph.graph)}
     return batch_norms(recorded.graph)
 
 

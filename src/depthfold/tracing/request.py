@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from depthfold.core.wording import did_you_mean
 from depthfold.errors import TraceError
@@ -33,33 +33,26 @@ def check_model(model: nn.Module, at: str | None) -> None:
         raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {_hint(at, paths)}")
 
 
-def check_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str | None) -> Ignore:
-    """What to leave alone. A pattern that matches nothing is a slip of the pen. Names may start with `at`."""
+def check_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str | None) -> tuple[str, ...]:
+    """Return what to leave alone, by name: a type stands for all modules of that type, with what is inside them. A
+    name or glob that matches nothing is an error. Names may start with `at`."""
     paths = [path for path, _ in part.named_modules() if path]
-    patterns: list[str | type[nn.Module]] = []
+    patterns: list[str] = []
     for pattern in (given,) if isinstance(given, str | type) else given:
         if isinstance(pattern, str):
             pattern = pattern.removeprefix(f"{at}.") if at else pattern
-            if not any(ignored(path, None, (pattern,)) for path in paths):
+            if not any(ignored(path, (pattern,)) for path in paths):
                 raise TraceError(
                     f"ignore={pattern!r} matches no module of {type(part).__name__}. {_hint(pattern, paths)}"
                 )
-        elif not (isinstance(pattern, type) and issubclass(pattern, nn.Module)):
-            raise TraceError(f"ignore takes names, globs and module types, found {pattern!r}.")
-        patterns.append(pattern)
-    return tuple(patterns)
-
-
-def by_name(ignore: Ignore, graph: fx.GraphModule, at: str | None) -> tuple[str, ...]:
-    """What was left alone, without types: each as the names of the modules of that type which the graph calls."""
-    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
-    names: list[str] = []
-    for pattern in ignore:
-        if isinstance(pattern, str):
-            names.append(pattern)
+            patterns.append(pattern)
+        elif isinstance(pattern, type) and issubclass(pattern, nn.Module):
+            patterns += (
+                glob.escape(path) for path, module in part.named_modules() if path and isinstance(module, pattern)
+            )
         else:
-            names += [glob.escape(path) for path in called if isinstance(graph.get_submodule(path), pattern)]
-    return tuple(f"{at}.{name}" if at else name for name in dict.fromkeys(names))
+            raise TraceError(f"ignore takes names, globs and module types, found {pattern!r}.")
+    return tuple(dict.fromkeys(patterns))
 
 
 def _hint(wrong: str, paths: Sequence[str]) -> str:

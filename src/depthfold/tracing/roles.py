@@ -22,7 +22,6 @@ from depthfold.tracing.rules import (
     FUNCTIONAL_RULES,
     NORM_RULES,
     PLAIN_RULES,
-    Ignore,
     Reason,
     Site,
     first_reason,
@@ -65,7 +64,11 @@ _NOTHING_METHODS = {"contiguous", "clone"}
 
 
 def assign_roles(
-    graph: fx.GraphModule, sizes: Sizes, opaque: Mapping[str, Reason], ignore: Ignore, elsewhere: Iterable[int] = ()
+    graph: fx.GraphModule,
+    sizes: Sizes,
+    opaque: Mapping[str, Reason],
+    ignore: Iterable[str],
+    elsewhere: Iterable[int] = (),
 ) -> dict[fx.Node, Role]:
     """The role of every node. `elsewhere` holds the ids of modules that are also used outside the graph."""
     modules = dict(graph.named_modules(remove_duplicate=False))
@@ -76,7 +79,7 @@ def assign_roles(
     def role(node: fx.Node) -> Role:
         module = modules[str(node.target)] if node.op == "call_module" else None
         path = owner(node)
-        if node.op in ("call_module", "call_function", "call_method") and ignored(path, module, ignore):
+        if node.op in ("call_module", "call_function", "call_method") and ignored(path, ignore):
             return _other(path, ("ignored", "you asked to leave it alone"))
         if module is not None:
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None

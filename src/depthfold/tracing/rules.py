@@ -27,17 +27,11 @@ class Site:
     read: bool = False  # whether other code reads its parameters
 
 
-def ignored(path: str, module: nn.Module | None, ignore: Ignore) -> bool:
-    """Whether the user asked to leave this module alone, by its name, a name around it, a glob or its type."""
+def ignored(path: str, ignore: Iterable[str]) -> bool:
+    """Return whether the user asked to leave this module alone, by its name, a name around it or a glob."""
     parts = path.split(".")
     around = [".".join(parts[: n + 1]) for n in range(len(parts))]
-    for pattern in ignore:
-        if isinstance(pattern, str):
-            if any(fnmatch.fnmatchcase(name, pattern) for name in around):
-                return True
-        elif module is not None and isinstance(module, pattern):
-            return True
-    return False
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore for name in around)
 
 
 def _shared(site: Site) -> Reason | None:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,23 @@ def suspect(module: nn.Module) -> Reason:
     """Return the likeliest reason why the forward of this module was recorded as something else."""
     if is_hooked_inside(module):
         return "hooked", "it reads what its hooks have collected, and they do not run while torch.fx records"
-    source = _source(type(module).forward)
-    found: dict[str, int] = {}
-    if source is not None:
-        for node in ast.walk(source[0]):
+    for source in filter(None, map(_source, (type(module).forward, type(module)))):  # a forward may call other methods
+        found: dict[str, int] = {}
+        for node in _outside_init(source[0]):
             if (kind := _kind(node)) is not None:
                 found.setdefault(kind, node.lineno)  # type: ignore[attr-defined]
-    for kind, why in _WHY.items():
-        if kind in found and source is not None:
-            return kind, f"{why} ({_place(source, found[kind])}), so torch.fx records another computation than it runs"
+        for kind, why in _WHY.items():
+            if kind in found:
+                place = _place(source, found[kind])
+                return kind, f"{why} ({place}), so torch.fx records another computation than it runs"
     return "misrecorded", "torch.fx records another computation than its forward runs"
+
+
+def _outside_init(tree: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(tree):
+        if not (isinstance(child, ast.FunctionDef) and child.name == "__init__"):
+            yield child
+            yield from _outside_init(child)
 
 
 _WHY = {
@@ -57,6 +65,14 @@ def _kind(node: ast.AST) -> str | None:
     if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) for target in node.targets):
         return "state"
     return None
+
+
+def asks_for_mode(module: nn.Module) -> bool:
+    """Return whether the code of a module asks whether it is in training mode."""
+    source = _source(type(module))
+    return source is not None and any(
+        isinstance(n, ast.Attribute) and n.attr == "training" for n in ast.walk(source[0])
+    )
 
 
 def where_changed(module: nn.Module, name: str) -> str:

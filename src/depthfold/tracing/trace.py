@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from depthfold.tracing.chains import link_chains
@@ -14,12 +15,13 @@ from depthfold.tracing.numbering import number
 from depthfold.tracing.outputs import is_output, part_is_output
 from depthfold.tracing.proof import check_in_model
 from depthfold.tracing.recording import record_faithfully
-from depthfold.tracing.request import by_name, check_ignore, check_model, copy_model, modules_outside, refuse_hooks
+from depthfold.tracing.request import check_ignore, check_model, copy_model, modules_outside, refuse_hooks
 from depthfold.tracing.roles import assign_roles, home
 from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import TracedNetwork
 
 
+@torch.inference_mode(False)  # there, tensors do not know when they are written to
 def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | None = None) -> TracedNetwork:
     """Find what can be merged in a model, and why the rest cannot.
 
@@ -40,12 +42,12 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     part = snapshot.get_submodule(at) if at else snapshot
     name = type(part).__name__
     refuse_hooks(part, name)
-    ignore = check_ignore(part, ignore, at)
+    left_alone = check_ignore(part, ignore, at)
     recording = record_faithfully(part, inputs, f"{name} (at={at!r})" if at else name)
     graph, sizes = recording.graph, recording.sizes
     if at:
         check_in_model(snapshot, at, graph, given)
-    roles = refuse_gates(assign_roles(graph, sizes, recording.opaque, ignore, modules_outside(snapshot, at)), sizes)
+    roles = refuse_gates(assign_roles(graph, sizes, recording.opaque, left_alone, modules_outside(snapshot, at)), sizes)
     values = Values(roles, dict(graph.named_modules(remove_duplicate=False)), recording.changing)
     numbered = number(link_chains(draft_layers(values), values), values, sizes)
     ends_in_output = bool(numbered.sites) and is_output(graph, numbered.sites[-1].out)
@@ -66,7 +68,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         inputs=inputs,
         model=snapshot if at else None,
         at=at or None,
-        ignore=by_name(ignore, graph, at),
+        ignore=tuple(f"{at}.{name}" if at else name for name in left_alone),
         example=example,
     )
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.modules import is_container, is_leaf, is_one_operation, mark_no_operation
-from depthfold.tracing.proxies import UNKNOWN, ValueProxy, WeightProxy, value_of
+from depthfold.tracing.proxies import UNKNOWN, Unrecordable, ValueProxy, WeightProxy, truthful_isinstance, value_of
 
 _OURS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -65,9 +65,9 @@ class ForgivingTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.opaque or is_leaf(m)
 
-    def create_arg(self, a: Any) -> Any:
-        # Before anything else: a proxy may pass for the tensor that it stands for.
-        return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        with truthful_isinstance():
+            return super().trace(root, concrete_args)
 
     def create_proxy(
         self,
@@ -141,6 +141,12 @@ class ForgivingTracer(fx.Tracer):
         )
         self.create_proxy("call_function", torch._assert, (asked, message), {})
 
+    def assert_size(self, node: fx.Node, dim: int, size: int) -> None:
+        found = self.create_node("call_method", "size", (node, dim), {})
+        same = self.create_node("call_function", operator.eq, (found, size), {})
+        message = "The forward splits a value into parts, and their number depends on its size. Trace at this size."
+        self.create_node("call_function", torch._assert, (same, message), {})
+
     def _assert_none(self, node: fx.Node) -> None:
         """Return None for a value that is None, because `is None` cannot be asked of a proxy, and assert that it is."""
         none = self.create_node("call_function", operator.is_, (node, None), {})
@@ -189,9 +195,13 @@ class ForgivingTracer(fx.Tracer):
     ) -> bool:
         """Whether a module of the user's gave back its argument and did nothing else: somebody's own drop-path, say.
         Recorded in evaluation, it would be gone from the student, and with it what it does in training."""
-        alone = len(args) == 1 and not kwargs and value is args[0] and isinstance(value, fx.Proxy)
+        alone = len(args) == 1 and not kwargs and value is args[0] and isinstance(value, ValueProxy)
         own = not type(m).__module__.startswith("torch.") and next(m.parameters(), None) is None
-        return alone and own and next(iter(reversed(self.graph.nodes)), None) is last and not is_one_operation(m)
+        if not (alone and own) or next(iter(reversed(self.graph.nodes)), None) is not last or is_one_operation(m):
+            return False
+        given = value.value  # what the module makes of it when no proxy misleads it
+        found = self._evaluate("call_module", self.path_of_module(m), (given,), {})
+        return isinstance(given, Tensor) and isinstance(found, Tensor) and _equal(given, found)
 
     def _erase_after(self, last: fx.Node | None) -> None:
         erased = set()
@@ -204,10 +214,14 @@ class ForgivingTracer(fx.Tracer):
             del self._weights[name]  # torch.fx would go on using the node that is gone
 
 
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and (one.is_meta or torch.equal(one, two) or bool(one.isnan().any()))
+
+
 def _is_ours(error: BaseException) -> bool:
     """Whether our own code raised it: a bug of ours must not pass for a forward that cannot be traced."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return _written_by_us(frame.f_code.co_filename)
+    return _written_by_us(frame.f_code.co_filename) and not isinstance(error, Unrecordable)
 
 
 def explain(error: BaseException) -> str:

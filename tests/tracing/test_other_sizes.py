@@ -1,0 +1,243 @@
+"""What holds at the traced size alone must not pass for what always holds."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import depthfold as df
+from depthfold.errors import TraceError
+from nets import Net, agree, conv, image
+
+
+def run(network, x):
+    with torch.no_grad():
+        return network(x.clone())
+
+
+def vanilla(model, x):
+    network = df.trace(model.double().eval(), x)
+    merged = df.merge(df.rewrite(network, network.vanilla))
+    agree(run(merged, x), run(model, x))
+    return network, merged
+
+
+def maps(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).double()
+
+
+def halved(question):
+    """A convolution that halves its input where the answer about its size is yes."""
+
+    class Halved(nn.Conv2d):
+        def forward(self, x):
+            return F.conv2d(x / 2 if question(x) else x, self.weight, self.bias, padding=1)
+
+    return nn.Sequential(conv(), nn.ReLU(), Halved(4, 4, 3), nn.ReLU(), conv())
+
+
+@pytest.mark.parametrize(
+    ("question", "other"),
+    [
+        (lambda x: x.shape[-1] * x.shape[-2] > 300 * 300, (1, 4, 320, 320)),
+        (lambda x: x.shape[-1] * x.shape[-2] > 100 * 100, (1, 4, 101, 101)),
+        (lambda x: min(x.shape[-2:]) < 7, (1, 4, 6, 6)),
+        (lambda x: x.shape[0] > 4, (8, 4, 16, 16)),
+    ],
+    ids=["large", "not so large", "small", "batch"],
+)
+def test_a_module_that_does_something_else_at_another_size(question, other):
+    model = halved(question)
+    _, merged = vanilla(model, maps(1, 4, 16, 16))
+    agree(run(merged, maps(*other)), run(model, maps(*other)))
+
+
+def test_constants_made_from_sizes():
+    class Scaled(nn.Conv2d):
+        def forward(self, x):
+            return F.conv2d(x * torch.tensor(1.0 / max(x.shape[-1], 1)).double(), self.weight, self.bias, padding=1)
+
+    model = nn.Sequential(conv(), Scaled(4, 4, 3))
+    _, merged = vanilla(model, maps(1, 4, 16, 16))
+    agree(run(merged, maps(1, 4, 24, 24)), run(model, maps(1, 4, 24, 24)))
+
+
+@pytest.mark.parametrize(
+    ("write", "other"),
+    [
+        (lambda y: y[:1].mul_(2), (2, 4, 16, 16)),
+        (lambda y: y[..., :16].add_(1), (1, 4, 16, 20)),
+        (lambda y: y[:, :, :16, :16].neg_(), (1, 4, 20, 20)),
+        (lambda y: y.reshape(y.shape[0], 4, -1).add_(1), (2, 4, 8, 8)),
+    ],
+    ids=["batch", "columns", "both", "reshape"],
+)
+def test_a_part_that_is_the_whole_at_the_traced_size(write, other):
+    def forward(net, x):
+        y = net.a(x)
+        write(y)
+        return net.b(y)
+
+    model = Net(forward, a=conv(), b=conv())
+    _, merged = vanilla(model, maps(1, 4, 16, 16))
+    agree(run(merged, maps(*other)), run(model, maps(*other)))
+
+
+class Same(nn.Conv2d):
+    def forward(self, x):
+        k, s = self.kernel_size[0], self.stride[0]
+        total = [max((-(-n // s) - 1) * s + k - n, 0) for n in x.shape[-2:]]
+        (top, left) = (t // 2 for t in total)
+        x = F.pad(x, (left, total[1] - left, top, total[0] - top))
+        return F.conv2d(x, self.weight, self.bias, self.stride)
+
+
+class Projected(nn.Module):
+    """A projection of two steps, the second of which pads by the size of its map."""
+
+    def __init__(self):
+        super().__init__()
+        self.main = nn.Conv2d(4, 4, 4, stride=4, padding=1)
+        self.first, self.second = nn.Conv2d(4, 4, 1, stride=2), Same(4, 4, 2, stride=2)
+
+    def forward(self, x):
+        return self.main(x) + self.second(self.first(x))
+
+
+def test_the_guard_of_a_later_step_is_checked_at_the_front():
+    model = nn.Sequential(conv(4, 4, 1, bias=False), nn.ReLU(), Projected(), conv(4, 4, 1)).double().eval()
+    network = df.trace(model, maps(1, 4, 16, 16))
+    merged = df.merge(df.rewrite(network, df.Plan((), network.barriers)))
+    model[1] = nn.Identity()
+    for size in (16, 20):
+        agree(run(merged, maps(1, 4, size, size)), run(model, maps(1, 4, size, size)))
+    for size in (18, 22):
+        with pytest.raises(AssertionError, match="depends on the size"):
+            merged(maps(1, 4, size, size))
+
+
+def test_a_guard_that_two_branches_share():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.p = nn.Parameter(torch.randn(4, 4, 3, 3)), nn.Parameter(torch.randn(4, 4, 1, 1))
+
+        def forward(self, x):
+            pad = max((-(-x.shape[2] // 2) - 1) * 2 + 3 - x.shape[2], 0)
+            y = F.pad(x, (pad // 2, pad - pad // 2) * 2)
+            return F.conv2d(y, self.w, stride=2) + F.conv2d(x, self.p, stride=2)
+
+    network, _ = vanilla(nn.Sequential(conv(), nn.ReLU(), Both(), nn.ReLU(), conv()), maps(1, 4, 16, 16))
+    student = df.rewrite(network, df.Plan((), network.barriers)).eval()
+    agree(run(df.merge(student), maps(1, 4, 16, 16)), run(student, maps(1, 4, 16, 16)))
+
+
+@dataclass
+class Result:
+    logits: torch.Tensor
+
+
+def test_outputs_in_a_dataclass_are_compared():
+    class Wrong(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = conv(), conv()
+
+        def forward(self, x):
+            y = self.a(x)
+            return Result(self.b(y * 2 if type(y) is torch.Tensor else y))
+
+    with pytest.raises(TraceError, match="asks for the type of a value"):
+        df.trace(Wrong(), image())
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.sigmoid(x)
+
+
+@torch.jit.script
+def doubled(x):
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "run_part",
+    [
+        lambda net, x: Swish.apply(x),
+        lambda net, x: checkpoint(net.c, x, use_reentrant=True),
+        lambda net, x: checkpoint(net.c, x, use_reentrant=False),
+        lambda net, x: doubled(x),
+        lambda net, x: torch.as_tensor(x) * 2,
+        lambda net, x: x * 2 if isinstance(x, torch.DoubleTensor) else x,
+    ],
+    ids=["autograd function", "checkpoint", "checkpoint, new", "script", "as_tensor", "old types"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_hands_values_to_cpp_is_not_given_a_proxy(run_part):
+    vanilla(nn.Sequential(conv(), Net(run_part, c=conv()), conv()), maps(1, 4, 8, 8))
+
+
+def test_tracing_in_inference_mode():
+    with torch.inference_mode():
+        assert df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image()).depth == 2
+
+
+@pytest.mark.parametrize("how", ["assigned", "clamped"])
+def test_a_forward_that_changes_its_weights_is_called_as_it_is(how):
+    class Constrained(nn.Conv2d):
+        def forward(self, x):
+            if how == "assigned":
+                self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.1)
+            else:
+                self.weight.data.clamp_(-0.01, 0.01)
+            return F.conv2d(x, self.weight, self.bias, padding=1)
+
+    network, _ = vanilla(nn.Sequential(conv(), Constrained(4, 4, 3), conv()), maps(1, 4, 8, 8))
+    assert [layer.where for layer in network.layers] == ["0", "2"]
+
+
+def test_a_training_forward_that_wants_a_target():
+    class Norm(nn.BatchNorm2d):
+        def forward(self, x):
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1)
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.c, self.n, self.d = conv(), Norm(4), conv()
+
+        def forward(self, x, target=None):
+            y = self.d(self.n(self.c(x)))
+            if self.training:
+                return F.mse_loss(y, target)
+            return y
+
+    network = df.trace(WithLoss(), image())
+    student = df.rewrite(network, network.vanilla).train()
+    student(image() + 3)
+    assert not torch.equal(student.get_buffer("n.running_mean"), torch.zeros(4))
+
+
+def test_types_of_subclasses_can_be_ignored():
+    network = df.trace(nn.Sequential(conv(), Same(4, 4, 3), conv()), image(), ignore=[Same])
+    assert [layer.where for layer in network.layers] == ["0", "2"]
+    assert network.ignore == ("1",)
+
+
+def test_an_opaque_module_that_only_writes():
+    class Writes(nn.Module):
+        def forward(self, x):
+            if x.sum() < 1e30:
+                x.mul_(2)
+
+    def forward(net, x):
+        y = net.a(x)
+        net.w(y)
+        return net.b(y)
+
+    vanilla(Net(forward, a=conv(), b=conv(), w=Writes()), maps(1, 4, 8, 8))
