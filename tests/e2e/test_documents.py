@@ -70,6 +70,7 @@ EXPECTED = {
     "README.md": ("ONNX, for batches of any size; onnxruntime", "Sequential: 3 layers, 3 activations"),
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds"),
+    "tracing.md": ("Sequential: 3 layers", "Padding that depends on the size of the map, fixed at the traced size:"),
     "training.md": ("Importance table of Sequential: 6 flagged spans", "True"),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }
