@@ -68,7 +68,7 @@ def find_fault(
     model = spare(part)
     recorded = list(looked_into(model, opaque))
     states: list[Mapping[str, Any]] = []
-    alike = _behave_alike(model, spare(graph), calls, lambda: states.append(state_of(recorded)))
+    alike = _behave_alike(model, to_run(graph), calls, lambda: states.append(state_of(recorded)))
     # What is set once and kept, as a cache is, does not count: it is there after the second call.
     changed = _changes(*states[-2:]) if len(states) > 2 else set()
     if alike and not changed:

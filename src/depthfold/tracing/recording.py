@@ -16,7 +16,7 @@ from depthfold.tracing.functional import batch_norms, functions_as_modules
 from depthfold.tracing.in_place import Run, read_what_is_written, watch, writes_to_weights
 from depthfold.tracing.inputs import Inputs
 from depthfold.tracing.modules import is_no_operation, mark_no_operation
-from depthfold.tracing.proof import Fault, find_fault, run_model, spare
+from depthfold.tracing.proof import Fault, find_fault, run_model, spare, to_run
 from depthfold.tracing.request import copy_model
 from depthfold.tracing.roles import home
 from depthfold.tracing.rules import Reason
@@ -57,7 +57,7 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
         functions_as_modules(graph, _follow_the_mode(part, graph, inputs, where, known))
         _number_nodes(graph)
         try:
-            run = watch(graph, spare(graph), inputs)
+            run = watch(graph, to_run(graph), inputs)
         except Exception:  # noqa: BLE001 - perhaps the model does not run, perhaps it was recorded as something else
             run_model(part, inputs)
             run = Run()
