@@ -109,5 +109,5 @@ def test_a_forward_that_returns_what_its_hooks_have_collected_is_an_error():
         df.trace(Collector(), image())
     assert str(error.value) == (
         "The forward of Collector cannot be recorded: it reads what its hooks have collected, and they do not run "
-        'while torch.fx records. Change that in the model, or trace a submodule that does without it, with at="...".'
+        'while torch.fx records. Change that in the model, or trace a submodule that does not do it, with at="...".'
     )

@@ -199,6 +199,9 @@ def test_a_forward_that_changes_its_weights_is_called_as_it_is(how):
 
     network, _ = vanilla(nn.Sequential(conv(), Constrained(4, 4, 3), conv()), maps(1, 4, 8, 8))
     assert [layer.where for layer in network.layers] == ["0", "2"]
+    message = {"assigned": "the forward replaces a parameter", "clamped": "its forward changes weight, and"}[how]
+    with pytest.raises(TraceError, match=rf"{message}.*test_other_sizes.py:\d+, `self.weight.data"):
+        df.trace(Constrained(4, 4, 3), maps(1, 4, 8, 8).float())
 
 
 def test_a_training_forward_that_wants_a_target():
@@ -241,3 +244,33 @@ def test_an_opaque_module_that_only_writes():
         return net.b(y)
 
     vanilla(Net(forward, a=conv(), b=conv(), w=Writes()), maps(1, 4, 8, 8))
+
+
+def test_weights_that_an_opaque_module_keeps_stay_its_own():
+    class Opaque(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = conv(4, 4, 1)
+
+        def forward(self, x):
+            return self.conv(x) if x.sum() > -1e30 else x
+
+    def forward(net, x):
+        return net.o(F.relu(net.n(F.conv2d(x, net.o.conv.weight, net.o.conv.bias))))
+
+    norm = nn.BatchNorm2d(4)
+    norm.running_var.fill_(3)
+    vanilla(Net(forward, o=Opaque(), n=norm), maps(1, 4, 8, 8))
+
+
+def test_a_batch_norm_that_stays_in_training_mode_is_not_trained_by_tracing():
+    class Training(nn.BatchNorm2d):
+        def train(self, mode=True):
+            return super().train(True)
+
+    model = nn.Sequential(conv(), Training(4), conv()).eval()
+    network = df.trace(model, image())
+    student = df.rewrite(network, network.vanilla)
+    df.verify(student, df.merge(student))
+    for made in (model, student):
+        assert made.get_buffer("1.num_batches_tracked") == 0

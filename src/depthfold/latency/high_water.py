@@ -34,7 +34,8 @@ def stay_on_one_core() -> None:
     """Linux counts the pages of a process by thread or by core and adds them up late: with a thread on each of many
     cores the mark would be megabytes too low."""
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if sys.platform == "linux":  # others cannot set the mark back, and say so
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def counted_late() -> int:

@@ -72,7 +72,7 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
 def _foldable(conv: _ConvNd, norm: nn.Module) -> bool:
     if isinstance(norm, FunctionalNorm):
         return computes_convolution(conv) and is_plain(conv) and not parametrize.is_parametrized(conv)
-    if not (computes_convolution(conv) and is_batch_norm(norm)):
+    if not (computes_convolution(conv) and is_batch_norm(norm)) or norm.training:  # some stay so in evaluation
         return False
     plain = all(is_plain(module) and not parametrize.is_parametrized(module) for module in (conv, norm))
     return plain and computes_batch_norm(norm) and getattr(norm, "running_mean", None) is not None

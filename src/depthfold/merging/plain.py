@@ -52,7 +52,7 @@ def guards_as_assertions(graph: fx.GraphModule) -> set[str]:
         source = node.all_input_nodes[0]
         with graph.graph.inserting_before(node):
             for check in guard.checks:
-                _assert_size(graph.graph, source, check, guard.message)
+                _assert_size(graph.graph, source, check, guard.message())
         node.replace_all_uses_with(source)
         graph.graph.erase_node(node)
     return names
@@ -81,7 +81,8 @@ def _foreign(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]
     for node in graph.graph.nodes:
         if node.op == "call_module" and node.target not in read:
             module = graph.get_submodule(str(node.target))
-            if not type(module).__module__.startswith("torch.") and is_plain(module):
+            # What stays in training mode in evaluation keeps its class, which sees to that.
+            if not type(module).__module__.startswith("torch.") and is_plain(module) and not module.training:
                 found.setdefault(str(node.target), (module, []))[1].append(node)
     return found
 

@@ -54,6 +54,8 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
+    """Records a module, without its weights, at other sizes than the traced one."""
+
     module: nn.Module
     where: str
     size: tuple[int, ...]
@@ -106,10 +108,8 @@ class _Probe:
             recorded = record(wrapped, inputs, self.where, fixed={"module": guard})
         except TraceError:
             return None
-        constants = (
-            set(recorded.kept) - {f"module.{name}" for name, _ in self.module.named_modules()} - {*recorded.guards}
-        )
-        constants -= {f"module.{name}" for name in self.module.state_dict()}
+        own = [name for name, _ in self.module.named_modules()] + list(self.module.state_dict())
+        constants = set(recorded.kept) - {f"module.{name}" for name in own} - {*recorded.guards}
         # A constant that the forward makes may be made from the size.
         return None if recorded.failures or constants else _read(recorded.with_modules(wrapped))
 
@@ -121,13 +121,13 @@ _LARGEST = 4096
 
 def _far(size: int) -> Iterator[int]:
     """Yield sizes that have little to do with the traced one, and all small ones."""
-    yield from {*range(1, min(size, 9)), size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 225} - {
-        0,
-        size,
-    }
+    others = {*range(1, 9), size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 225}
+    yield from sorted(others - {0, size})
 
 
 class _Alone(nn.Module):
+    """The module as a submodule: a guard stands before submodules only."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
@@ -140,6 +140,7 @@ _CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _read(graph: fx.GraphModule) -> _Recorded:
+    """Return the operations of a graph, each zero padding with the operation that reads it."""
     padding: dict[int, tuple[int, ...]] = {}
     strides: list[int] = []
     numbers: dict[fx.Node, int] = {}

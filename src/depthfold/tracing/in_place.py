@@ -141,7 +141,14 @@ def _tensor(graph: fx.GraphModule, node: fx.Node, run: Run) -> fx.Node:
     return node
 
 
-def writes_to_weights(graph: fx.GraphModule, run: Run) -> fx.Node | None:
-    """Return the first node that writes to what a module keeps."""
-    kept = {storage for node in graph.graph.nodes if node.op == "get_attr" for storage in run.storages.get(node, ())}
-    return next((node for node, storages in run.writes.items() if storages & kept), None)
+def writes_to_weights(graph: fx.GraphModule, run: Run) -> tuple[fx.Node, str] | None:
+    """Return the first node that writes to what a module keeps, and the name of that tensor."""
+    kept = {
+        storage: str(node.target)
+        for node in graph.graph.nodes
+        if node.op == "get_attr"
+        for storage in run.storages.get(node, ())
+    }
+    return next(
+        ((node, kept[each]) for node, storages in run.writes.items() for each in storages if each in kept), None
+    )

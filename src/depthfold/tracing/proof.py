@@ -33,6 +33,13 @@ class Fault:
     path: str
     reason: Reason
 
+    @classmethod
+    def of_state(cls, part: nn.Module, path: str, changed: str) -> Fault:
+        """A module whose forward changes a tensor or an attribute, which has this path."""
+        name = changed.rpartition(".")[2]
+        place = where_changed(part.get_submodule(path), name)
+        return cls(path, ("state", f"its forward changes {name}, and the next call may read it{place}"))
+
 
 def spare(module: nn.Module) -> Any:
     """Return a copy to run, with its own buffers and attributes. It shares what no run changes: parameters, and layers
@@ -74,10 +81,7 @@ def find_fault(
     if alike and not changed:
         return None
     if changed:
-        path = _where_changed(spare(part), calls, changed, opaque)
-        name = sorted(changed)[0].rpartition(".")[2]
-        place = where_changed(part.get_submodule(path), name)
-        return Fault(path, ("state", f"its forward changes {name}, and the next call may read it{place}"))
+        return Fault.of_state(part, _where_changed(spare(part), calls, changed, opaque), min(changed))
     path = _smallest(part, inputs, opaque, record)
     return Fault(path, suspect(part.get_submodule(path)))
 

@@ -63,8 +63,8 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
             run = Run()
         fault: Fault | None
         changing: frozenset[fx.Node] = frozenset()
-        if (writer := writes_to_weights(graph, run)) is not None:
-            fault = Fault(home(writer), ("state", "its forward writes to a parameter or a buffer"))
+        if (written := writes_to_weights(graph, run)) is not None:
+            fault = Fault.of_state(part, home(written[0]), written[1])
         else:
             changing = read_what_is_written(graph, run)
             fault = find_fault(part, graph, inputs, known.opaque, _plainly)
@@ -73,7 +73,7 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
         if not fault.path or fault.path in known.opaque:
             raise TraceError(
                 f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that in the model, or trace a "
-                'submodule that does without it, with at="...".'
+                'submodule that does not do it, with at="...".'
             )
         known.opaque[fault.path] = fault.reason
         graph = _record(part, inputs, where, known)

@@ -34,13 +34,13 @@ class SizeGuard(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for check in self.checks:
             if not check.rule.allows(check.size_there(x.shape[check.dim])):
-                raise InputSizeError(self.message)
+                raise InputSizeError(self.message("x".join(map(str, x.shape[2:]))))
         return x
 
-    @property
-    def message(self) -> str:
+    def message(self, size: str = "this size") -> str:
+        """Say what is wrong with a map of this size. An assertion of the merged network does not know the size."""
         return (
-            f"The padding of {self.where} depends on the size of the input, and is not the traced one at this size. "
+            f"The padding of {self.where} depends on the size of the input, and at {size} it is not the traced one. "
             "Trace the model at this size, or give inputs of a size that print(network) allows."
         )
 

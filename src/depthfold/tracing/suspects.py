@@ -76,17 +76,13 @@ def asks_for_mode(module: nn.Module) -> bool:
 
 
 def where_changed(module: nn.Module, name: str) -> str:
-    """Return the line of a module's code that assigns an attribute, in brackets, or nothing where it is not found."""
-    pattern = re.compile(rf"\.{re.escape(name)}\b(\s*[-+*/|&^%]*=(?!=)|\.\w+_\(|\[.*\]\s*=|\.(append|add|update)\()")
-    for function in (vars(type(module)).get("forward"), type(module)):
-        try:
-            lines, start = inspect.getsourcelines(function)  # type: ignore[arg-type]
-            file = Path(inspect.getsourcefile(function) or "").name  # type: ignore[arg-type]
-        except (OSError, TypeError):
-            continue
-        for number, line in enumerate(lines):
+    """Return the line of a module's code that changes an attribute, in brackets, or nothing where it is not found."""
+    writes = r"(\s*[-+*/|&^%]*=(?!=)|\.\w+_\(|\[.*\]\s*=|\.(append|add|update)\()"
+    pattern = re.compile(rf"\.{re.escape(name)}\b(\.data)?{writes}")
+    for source in filter(None, map(_source, (type(module).forward, type(module)))):
+        for number, line in enumerate(source[2], start=1):
             if pattern.search(line):
-                return f" ({file}:{start + number}, `{line.strip()}`)"
+                return f" ({_place(source, number)})"
     return ""
 
 
