@@ -1,4 +1,4 @@
-"""Two other ways to the same answer, written without a look at the solver: try everything, or ask a MILP solver."""
+"""Two independent references for the solver: exhaustive search and a mixed-integer program."""
 
 from __future__ import annotations
 
@@ -12,42 +12,47 @@ from scipy.sparse import coo_array
 
 from depthfold.core import ImportanceTable, LatencyTable
 
-Plan = tuple[Fraction, Fraction]
+Plan = tuple[int, Fraction]  # picoseconds, importance
 
 
-def every_merging(latency: LatencyTable) -> dict[int, Fraction]:
-    """Every S as a set of bits, with the exact sum of its times."""
-    table, last = latency.times, latency.depth
+def rounded_up(ms: float) -> int:
+    """A time in whole picoseconds, from the decimal number that it prints as."""
+    return math.ceil(Fraction(repr(ms)) * 10**9)
+
+
+def every_merging(latency: LatencyTable) -> dict[int, int]:
+    """Every S as a set of bits, with the sum of its times with an activation, in picoseconds."""
+    last = latency.depth
     starts = defaultdict(list)
-    for span, time in table.items():
-        starts[span.i].append((span.j, Fraction(time)))
-    found: dict[int, Fraction] = {}
+    for span, (_, time) in latency.times.items():
+        starts[span.i].append((span.j, rounded_up(time)))
+    found: dict[int, int] = {}
 
-    def walk(position: int, cuts: int, total: Fraction) -> None:
+    def walk(position: int, cuts: int, total: int) -> None:
         for end, time in starts[position]:
             if end == last:
                 found[cuts] = total + time
             else:
                 walk(end, cuts | 1 << end, total + time)
 
-    walk(0, 0, Fraction(0))
+    walk(0, 0, 0)
     return found
 
 
-def fastest_with(latency: LatencyTable, activations: int) -> Fraction | None:
-    """The least exact sum over every S that goes with these activations: a span that ends where none of them stands
-    takes its bare time. None where there is no such S."""
-    times, bare, last = latency.times_if(True), latency.times_if(False), latency.depth
-    totals: list[Fraction] = []
+def fastest_with(latency: LatencyTable, activations: int) -> int | None:
+    """The least sum over every S that goes with these activations, in picoseconds: a span that ends where none of them
+    is takes its time without one. None if there is no such S."""
+    times, last = latency.times, latency.depth
+    totals: list[int] = []
 
-    def walk(position: int, total: Fraction) -> None:
+    def walk(position: int, total: int) -> None:
         if position == last:
             totals.append(total)
         for span in times:
             if span.i == position and not any(activations >> p & 1 for p in span.inner):
-                walk(span.j, total + Fraction((times if activations >> span.j & 1 else bare)[span]))
+                walk(span.j, total + rounded_up(times[span][activations >> span.j & 1]))
 
-    walk(0, Fraction(0))
+    walk(0, 0)
     return min(totals, default=None)
 
 
@@ -72,8 +77,8 @@ def every_blocking(importance: ImportanceTable) -> dict[int, Fraction]:
 
 
 def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
-    """Exact latency and importance of every plan that no other plan beats, over all A, B and S; empty without one."""
-    one_time = latency.times == latency.times_if(True) == latency.times_if(False)
+    """Picoseconds and exact importance of every plan that no other plan beats, over all A, B and S; empty if none."""
+    one_time = all(without == with_one for without, with_one in latency.times.values())
     plans = _plans(latency, importance) if one_time else _plans_by_A(latency, importance)
     front: list[Plan] = []
     for time, value in sorted(plans, key=lambda plan: (plan[0], -plan[1])):
@@ -83,9 +88,9 @@ def exhaustive_frontier(latency: LatencyTable, importance: ImportanceTable) -> l
 
 
 def _plans(latency: LatencyTable, importance: ImportanceTable) -> list[Plan]:
-    """The fastest plan of each A, where no time depends on A."""
+    """The fastest plan of each A, if no time depends on A."""
     mergings = sorted(every_merging(latency).items(), key=lambda item: item[1])
-    inner = (1 << latency.depth) - 1  # L is no cut
+    inner = (1 << latency.depth) - 1  # L is not a cut
     plans = []
     for activations, value in every_blocking(importance).items():
         for cuts, time in mergings:
@@ -108,7 +113,7 @@ def milp_best(latency: LatencyTable, importance: ImportanceTable, budget: float)
     """
     values, L = importance.importances, latency.depth
     spans = [(span, flag) for flag in (True, False) for span in latency.times]
-    times = [latency.times_if(flag)[span] for span, flag in spans]
+    times = [latency.times[span][flag] for span, flag in spans]
     blocks = list(values)
     rows: list[tuple[int, int, float]] = []
     low: list[float] = []

@@ -1,4 +1,4 @@
-"""Tables that several tests share. No torch: everything is built from the nouns."""
+"""Tables that several tests share. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from dataclasses import replace
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 
 
+def timing(i: int, j: int, with_one: float, without: float | None = None) -> Timing:
+    """An entry with both times; one time stands for both."""
+    return Timing(span=Span(i, j), times=(with_one if without is None else without, with_one))
+
+
 def latency_table(times: dict[tuple[int, int], float], **fields: object) -> LatencyTable:
-    return LatencyTable(entries=tuple(Timing(span=Span(*ends), time=time) for ends, time in times.items()), **fields)
+    return LatencyTable(entries=tuple(timing(*ends, time) for ends, time in times.items()), **fields)
 
 
 def importance_table(values: dict[tuple[int, int, int, int], float], **fields: object) -> ImportanceTable:
@@ -18,14 +23,16 @@ def importance_table(values: dict[tuple[int, int, int, int], float], **fields: o
     return ImportanceTable(entries=entries, **fields)
 
 
-def with_bare(
+def with_two_times(
     latency: LatencyTable,
-    bare: Callable[[Timing], float | None],
-    active: Callable[[Timing], float | None] = lambda entry: None,
+    without: Callable[[Span, float], float],
+    with_one: Callable[[Span, float], float] = lambda span, time: time,
 ) -> LatencyTable:
-    """The table with what the entries that have a time take without an activation at their end, and with one."""
+    """The table with two functions of each span and its time as the times without and with an activation."""
     entries = (
-        replace(entry, bare=bare(entry), active=active(entry)) if entry.time is not None else entry
+        Timing(span=entry.span, times=(without(entry.span, entry.times[1]), with_one(entry.span, entry.times[1])))
+        if entry.times is not None
+        else entry
         for entry in latency.entries
     )
     return replace(latency, entries=tuple(entries))
@@ -50,7 +57,7 @@ def plausible_tables(
 
 
 def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
-    """Up to 9 layers, every kind of trouble: the seed decides which."""
+    """Up to 9 layers, with ties, barriers, missing entries and flags as the seed decides."""
     rng = random.Random(seed)
     depth = rng.randint(1, 9)
     density = rng.choice((1.0, 0.7, 0.4))
@@ -67,7 +74,7 @@ def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
     value = _values(rng)
     times = {ends: abs(value()) if rng.random() > 0.1 else 0.0 for ends in spans}
     blocks = [(i, j, a, b) for i, j in spans for a in flags[i] for b in flags[j]]
-    if rng.random() < 0.3:  # the exclusion rule of the paper's space, and entries that somebody left out
+    if rng.random() < 0.3:  # the exclusion rule of the paper's space, and other missing entries
         firsts = {block[:2]: block for block in blocks}
         blocks = [block for block in blocks if block in firsts.values() or rng.random() < 0.7]
     shift = rng.choice((0.0, 3.0, 3.0, -3.0))  # 3: every block is a gain, so that latency and importance conflict
@@ -75,24 +82,23 @@ def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
     return (_untimed(rng, latency), importance) if rng.random() < 0.2 else (latency, importance)
 
 
-def bare_instance(seed: int, *, cheaper: bool = False) -> tuple[LatencyTable, ImportanceTable]:
-    """A small instance with bare times: `cheaper` ones, or any: some equal, some more, many ties, and some zero."""
+def two_times_instance(seed: int, *, cheaper: bool = False) -> tuple[LatencyTable, ImportanceTable]:
+    """A small instance whose times without an activation are `cheaper`, or of any size: equal, larger, ties, zero."""
     rng = random.Random(f"bare {seed}")
     latency, importance = small_instance(seed)
 
-    def bare(entry: Timing) -> float | None:
-        time = entry.time or 0.0
-        less = (None, 0.0, time, time / 2, max(time - 0.25, 0.0), max(time - 1.0, 0.0), time * rng.random())
+    def without(_: Span, time: float) -> float:
+        less = (time, 0.0, time, time / 2, max(time - 0.25, 0.0), max(time - 1.0, 0.0), time * rng.random())
         return rng.choice(less if cheaper else (*less, time + 0.5, rng.uniform(0.0, 3.0)))
 
-    def active(entry: Timing) -> float | None:
-        return None if cheaper or rng.random() < 0.7 else (entry.time or 0.0) + rng.choice((0.0, 0.25, rng.random()))
+    def with_one(_: Span, time: float) -> float:
+        return time if cheaper or rng.random() < 0.7 else time + rng.choice((0.0, 0.25, rng.random()))
 
-    return with_bare(latency, bare, active), importance
+    return with_two_times(latency, without, with_one), importance
 
 
 def _flags(rng: random.Random, depth: int, barriers: set[int], extended: bool) -> list[tuple[int, ...]]:
-    """Which flags a position may have: its own activation stays, a bare barrier stays bare, elsewhere both."""
+    """Which flags a position may have: its own activation stays, a barrier without one stays so, elsewhere both."""
     flags: list[tuple[int, ...]] = [(1,)]
     for p in range(1, depth + 1):
         bare = extended and rng.random() < 0.6

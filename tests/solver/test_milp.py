@@ -1,4 +1,4 @@
-"""The frontier against a mixed-integer program, at the size and structure of MobileNetV2."""
+"""The frontier compared with a mixed-integer program, at the size and structure of MobileNetV2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tables import importance_table, plausible_tables
 MILP_GAP = 1e-6  # HiGHS stops when it is this close to its bound; it has no smaller absolute gap by default
 
 
-def test_the_structure_is_that_of_the_paper() -> None:
+def test_structure_has_the_counts_of_the_paper() -> None:
     network = mobilenet_v2()
     assert network.depth == 50
     assert len(network.spans()) == 171
@@ -26,7 +26,7 @@ def test_the_structure_is_that_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("seed", "exclusion", "plain"), [(1, True, False), (2, True, False), (3, False, False), (4, True, True)]
 )
-def test_equals_a_mixed_integer_program(seed: int, exclusion: bool, plain: bool) -> None:
+def test_frontier_equals_a_mixed_integer_program(seed: int, exclusion: bool, plain: bool) -> None:
     network = mobilenet_v2()
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(exclusion=exclusion), seed)
     if plain:
@@ -42,7 +42,7 @@ def test_equals_a_mixed_integer_program(seed: int, exclusion: bool, plain: bool)
 
 
 def _plain(importance: ImportanceTable) -> ImportanceTable:
-    """Every block between two activations, as in eq. opt3."""
+    """Every block between two activations, as in Eq. 4."""
     values = {(f.i, f.j, 1, 1): value for f, value in importance.importances.items() if f.a and f.b}
     return importance_table(values)
 

@@ -1,13 +1,10 @@
-"""The budget: how long the compressed network may take, end to end."""
+"""The budget: the time that the compressed network may take, end to end."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from decimal import Decimal, DecimalException
-from fractions import Fraction
-from numbers import Real
 from typing import ClassVar, Literal, Self
 
 from depthfold.core.coerce import as_float
@@ -15,9 +12,10 @@ from depthfold.core.document import Document
 from depthfold.errors import BudgetError
 
 Kind = Literal["milliseconds", "share", "speedup"]
-READABLE = 'Readable are 12.5 (milliseconds), "12.5ms", "60%" of the original\'s latency, and "1.5x" as fast.'
+READABLE = 'Write 12.5 or "12.5ms", "60%" of the original\'s latency, or "1.5x" as fast.'
 PATTERN = re.compile(r"(?P<number>[^\s%x]+?)\s*(?P<unit>ms|%|x)", re.IGNORECASE)
-LARGEST_SHARE = 10  # whoever asks for more has written per cent where a share is expected
+LARGEST = {"milliseconds": math.inf, "share": 10.0, "speedup": math.inf}
+DECIMALS = 10**12  # of a share or a speed-up that count
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +28,15 @@ class Budget(Document):
     value: float
 
     def __post_init__(self) -> None:
-        if self.kind not in ("milliseconds", "share", "speedup"):
+        if self.kind not in LARGEST:
             raise BudgetError(f"A budget is in milliseconds, a share or a speedup, found {self.kind!r}.")
-        if isinstance(self.value, bool) or not isinstance(self.value, Real | Decimal):
-            raise BudgetError(f"The budget {self.value!r} cannot be read. {READABLE}")
-        object.__setattr__(self, "value", as_float("The budget", self.value, BudgetError))
-        if math.isnan(self.value):
-            raise BudgetError(f"The budget is NaN. {READABLE}")
-        if math.isinf(self.value):
-            raise BudgetError("The budget is infinite; the best plan without a budget is the last of frontier.plans.")
-        if self.value == 0:
-            raise BudgetError(f"The budget is zero; every network takes some time. {READABLE}")
-        if self.value < 0:
+        value = as_float("The budget", self.value, BudgetError, 'a number, or text such as "60%"')
+        object.__setattr__(self, "value", value)
+        if not (0 < value < math.inf and value <= LARGEST[self.kind]):
+            hint = f"Did you mean {value / 100:g}?" if self.kind == "share" and 10 < value < math.inf else READABLE
             raise BudgetError(
-                f"The budget is negative ({self.value:g}); no network takes less than no time. {READABLE}"
-            )
-        if self.kind == "share" and self.value > LARGEST_SHARE:
-            raise BudgetError(
-                f"The budget is {self.value:g} times the original's latency; a share is 1 for all of it, and at most "
-                f"{LARGEST_SHARE}. Did you mean {self.value / 100:g}?"
+                f"A budget must be positive and finite, and a share of the original at most 10; found {value:g} as "
+                f"{self.kind}. {hint}"
             )
 
     @classmethod
@@ -57,49 +45,50 @@ class Budget(Document):
 
     @classmethod
     def share(cls, value: float) -> Self:
-        """0.6: at most sixty per cent of the original's latency."""
+        """Return a share of the original's latency: 0.6 is at most sixty per cent of it."""
         return cls("share", value)
 
     @classmethod
     def speedup(cls, value: float) -> Self:
-        """1.6: at least 1.6 times as fast as the original."""
+        """Return a speed-up: 1.6 is at least 1.6 times as fast as the original."""
         return cls("speedup", value)
 
     @classmethod
-    def parse(cls, budget: Budget | str | float | Decimal) -> Budget:
-        """What a person writes: 12.5, "12.5ms", "60%", "1.5x". A bare number is milliseconds."""
+    def parse(cls, budget: Budget | str | float) -> Budget:
+        """Read 12.5, "12.5ms", "60%" or "1.5x". A number without a unit is in milliseconds."""
         if isinstance(budget, Budget):
             return budget
         if not isinstance(budget, str):
-            return cls("milliseconds", budget)  # type: ignore[arg-type]  # the constructor makes a float of it
+            return cls.milliseconds(budget)
         match = PATTERN.fullmatch(budget.strip())
-        text = match["number"] if match else budget.strip()
         try:
-            # Decimal, so that 33.3% is the float closest to 0.333 and not 33.3 divided in binary.
-            number = Decimal(text)
-            per_cent = number / 100
-        except DecimalException:
-            raise BudgetError(f"The budget {budget!r} cannot be read. {READABLE}") from None
-        unit = match["unit"].lower() if match else "ms"
-        if unit == "ms":
-            return cls.milliseconds(float(number))
-        return cls.share(float(per_cent)) if unit == "%" else cls.speedup(float(number))
+            number = float(match["number"] if match else budget)
+        except ValueError:
+            raise BudgetError(f"The budget {budget!r} is not a number with a unit. {READABLE}") from None
+        match match["unit"].lower() if match else "ms":
+            case "%":
+                return cls.share(round(number / 100, 15))  # 33.3% is 0.333, not 33.3 divided in binary
+            case "x":
+                return cls.speedup(number)
+            case _:
+                return cls.milliseconds(number)
 
-    def limit(self, original: float | None) -> Fraction:
-        """The budget in milliseconds, exactly.
+    def limit(self, original: float | None) -> float:
+        """Return the budget in milliseconds. A share or a speed-up is rounded down to whole picoseconds.
 
-        A share of 0.6 is meant as six tenths, not as the float closest to it: six tenths of 10 ms must admit a plan
-        that takes 6 ms.
+        The share 0.6 counts as six tenths, not as the binary fraction closest to it: 60% of 10 ms is 6 ms.
         """
         if self.kind == "milliseconds":
-            return Fraction(self.value)
+            return self.value
         if original is None:
             raise BudgetError(
                 f"The budget {self} needs the latency of the original, and a single layer has no time in the latency "
                 "table. Give the original's latency to solve(), or ask in milliseconds."
             )
-        meant = Fraction(repr(self.value))
-        return Fraction(original) * meant if self.kind == "share" else Fraction(original) / meant
+        ps = round(original * 1e9)
+        ps -= ps / 1e9 > original
+        part = max(round(self.value * DECIMALS), 1)
+        return (ps * part // DECIMALS if self.kind == "share" else ps * DECIMALS // part) / 10**9
 
     def __str__(self) -> str:
         if self.kind == "share":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from depthfold.core.wording import text_table
 
 if TYPE_CHECKING:
     from depthfold.core.network import Network
@@ -45,12 +47,6 @@ def refusals_by_kind(network: Network, shown: int = 3) -> Iterator[str]:
         places = ", ".join(dict.fromkeys(refusal.where for refusal in of_kind[:shown]))
         more = f" and {count - shown} more" if count > shown else ""
         yield f"{code} x{count}: {of_kind[0].why} [{places}{more}]"
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, ["-" * width for width in widths], *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _row(network: Network, l: int) -> tuple[str, ...]:

@@ -1,23 +1,20 @@
-"""The frontier: the plans that no other plan beats in both latency and importance."""
+"""The frontier: all plans that no other plan beats in both latency and importance."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
-from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, overload
 
-from depthfold.core.budget import LARGEST_SHARE, Budget
-from depthfold.core.coerce import as_tuple_of
-from depthfold.core.describe import text_table
+from depthfold.core.budget import LARGEST, Budget
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.solved_plan import Segment, SolvedPlan
+from depthfold.core.plan import Plan, Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position
-from depthfold.core.wording import at_most, count, share_at_least
+from depthfold.core.wording import at_most, count, text_table
 from depthfold.errors import BudgetError, InvalidValue
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
@@ -27,7 +24,7 @@ SPANS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One plan of a frontier without the details that it shares with the others. See SolvedPlan."""
+    """One plan of a frontier, without the data that the plans share. See SolvedPlan."""
 
     latency: float
     importance: float
@@ -39,14 +36,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frontier(Document):
-    """Every plan that is optimal for some budget, the fastest first; later plans are slower and better.
+    """Every plan that is optimal for some budget, by rising latency and importance.
 
-    `original` is the latency that shares and speed-ups refer to. `lost` is 0 for an exact frontier, one that is
-    complete up to the rounding of its sums (docs/solver.md says how little that is); where the solver had to thin its
-    labels, no budget's plan is further than `lost` below the best importance possible.
-    `segments` has the time and the shape of every segment that a plan of the frontier uses. `fingerprint` is that of
-    the network, empty where it was not known. `unscored` are the blocks that have a reason instead of a score in the
-    importance table: no plan uses them.
+    Shares and speed-ups refer to `original`. `lost` is 0 for an exact frontier. If the solver had to thin its labels,
+    `lost` bounds the importance that the plan for any budget may lack. `segments` has the times and the shape of every
+    segment that a plan uses. `fingerprint` is that of the network, empty if it was not known. `unscored` are the blocks
+    that have a reason instead of a score in the importance table; no plan uses them.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
@@ -64,9 +59,8 @@ class Frontier(Document):
     unscored: tuple[FlaggedSpan, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (("points", Point), ("segments", Segment), ("unscored", FlaggedSpan)):
-            items = as_tuple_of(kind, f"The {name} of a frontier", getattr(self, name), InvalidValue)
-            object.__setattr__(self, name, items)
+        for name in ("points", "segments", "unscored"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.points:
             raise InvalidValue("A frontier has at least one plan.")
         for one, two in pairwise(self.points):
@@ -78,9 +72,9 @@ class Frontier(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        # By name: a slotted dataclass is a copy that super() does not know.
+        # super() without arguments does not work in a dataclass with slots.
         frontier = super(Frontier, cls).from_json(data)
-        for _ in frontier:  # a document may have been edited: every plan must find its segments
+        for _ in frontier:  # raises if a plan lacks a segment
             pass
         return frontier
 
@@ -93,28 +87,32 @@ class Frontier(Document):
         return self.lost == 0
 
     def at(self, budget: Budget | str | float) -> SolvedPlan:
-        """The best plan that takes no longer than the budget; among equals the faster one."""
+        """Return the best plan whose latency is at most the budget."""
         budget = Budget.parse(budget)
         limit = budget.limit(self.original)
-        # A latency is the exact sum rounded up, and the limit is exact: no plan slips past its budget.
-        found = bisect_right(self.points, limit, key=lambda point: Fraction(point.latency))
+        found = bisect_right(self.points, limit, key=lambda point: point.latency)
         if not found:
+            fastest = self.points[0].latency
             raise BudgetError(
-                f"No plan meets the budget {budget}{_in_ms(budget, float(limit))}: the fastest plan takes "
-                f"{self.points[0].latency!r} ms{self._share(self.points[0].latency)}. Ask for that or more."
+                f"No plan meets the budget {budget}{_in_ms(budget, limit)}: the fastest plan takes "
+                f"{fastest!r} ms{self._share(fastest)}. Ask for that or more."
             )
         return self[found - 1]
 
     def __len__(self) -> int:
         return len(self.points)
 
-    def __getitem__(self, index: int) -> SolvedPlan:
-        if not isinstance(index, Integral):
-            raise InvalidValue(
-                f"A frontier is asked for one plan at a time, frontier[0] or frontier[-1]; found {index!r}. For "
-                "several at once ask frontier.plans."
-            )
-        return self._solved(self.points[index], self._by_span())
+    @overload
+    def __getitem__(self, index: int) -> SolvedPlan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[SolvedPlan, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> SolvedPlan | tuple[SolvedPlan, ...]:
+        by_span = self._by_span()
+        if isinstance(index, slice):
+            return tuple(self._solved(point, by_span) for point in self.points[index])
+        return self._solved(self.points[index], by_span)
 
     def __iter__(self) -> Iterator[SolvedPlan]:
         by_span = self._by_span()
@@ -151,10 +149,13 @@ class Frontier(Document):
         )  # fmt: skip
 
     def _share(self, latency: float) -> str:
-        """For a person to ask for, so it is rounded up, and left out where a budget would not take it."""
-        if not self.original or Fraction(latency) > LARGEST_SHARE * Fraction(self.original):
+        """Return the latency in per cent, rounded up so that a budget of it admits the plan; empty if too large."""
+        if not self.original or latency > LARGEST["share"] * self.original:
             return ""
-        return f" ({share_at_least(latency, self.original)} of the original)"
+        tenths = max(math.floor(1000 * latency / self.original), 1)
+        while Budget.share(tenths / 1000).limit(self.original) < latency:
+            tenths += 1
+        return f" ({tenths / 10:.1f}% of the original)"
 
     def _by_span(self) -> Mapping[tuple[Position, Position], Segment]:
         return {(segment.span.i, segment.span.j): segment for segment in self.segments}
@@ -164,11 +165,10 @@ class Frontier(Document):
         if lacking := [pair for pair in ends if pair not in by_span]:
             raise InvalidValue(
                 f"The plan with the cuts {list(point.cuts)[:60]} needs the segment ({lacking[0][0]}, {lacking[0][1]}], "
-                "which is not among the segments of the frontier. Was its document edited? Solve again."
+                "which the frontier lacks. Was its file edited? Solve again."
             )
         return SolvedPlan(
-            activations=point.activations,
-            cuts=point.cuts,
+            plan=Plan(point.activations, point.cuts),
             boundaries=point.boundaries,
             latency=point.latency,
             importance=point.importance,

@@ -1,38 +1,177 @@
-"""The latency table T[i, j]: how long every span takes as one convolution, on one machine."""
+"""The latency table T[i, j, b]: the time of every span as one convolution, in one environment."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median, quantiles, stdev
 from typing import ClassVar, Self
 
-from depthfold.core.calibration import Calibration
-from depthfold.core.coerce import as_text, as_tuple_of
+from depthfold.core.coerce import as_float
 from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.fingerprint import fingerprint
 from depthfold.core.network import Network
-from depthfold.core.plan import Plan
+from depthfold.core.plan import Plan, SolvedPlan, plan_of
 from depthfold.core.span import Position, Span
-from depthfold.core.timing import Timing
 from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
 
+LONGEST = 1e6  # milliseconds, the limit of an entry: a float64 holds so many whole picoseconds exactly
+
 COLUMNS = ("st", "end", "time", "stdev")
-FURTHER = ("active", "bare", "reason")  # not in the published tables
+WITHOUT = "time_without"  # the time without an activation, where it differs; not in the published tables
+
+# The least cost of a block inside a network, as a share of its time alone. A fitted cost <= 0 would make a block free.
+LEAST = 0.02
+# The fitted costs, and those that cannot be negative.
+COSTS = ("slope", "per_segment", "per_read", "per_write", "outside", "per_activation")
+NEVER_NEGATIVE = frozenset({"slope", "outside", "per_activation"})
+
+
+def picoseconds(ms: float) -> int:
+    """Return a time of at most LONGEST milliseconds in whole picoseconds, rounded up.
+
+    This is the smallest n for which the float n / 1e9 is not below `ms`. So 0.1 ms is exactly 10^8 ps.
+    """
+    ps = round(ms * 1e9)
+    return ps + (ps / 1e9 < ms)
+
+
+def sum_times(times: Iterable[float]) -> float:
+    """Return the sum in milliseconds of times that are rounded up to whole picoseconds, as the solver adds them."""
+    return sum(map(picoseconds, times)) / 10**9
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return the first quartile, the median and the third quartile."""
+    if len(samples) == 1:
+        return samples[0], samples[0], samples[0]
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return low, median(samples), high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One entry of the latency table: both times of a span, or the reason why it has none.
+
+    `times` are T[i, j, 0] and T[i, j, 1] in milliseconds: without and with an activation at j. They are equal in tables
+    that do not distinguish the two. `quartiles` and `count` describe the samples of the block as it was timed, alone.
+    `stdev` is the standard deviation of the samples, on the scale of `times`.
+    """
+
+    span: Span
+    times: tuple[float, float] | None = None
+    stdev: float | None = None
+    quartiles: tuple[float, float, float] | None = None
+    count: int = 0
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.times is None) != bool(self.reason):
+            raise TableError(
+                f"The latency entry {self.span} must have either times or the reason why it has none; found "
+                f"times {self.times!r} and reason {self.reason!r}."
+            )
+        if self.times is not None:
+            without, with_one = self.times
+            which = ("", "") if without == with_one else (" without an activation", " with an activation")
+            times = (_checked(f"The latency of {self.span}{which[0]}", without),
+                     _checked(f"The latency of {self.span}{which[1]}", with_one))  # fmt: skip
+            object.__setattr__(self, "times", times)
+        if self.stdev is not None:
+            what, expected = f"The standard deviation of {self.span}", "a number from 0 on"
+            object.__setattr__(self, "stdev", as_float(what, self.stdev, TableError, expected))
+            if not 0 <= self.stdev < math.inf:
+                raise TableError(f"{what} must be {expected}, found {self.stdev!r}.")
+
+    @classmethod
+    def measured(
+        cls, span: Span, samples: Iterable[float], times: tuple[float, float] | None = None, scale: float = 1.0
+    ) -> Self:
+        """Return an entry with a summary of its samples.
+
+        Without `times`, both are the mean of the samples, as in the paper. The standard deviation is multiplied by
+        `scale`.
+        """
+        found = tuple(_checked(f"A sample of the latency of {span}", sample) for sample in samples)
+        if not found:
+            raise TableError(f"The latency of {span} needs at least one sample. Give the reason if it has none.")
+        mean = fmean(found)
+        return cls(
+            span=span,
+            times=(mean, mean) if times is None else times,
+            stdev=scale * stdev(found) if len(found) > 1 else None,
+            quartiles=quartiles(found),
+            count=len(found),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A linear correction, fitted to whole networks. Inside a network a block costs, in milliseconds,
+
+        slope * its time alone + per_segment + per_read * millions of numbers read + per_write * millions written
+
+    and at least LEAST of its time alone. `outside` is the cost of everything else: stem, head, the call of the runtime.
+    A block alone also pays its launch and the conversion of its input and output, which a network pays once, so the
+    three costs beside the slope are often negative. If a plan leaves out the activation of a block, or inserts one, the
+    block costs `per_activation` * millions of numbers written less, or more. This is 0 on runtimes that fuse
+    activations, and None if too few networks differed in their activations.
+
+    The errors are those of predicting each of the `networks` from a fit to all the others.
+    """
+
+    slope: float
+    per_segment: float
+    per_read: float
+    per_write: float
+    outside: float
+    networks: int
+    median_error: float
+    worst_error: float
+    per_activation: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.networks < 2:
+            raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
+        for name in COSTS:
+            cost = getattr(self, name)
+            if cost is not None and not math.isfinite(cost):
+                raise InvalidValue(f"The {name} of a calibration must be a number, found {cost!r}. Measure again.")
+        if self.per_activation is not None and self.per_activation < 0:
+            raise InvalidValue(
+                f"The per_activation of a calibration must be a number, 0 or more, found {self.per_activation!r}. "
+                "Measure again."
+            )
+
+    def in_context(self, time: float, read: float, written: float, activated: float = 0.0) -> float:
+        """Return the cost inside a network of a block that takes `time` alone.
+
+        `activated` is the size of the activation that the block has there and not alone; negative for an activation
+        that it has only alone.
+        """
+        cost = self.slope * time + self.per_segment + self.per_read * read / 1e6 + self.per_write * written / 1e6
+        return max(cost + (self.per_activation or 0.0) * activated / 1e6, LEAST * time)
+
+    def __str__(self) -> str:
+        return (
+            f"calibrated on {self.networks} whole networks: each predicted from the others with an error of "
+            f"{self.median_error:.1%} in the median, {self.worst_error:.1%} at worst"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LatencyTable(Document):
-    """T of the paper, with the environment in which it was measured. Spans that are not in it cannot be merged.
+    """T of the paper, with the environment in which it was measured. A span without an entry cannot be merged.
 
-    With a `calibration` its times are times in context, so that their sum over a plan predicts a whole network; the
-    samples are those of the blocks alone. What everything outside the spans costs is in the spans that start at 0:
-    every plan has exactly one of them.
+    With a `calibration`, the sum of the times over a plan predicts the whole network; the spans that start at 0
+    include the cost of everything outside the spans. `activations` are the positions where the original network has an
+    activation. If they are None (not known), every layer counts as one with an activation.
     """
 
     FORMAT: ClassVar[str] = "depthfold.latency-table"
@@ -41,15 +180,13 @@ class LatencyTable(Document):
     fingerprint: str = ""
     environment: Environment = field(default_factory=Environment)
     calibration: Calibration | None = None
+    activations: frozenset[Position] | None = None
     entries: tuple[Timing, ...]
 
     def __post_init__(self) -> None:
-        entries = as_tuple_of(Timing, "The entries of a latency table", self.entries, TableError)
-        if not entries:
+        ordered = tuple(sorted(self.entries, key=lambda entry: entry.span))
+        if not ordered:
             raise TableError("The latency table is empty: it needs an entry for every span that can be merged.")
-        for name in ("network", "fingerprint"):
-            as_text(f"The {name} of a latency table", getattr(self, name), TableError)
-        ordered = tuple(sorted(entries, key=lambda entry: (entry.span.i, entry.span.j)))
         for one, two in pairwise(ordered):
             if one.span == two.span:
                 raise TableError(f"The latency table has two entries for {one.span}; keep one of them.")
@@ -61,34 +198,35 @@ class LatencyTable(Document):
         return max(entry.span.j for entry in self.entries)
 
     @property
-    def times(self) -> Mapping[Span, float]:
-        """The spans that have a time, with the time of their blocks as they were timed."""
-        return {entry.span: entry.time for entry in self.entries if entry.time is not None}
+    def times(self) -> Mapping[Span, tuple[float, float]]:
+        """T[i, j, 0] and T[i, j, 1] of the spans that have times."""
+        return {entry.span: entry.times for entry in self.entries if entry.times is not None}
 
-    def times_if(self, active: bool) -> Mapping[Span, float]:
-        """The same spans, with what they take in a plan that has an activation at their end, or that has none."""
-        times = ((entry.span, entry.takes(active)) for entry in self.entries)
-        return {span: time for span, time in times if time is not None}
+    @property
+    def layers(self) -> tuple[float | None, ...]:
+        """The times of the single layers as the original network has them, with or without an activation."""
+        known = self.activations
+        found: list[float | None] = [None] * self.depth
+        for entry in self.entries:
+            if len(entry.span) == 1 and entry.times is not None:
+                l = entry.span.j
+                found[l - 1] = entry.times[known is None or l in known]
+        return tuple(found)
 
     @property
     def original(self) -> float | None:
-        """The latency of the network as it is: the sum over its single layers; None where one of them has no time.
+        """The latency of the original network: the sum over its single layers, None if one of them has no time."""
+        known = [time for time in self.layers if time is not None]
+        return sum_times(known) if len(known) == self.depth else None
 
-        The `time` of a single layer is that of the layer as the network has it, so it is right here with an activation
-        of its own and without one."""
-        times = self.times
-        singles = [times.get(Span(l - 1, l)) for l in range(1, self.depth + 1)]
-        known = [time for time in singles if time is not None]
-        return sum_rounded_up(known) if len(known) == len(singles) else None
-
-    def predict(self, network: Network, plan: Plan) -> float:
-        """The latency of a plan: the sum over its segments, each with an activation or without, as the plan has it.
-        Rounded up to a float, as the solver does."""
-        if not isinstance(network, Network) or not isinstance(plan, Plan):
+    def predict(self, network: Network, plan: Plan | SolvedPlan) -> float:
+        """Return the latency of a plan: the sum over its segments, as the solver adds them."""
+        if not isinstance(network, Network):
             raise InvalidValue(
-                f"predict() takes a network and a plan, found {type(network).__name__} and {type(plan).__name__}. The "
-                "first is what trace(model, inputs) returns, the second a Plan(activations, cuts)."
+                f"predict() takes a network and a plan, found {type(network).__name__}. Give the network that "
+                "trace(model, inputs) returns."
             )
+        plan = plan_of(plan)
         if self.fingerprint not in ("", own := fingerprint(network)):
             raise TableError(
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
@@ -98,26 +236,25 @@ class LatencyTable(Document):
         times = []
         for span in network.segments(plan):
             entry = entries.get(span)
-            time = entry.takes(span.j in standing) if entry else None
-            if time is None:
+            if entry is None or entry.times is None:
                 why = f" ({entry.reason})" if entry else ""
                 raise TableError(
                     f"The latency table has no time for {span}{why}, which the plan merges. Measure it, or predict a "
                     "plan whose segments have times."
                 )
-            times.append(time)
-        return sum_rounded_up(times)
+            times.append(entry.times[span.j in standing])
+        return sum_times(times)
 
     @classmethod
     def read_csv(
         cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
     ) -> Self:
-        """The columns st,end,time,stdev in milliseconds, and active and bare, the times with an activation at the end
-        and without one where they differ from time; these and stdev may be absent, and further columns are ignored. A
-        CSV file has no environment."""
-        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], *FURTHER), _entry)
-        if not entries:
-            raise TableError(f"{path}: the latency table is empty; expected one line per span below the header.")
+        """Read the columns st,end,time in milliseconds, and stdev, time_without and reason if the file has them.
+
+        `time_without` is the time without an activation at the end, equal to `time` where it is empty. Other columns
+        are ignored. A CSV file has no environment.
+        """
+        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], WITHOUT, "reason"), _entry)
         environment = environment or Environment()
         try:
             return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
@@ -125,10 +262,15 @@ class LatencyTable(Document):
             raise TableError(f"{path}: {error}") from error
 
     def write_csv(self, path: str | Path) -> None:
-        """The columns of the published tables, and a further one only where an entry has something for it."""
-        further = [name for name in FURTHER if any(getattr(entry, name) not in (None, "") for entry in self.entries)]
-        rows = ((e.span.i, e.span.j, e.time, e.stdev, *(getattr(e, name) for name in further)) for e in self.entries)
-        write_rows(path, (*COLUMNS, *further), rows)
+        """Write the columns of the published tables, and time_without and reason only if an entry needs them."""
+        rows: list[dict[str, object]] = []
+        for e in self.entries:
+            without, time = e.times or (None, None)
+            without = None if without == time else without
+            cells = (e.span.i, e.span.j, time, e.stdev, without, e.reason)
+            rows.append(dict(zip((*COLUMNS, WITHOUT, "reason"), cells, strict=True)))
+        columns = (*COLUMNS, *(name for name in (WITHOUT, "reason") if any(row[name] is not None for row in rows)))
+        write_rows(path, columns, [[row[name] for name in columns] for row in rows])
 
     def __str__(self) -> str:
         timed = len(self.times)
@@ -144,15 +286,20 @@ class LatencyTable(Document):
         return f"<LatencyTable {self.network or '(unnamed)'}: {size}>"
 
 
-def sum_rounded_up(times: Sequence[float]) -> float:
-    """The smallest float that is not below the exact sum: what takes no longer than it says fits its budget."""
-    total = math.fsum(times)
-    return total if math.fsum([*times, -total]) <= 0 else math.nextafter(total, math.inf)
+def _checked(what: str, value: object) -> float:
+    time = as_float(what, value, TableError, "milliseconds from 0 on")
+    if not 0 <= time <= LONGEST:  # NaN compares with nothing
+        raise TableError(
+            f"{what} is {time:g} ms; expected milliseconds from 0 to {LONGEST:g}. If the span cannot be timed, give "
+            "the reason instead."
+        )
+    return time
 
 
 def _entry(row: Row) -> Timing:
     span = Span(*row.ends())
-    active, bare, spread = (row.number(name) if row.text(name) else None for name in ("active", "bare", "stdev"))
+    without, spread = (row.number(name) if row.text(name) else None for name in (WITHOUT, "stdev"))
     if row.text("time") is None and (reason := row.text("reason")):
-        return Timing(span=span, reason=reason, active=active, bare=bare)
-    return Timing(span=span, time=row.number("time"), active=active, bare=bare, stdev=spread)
+        return Timing(span=span, reason=reason)
+    time = row.number("time")
+    return Timing(span=span, times=(time if without is None else without, time), stdev=spread)

@@ -1,23 +1,27 @@
-"""The plan: which activations stay and where the network is not merged."""
+"""Plans: the activations that stay and the positions where merging stops, with or without their predicted cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from depthfold.core.document import Document
-from depthfold.core.span import Position
+from depthfold.core.shape import ConvShape
+from depthfold.core.span import Position, Span
+from depthfold.core.wording import count, text_table
 from depthfold.errors import PlanError
+
+HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Document):
-    """A and S of the paper: `activations` are the positions where an activation stands, `cuts` where no merging
-    crosses. Pure data: applying a plan decides nothing.
+    """A and S of the paper: `activations` are the positions with an activation, and no merging crosses a cut.
 
-    A is a subset of S, with one exception: the last position L of the network is no cut (nothing follows it), but an
-    activation can stand there.
+    A is a subset of S, except that the last position L can have an activation and is never a cut.
     """
 
     FORMAT: ClassVar[str] = "depthfold.plan"
@@ -32,29 +36,115 @@ class Plan(Document):
         last = max(self.cuts, default=0)
         if len(outside) > 1 or (outside and outside[0] < last):
             raise PlanError(
-                f"The activations {outside[:8]} are not among the cuts {list(self.cuts)[:60]}. An activation cannot "
-                "be merged across, so each one (but the one at the last position L) must also be a cut: add them to "
-                "cuts, or leave the activations out."
+                f"The activations {outside[:8]} are not among the cuts {list(self.cuts)[:60]}. Every activation except "
+                "the one at the last position L must also be a cut: add them to cuts, or leave the activations out."
             )
 
     def __str__(self) -> str:
         return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}"
 
 
-def _positions(name: str, given: object) -> tuple[Position, ...]:
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The layers between two cuts: one convolution in the compressed network.
+
+    `times` are T[i, j, 0] and T[i, j, 1] in milliseconds, without and with an activation at the end. `replaced` is the
+    time of its layers one by one, None if one of them was not timed. `shape` is the merged convolution, None if the
+    solver was not given the network.
+    """
+
+    span: Span
+    times: tuple[float, float]
+    replaced: float | None = None
+    shape: ConvShape | None = None
+
+    def row(self, active: bool) -> tuple[str, ...]:
+        """Return the segment as a row of text, with or without an activation at its end."""
+        first, last = self.span.layers[0], self.span.layers[-1]
+        layers = str(first) if first == last else f"{first}-{last}"
+        becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"
+        time = self.times[active]
+        replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
+        saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
+        return (layers, becomes, f"{time:.4g}", replaced, saved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedPlan(Document):
+    """A plan from a frontier with its predictions.
+
+    `plan` holds A and S. `boundaries` is B, the boundaries between the blocks of the surrogate objective. `latency` is
+    the sum of the segments' times in milliseconds, each rounded up to whole picoseconds. `latency_by_activations` is
+    the latency if merging followed A instead of S (the ablation of Section 5.3). `fingerprint` is that of the network,
+    empty if it was not known.
+    """
+
+    FORMAT: ClassVar[str] = "depthfold.solved-plan"
+
+    plan: Plan
+    boundaries: tuple[Position, ...]
+    latency: float
+    importance: float
+    latency_by_activations: float
+    segments: tuple[Segment, ...]
+    original: float | None
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise PlanError("The plan has no segments; expected one for the layers between each two of its cuts.")
+        ends = (0, *self.plan.cuts, self.segments[-1].span.j)
+        if outside := sorted(self.plan.activations - {*self.boundaries, ends[-1]}):
+            raise PlanError(f"The activations {outside[:8]} are not boundaries of the plan: A must be a subset of B.")
+        if [(segment.span.i, segment.span.j) for segment in self.segments] != list(pairwise(ends)):
+            raise PlanError(
+                f"The segments of the plan do not start and end at its cuts {list(self.plan.cuts)[:60]}: they are "
+                f"{', '.join(str(segment.span) for segment in self.segments[:60])}."
+            )
+
+    @property
+    def speedup(self) -> float | None:
+        """The original's latency divided by the plan's."""
+        return self.original / self.latency if self.original and self.latency else None
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        share = ""
+        if self.original and self.speedup:
+            share = f", {self.latency / self.original:.1%} of the original's {self.original:.4g} ms"
+            share += f" ({self.speedup:.2f} times as fast)"
+        yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
+        yield f"{self.plan}; boundaries at {ranges(self.boundaries)}"
+        convolutions = count(len(self.segments), "convolution")
+        yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
+        yield ""
+        rows = [segment.row(segment.span.j in self.plan.activations) for segment in self.segments]
+        yield from text_table(HEADER, rows)
+
+
+def plan_of(plan: Plan | SolvedPlan) -> Plan:
+    """Return the Plan of a SolvedPlan, or a Plan unchanged."""
+    if isinstance(plan, SolvedPlan):
+        return plan.plan
+    if not isinstance(plan, Plan):
         raise PlanError(
-            f"A plan's {name} are several positions in a row, found {given!r:.80}. Write Plan([2], [1, 2]), say."
+            f"Expected a plan, found {type(plan).__name__}. Give a Plan(activations, cuts), or the plan that choose() "
+            "or frontier.at() returns."
         )
-    positions = tuple(given)
-    for position in positions:
-        if type(position) is not int or position < 1:
-            raise PlanError(f"A plan's {name} are positions 1, 2, ..., found {position!r}.")
+    return plan
+
+
+def _positions(name: str, given: Iterable[Position]) -> tuple[Position, ...]:
+    positions = tuple(map(operator.index, given))
+    if wrong := [position for position in positions if position < 1]:
+        raise PlanError(f"A plan's {name} are positions 1, 2, ..., found {wrong[0]}.")
     return positions
 
 
 def ranges(positions: Iterable[int]) -> str:
-    """1-4 6 9-12: a list of positions that a person can read."""
+    """Return the positions as text, for example 1-4 6 9-12."""
     runs: list[list[int]] = []
     for position in sorted(positions):
         if runs and runs[-1][1] == position - 1:

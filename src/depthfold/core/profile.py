@@ -1,58 +1,52 @@
-"""What a network costs, as it was measured. The measuring itself is in `latency`."""
+"""The measured cost of a network. `latency` does the measuring."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median, quantiles
 from typing import ClassVar
 
-from depthfold.core.describe import text_table
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.wording import amount
-from depthfold.errors import InvalidValue
+from depthfold.core.wording import amount, text_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Document):
-    """What a network costs. `flops` counts a multiplication and an addition as two, as PyTorch's counter does; papers
-    often print multiply-adds, which are half of it. `memory` is in bytes, weights included; None with the reason where
-    it could not be measured."""
+    """The cost of a network.
+
+    `quartiles` of the latency are in milliseconds, over `count` samples. `flops` counts a multiplication and an
+    addition as two, as PyTorch's counter does; papers often print multiply-adds, which are half of it. `memory` is in
+    bytes, weights included, or None with the reason why it was not measured.
+    """
 
     FORMAT: ClassVar[str] = "depthfold.profile"
 
     environment: Environment
-    samples: tuple[float, ...]
+    quartiles: tuple[float, float, float]
+    count: int
     flops: int
     parameters: int
     depth: int
     memory: int | None
     memory_reason: str | None = None
 
-    def __post_init__(self) -> None:
-        if not self.samples:
-            raise InvalidValue("A profile needs at least one sample of the latency, found none. Measure the network.")
-
     @property
     def latency(self) -> float:
         """The median in milliseconds."""
-        return median(self.samples)
+        return self.quartiles[1]
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The middle half of the samples."""
-        if len(self.samples) == 1:
-            return self.samples[0], self.samples[0]
-        low, _, high = quantiles(self.samples, n=4, method="inclusive")
-        return low, high
+        """The first and the third quartile."""
+        return self.quartiles[0], self.quartiles[2]
 
     def __str__(self) -> str:
         return side_by_side({"network": self})
 
 
 def side_by_side(profiles: Mapping[str, Profile]) -> str:
-    """The profiles as a table, one column each, and how they compare with the first."""
+    """Return the profiles as a table with one column each, compared with the first."""
     first = next(iter(profiles.values()))
     rows = [
         ("latency, ms", *(f"{p.latency:.4g}" for p in profiles.values())),

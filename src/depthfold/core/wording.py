@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, Context
-from fractions import Fraction
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries write for a terminal, wherever they write
 _LONGEST = 300  # characters of a reason: some libraries add a whole stack of their own
@@ -30,10 +28,11 @@ def at_most(value: float) -> str:
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)):.4g}"
 
 
-def share_at_least(part: float, whole: float) -> str:
-    """In per cent, rounded up to a tenth: asked for as a budget, it admits what takes `part`."""
-    tenths = math.ceil(Fraction(part) / Fraction(whole) * 1000)
-    return f"{tenths // 10}.{tenths % 10}%"
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table with aligned columns."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, ["-" * width for width in widths], *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def one_line(error: BaseException) -> str:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from depthfold.backends.base import reasons
-from depthfold.core import Plan
 from depthfold.core.document import encode
 from depthfold.core.optional import load
 from depthfold.merging.verification import Shallow
@@ -29,8 +28,8 @@ def finish_onnx(path: Path, remembered: Shallow) -> None:
             *model.functions,
         ):
             del noted.metadata_props[:]
-        plan = Plan(remembered.plan.activations, remembered.plan.cuts)
-        notes = {"name": remembered.network.name, "plan": json.dumps(encode(plan)), "depthfold": __version__}
+        plan = json.dumps(encode(remembered.plan))
+        notes = {"name": remembered.network.name, "plan": plan, "depthfold": __version__}
         onnx.helper.set_model_props(model, notes)
         onnx.checker.check_model(model, full_check=True)
         path.write_bytes(model.SerializeToString())

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from depthfold.core import Plan, fingerprint
+from depthfold.core import fingerprint
 from depthfold.core.wording import one_line
 from depthfold.errors import InvalidValue, ResultError
 from depthfold.exporting.probe import take_probe
@@ -42,7 +42,7 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
     result = Result(
         name=network.name,
         fingerprint=fingerprint(network),
-        plan=Plan(plan.activations, plan.cuts),  # a solved plan also knows what it costs, which is no part of this
+        plan=plan,
         at=network.at,
         ignore=network.ignore,
         example=Example.of(network.example),

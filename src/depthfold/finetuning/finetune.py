@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from depthfold.core import Plan, fingerprint
+from depthfold.core import fingerprint
 from depthfold.core.coerce import as_path
 from depthfold.core.document import encode
 from depthfold.errors import CheckpointError, InvalidValue
@@ -102,5 +102,4 @@ def _about(student: nn.Module) -> str:
         _, parts, _ = student_parts(student)
     except InvalidValue:  # any other network may be fine-tuned, too
         return ""
-    plan = Plan(parts.plan.activations, parts.plan.cuts)  # a solved plan also knows what it costs, on some machine
-    return f"network {fingerprint(parts.network)}, plan {json.dumps(encode(plan))}"
+    return f"network {fingerprint(parts.network)}, plan {json.dumps(encode(parts.plan))}"

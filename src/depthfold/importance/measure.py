@@ -103,10 +103,7 @@ def _entry(block: FlaggedSpan, training: FlaggedSpan, seeds: Sequence[int], ledg
     if not known:
         reasons = dict.fromkeys(ledger.failures[key_of(training, seed)] for seed in seeds)
         return Score(span=block, reason="; ".join(reasons))
-    curves = tuple(tuple((int(n), loss, score) for n, loss, score in result["curve"]) for result in known.values())
-    return Score(
-        span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known), curves=curves
-    )
+    return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
 
 
 def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:

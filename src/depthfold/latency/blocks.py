@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, Network, Plan, Span
+from depthfold.core import ConvShape, Network, Span
 from depthfold.core.document import encode
 from depthfold.core.shape import as_pad_argument
 from depthfold.core.space import free_positions
@@ -54,12 +54,9 @@ class BlockShape:
         out = torch.Size(self.shape.out_size(self.in_size)).numel()
         return self.batch * self.shape.in_channels * size, self.batch * self.shape.out_channels * out
 
-    @property
-    def other_activation(self) -> int:
-        """The size of the activation that a plan may insert behind the block; less than 0 for the one that the block
-        has and that a plan may leave out."""
-        written = self.elements[1]
-        return written if self.activation is None else -written
+    def activated(self, b: bool) -> int:
+        """Return how many more numbers are activated if the block has an activation (b) or not than as it is timed."""
+        return (b - (self.activation is not None)) * self.elements[1]
 
     @property
     def parameters(self) -> int:
@@ -130,12 +127,5 @@ def _branches(network: Network, span: Span) -> tuple[Branch, ...]:
 
 
 def block_is_active(network: Network, span: Span) -> bool:
-    """Whether the block of a span ends in an activation."""
+    """Return True if the block of a span is timed with an activation at its end."""
     return span.j in network.activations or (len(span) > 1 and span.j in free_positions(network))
-
-
-def changed_segments(network: Network, plan: Plan) -> tuple[Span, ...]:
-    """The segments of a plan that have no activation at their end where their blocks have one, or one where these have
-    none."""
-    standing = network.standing(plan)
-    return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))

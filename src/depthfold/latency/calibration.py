@@ -16,8 +16,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from depthfold.core import Calibration, Span
-from depthfold.core.calibration import COSTS, NEVER_NEGATIVE
+from depthfold.core import Calibration, Position, Span
+from depthfold.core.latency_table import COSTS, NEVER_NEGATIVE
 from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
@@ -31,12 +31,14 @@ ENOUGH = 3
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole network that was timed: its segments, its latency in milliseconds, and those of the segments that have no
-    activation where their blocks have one, or one where these have none."""
+    """A whole network that was timed: its segments, its latency in milliseconds, and the positions of its activations.
+
+    If `activations` is None, every segment ends as its block was timed.
+    """
 
     segments: tuple[Span, ...]
     latency: float
-    changed: tuple[Span, ...] = ()
+    activations: frozenset[Position] | None = None
 
 
 def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]) -> Calibration:
@@ -47,7 +49,8 @@ def fit(wholes: Sequence[Whole], blocks: Mapping[Span, BlockShape], times: Mappi
     """
     every = tuple(range(len(COSTS)))
     without, off = _fit(wholes, blocks, times, every[:-1])
-    if sum(bool(whole.changed) for whole in wholes) < ENOUGH:
+    differing = (any(_activated(span, whole, blocks) for span in whole.segments) for whole in wholes)
+    if sum(differing) < ENOUGH:
         return replace(without, per_activation=None)
     found, less_off = _fit(wholes, blocks, times, every)
     return found if less_off < off else without
@@ -85,7 +88,7 @@ def _predicted(
 
 
 def _activated(span: Span, whole: Whole, blocks: Mapping[Span, BlockShape]) -> int:
-    return blocks[span].other_activation if span in whole.changed else 0
+    return 0 if whole.activations is None else blocks[span].activated(span.j in whole.activations)
 
 
 def _features(whole: Whole, blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]) -> list[float]:

@@ -190,7 +190,7 @@ class _Search:
         return fitting[-1] if fitting else fastest
 
     def _fits(self, found: Measured) -> bool:
-        return found.latency <= float(self.budget.limit(found.original)) * (1 - MARGIN)
+        return found.latency <= self.budget.limit(found.original) * (1 - MARGIN)
 
     def _should_fit(self, n: int) -> bool:
         """By the prediction, times what the nearest measured plan took over its own prediction."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median
 from typing import Literal, get_args
 
 from depthfold.backends import Backend, get
 from depthfold.backends.base import InsideOthers
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
-from depthfold.core.calibration import COSTS
+from depthfold.core.latency_table import COSTS
 from depthfold.core.space import Space
 from depthfold.errors import InvalidValue, TableError
-from depthfold.latency.blocks import BlockShape, block_shapes, changed_segments
+from depthfold.latency.blocks import BlockShape, block_shapes
 from depthfold.latency.calibration import Whole, fit
 from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
 from depthfold.latency.doubt import doubt_calibration, doubt_journal
@@ -105,6 +105,7 @@ def measure_latency(
         fingerprint=fingerprint(network),
         environment=environment,
         calibration=calibration,
+        activations=network.activations,
         entries=tuple(_entry(span, block, keys[span], notebook, calibration) for span, block in blocks.items()),
     )
 
@@ -115,12 +116,12 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
     original = notebook.name_plan(network.vanilla)
     for plan in plans:
         key = notebook.name_plan(plan)
-        segments, changed = network.segments(plan), changed_segments(network, plan)
+        segments, activations = network.segments(plan), network.standing(plan)
         if all(span in times for span in segments):
             if notebook.timed(key):
-                found.append(Whole(segments, notebook.time(key), changed))
+                found.append(Whole(segments, notebook.time(key), activations))
             elif notebook.shares.get(key) and notebook.timed(original):
-                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), changed))
+                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), activations))
     if len({whole.segments for whole in found}) < 2:
         advice = "Measure with more networks"
         if said := _all_reasons(notebook):
@@ -150,20 +151,10 @@ def _entry(span: Span, block: BlockShape, key: str, notebook: Notebook, calibrat
     if key in notebook.reasons:
         return Timing(span=span, reason=notebook.reasons[key])
     samples, time = notebook.samples(key), notebook.time(key)
-    deviation = stdev(samples) if len(samples) > 1 else None
     if calibration is None:
-        return Timing(span=span, time=time, stdev=deviation, samples=samples)
-    other = None
-    if calibration.per_activation:
-        other = _in_context(span, time, block, calibration, activated=block.other_activation)
-    return Timing(
-        span=span,
-        time=_in_context(span, time, block, calibration),
-        active=other if block.activation is None else None,
-        bare=None if block.activation is None else other,
-        stdev=deviation and calibration.slope * deviation,
-        samples=samples,
-    )
+        return Timing.measured(span, samples, (time, time))
+    without, with_one = (_in_context(span, time, block, calibration, block.activated(b)) for b in (False, True))
+    return Timing.measured(span, samples, (without, with_one), calibration.slope)
 
 
 def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, activated: int = 0) -> float:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from depthfold.backends import Backend, Compiled, get
 from depthfold.backends.base import in_float32, reasons
 from depthfold.core import Profile
+from depthfold.core.latency_table import quartiles
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
 from depthfold.latency.building import held
 from depthfold.latency.memory import peak_memory
@@ -61,7 +62,8 @@ def profile_all(
         memory, reason = peak_memory(module, given[name], environment)
         profiles[name] = Profile(
             environment=environment,
-            samples=tuple(sample for turn in turns[name] for sample in turn),
+            quartiles=quartiles([sample for turn in turns[name] for sample in turn]),
+            count=sum(map(len, turns[name])),
             flops=flops[name],
             parameters=sum(p.numel() for p in module.parameters()),
             depth=sum(isinstance(part, _ConvNd) for part in module.modules()),

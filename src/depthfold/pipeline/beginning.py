@@ -13,7 +13,7 @@ from depthfold.core.wording import count, one_line
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
-from depthfold.solver.normalise import checked_alpha
+from depthfold.solver import checked_alpha
 from depthfold.tracing import expect_traced
 from depthfold.tracing.inputs import Inputs
 from depthfold.training.borrowing import modes_kept

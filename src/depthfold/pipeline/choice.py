@@ -67,5 +67,5 @@ def _expect_merging(network: TracedNetwork, plan: SolvedPlan, budget: Budget) ->
 
 def _digest(frontier: Frontier) -> str:
     """Sixteen hex digits of all plans: what each takes, what it is worth, and what it does."""
-    plans = ((plan.latency, plan.importance, sorted(plan.activations), sorted(plan.cuts)) for plan in frontier.plans)
+    plans = ((point.latency, point.importance, point.activations, point.cuts) for point in frontier.points)
     return hashlib.sha256(repr(list(plans)).encode()).hexdigest()[:16]

@@ -111,7 +111,7 @@ def compress(
         if given is not None:  # not before it has led to a plan: the table that the run has may be one of many hours
             folder.write(IMPORTANCE, given)
 
-        student, place = rewrite(network, plan), student_folder(folder, plan, recipe, distil=distil)
+        student, place = rewrite(network, plan), student_folder(folder, plan.plan, recipe, distil=distil)
         student = finetune(student, task, recipe, teacher=model if distil else None, run=place, progress=progress)
         shallow = merge(student)
         keep_result(folder, shallow, place)

@@ -42,10 +42,9 @@ def merged_from(settings: Settings) -> Path:
         raise RunError(f"The run folder {settings.run} has no {RESULT} yet. {merge}")
     here = f"The result in the run folder {settings.run}"
     if (choice := folder.read(CHOICE, Choice)) is not None:
-        plan, now = read_config(folder.path / RESULT).plan, choice.plan
-        if (plan.activations, plan.cuts) != (now.activations, now.cuts):
+        if read_config(folder.path / RESULT).plan != choice.plan.plan:
             raise RunError(f"{here} is of another plan than the one that was chosen since. {merge}")
-        newest = student_place(settings, now)
+        newest = student_place(settings, choice.plan)
         if newest.exists() and newest.name != folder.read_line(RESULT_OF):
             raise RunError(f"{here} was not merged from the student that was fine-tuned last, {newest}. {merge}")
     if not (name := folder.read_line(RESULT_OF)):
@@ -65,7 +64,7 @@ def choice_of(settings: Settings) -> Choice:
 
 def student_place(settings: Settings, plan: SolvedPlan) -> Path:
     """Where the student of this plan, by the recipe of the settings, is trained."""
-    return student_folder(RunFolder.at(settings.folder), plan, recipe_of(settings.recipe), distil=settings.distil)
+    return student_folder(RunFolder.at(settings.folder), plan.plan, recipe_of(settings.recipe), distil=settings.distil)
 
 
 def trained_student(network: TracedNetwork, plan: SolvedPlan, place: Path, settings: Settings) -> nn.Module:

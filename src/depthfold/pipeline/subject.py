@@ -24,7 +24,7 @@ from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of, warn_if_untrained
 from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
-from depthfold.solver.fit import check_importance
+from depthfold.solver import check_importance
 from depthfold.store import RunFolder
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task

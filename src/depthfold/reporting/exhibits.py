@@ -96,7 +96,7 @@ def _latency_table(findings: Findings) -> Markup:
         (
             str(entry.span),
             words.layers(findings.network, entry.span),
-            *("none" if (time := entry.takes(active)) is None else words.ms(time) for active in (True, False)),
+            *("none" if entry.times is None else words.ms(entry.times[active]) for active in (True, False)),
             "unknown" if entry.stdev is None else words.ms(entry.stdev),
             entry.reason or "",
         )

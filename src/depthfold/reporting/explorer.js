@@ -7,7 +7,7 @@
 (function () {
   const { layers, segments, plans, original, inserted, skips, barriers, chosen } = report.explorer;
   const own = layers.flatMap((layer, n) => (layer.activation === null ? [] : [n + 1]));
-  const longest = Math.max(...segments.map(([, , active, bare, replaced]) => Math.max(active, bare, replaced ?? 0)));
+  const longest = Math.max(...segments.map(([, , active, inactive, replaced]) => Math.max(active, inactive, replaced ?? 0)));
   const slider = document.getElementById("budget");
   const byId = (id) => document.getElementById(id);
 
@@ -32,8 +32,8 @@
     const kept = new Set(plan.activations);
     const native = new Set(own);
     const parts = plan.segments.map((index) => {
-      const [i, j, active, bare, replaced, shape] = segments[index];
-      return { i, j, time: kept.has(j) ? active : bare, replaced, shape, merged: j > i + 1 };
+      const [i, j, active, inactive, replaced, shape] = segments[index];
+      return { i, j, time: kept.has(j) ? active : inactive, replaced, shape, merged: j > i + 1 };
     });
     return {
       plan,

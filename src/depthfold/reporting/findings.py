@@ -95,6 +95,9 @@ class Findings(Document):
             # A traced network holds its model, which a report has no use for and JSON no form.
             fields = {field.name: getattr(self.network, field.name) for field in dataclasses.fields(Network)}
             object.__setattr__(self, "network", Network(**fields))
+        if self.latency.activations is None:  # a CSV file has none
+            latency = dataclasses.replace(self.latency, activations=self.network.activations)
+            object.__setattr__(self, "latency", latency)
         if problems := tuple(self._problems()):
             raise InvalidValue(
                 f"The findings {self.title!r} do not belong together: {'; '.join(problems)}. Give the tables, the "

@@ -39,11 +39,14 @@ class Cell:
 def latency_maps(findings: Findings) -> dict[str, Figure]:
     """T in milliseconds, and as a share of the layers that a span replaces: where that is below 1, merging pays."""
     network, entries = findings.network, findings.latency.entries
-    times = findings.latency.times
-    replaced = {span: _replaced(span, times) for span in times}
+    layers = findings.latency.layers
+    replaced = {entry.span: _replaced(entry.span, layers) for entry in entries}
     shapes = len(entries) <= MOST_SHAPES
-    absolute = [Cell(e.span, e.time, _latency_text(network, e, replaced.get(e.span), shapes)) for e in entries]
-    relative = [Cell(c.span, _ratio(c.value, replaced.get(c.span)), c.text) for c in absolute if len(c.span) > 1]
+    absolute = [
+        Cell(e.span, e.times[1] if e.times else None, _latency_text(network, e, replaced[e.span], shapes))
+        for e in entries
+    ]
+    relative = [Cell(c.span, _ratio(c.value, replaced[c.span]), c.text) for c in absolute if len(c.span) > 1]
     return {
         "Time as one convolution, ms": _map(absolute, _logarithmic(absolute, "ms"), network.depth),
         "Time as a multiple of the layers one by one": _map(
@@ -132,9 +135,9 @@ def _trace(levels: Mapping[Span, float], texts: Mapping[Span, str], depth: int, 
     } | more
 
 
-def _replaced(span: Span, times: Mapping[Span, float]) -> float | None:
-    """The time of a span's layers one by one, or None where one of them has no time."""
-    singles = [times.get(Span(l - 1, l)) for l in span.layers]
+def _replaced(span: Span, layers: Sequence[float | None]) -> float | None:
+    """Return the time of a span's layers one by one, or None if one of them has no time."""
+    singles = layers[span.i : span.j]
     known = [time for time in singles if time is not None]
     return sum(known) if len(known) == len(singles) else None
 
@@ -145,13 +148,12 @@ def _ratio(time: float | None, replaced: float | None) -> float | None:
 
 def _latency_text(network: Network, entry: Timing, replaced: float | None, with_shape: bool) -> str:
     lines = [_named(network, entry.span)]
-    if entry.time is None:
+    if entry.times is None:
         return _lines(*lines, f"no time: {entry.reason}")
-    lines.append(words.ms(entry.time) + (f" as {words.shape(network.merged_shape(entry.span))}" if with_shape else ""))
-    if entry.active is not None:
-        lines.append(f"{words.ms(entry.active)} with an activation")
-    if entry.bare is not None:
-        lines.append(f"{words.ms(entry.bare)} without its activation")
+    without, time = entry.times
+    lines.append(words.ms(time) + (f" as {words.shape(network.merged_shape(entry.span))}" if with_shape else ""))
+    if without != time:
+        lines.append(f"{words.ms(without)} without an activation at its end")
     if replaced is not None and len(entry.span) > 1:
         lines.append(f"{words.ms(replaced)} one by one")
     return _lines(*lines)

@@ -68,7 +68,7 @@ def _rows(findings: Findings) -> Iterator[Row]:
         yield _counted("Convolutions in the whole network", before, after, lambda p: p.depth, lambda p: str(p.depth))
     depth, left = findings.network.depth, len(findings.plan.segments)
     yield ("Convolutions in what was traced", str(depth), str(left), _share(depth, left))
-    own, kept = len(findings.network.activations), len(findings.plan.activations)
+    own, kept = len(findings.network.activations), len(findings.plan.plan.activations)
     yield ("Activations in what was traced", str(own), str(kept), _share(own, kept))
 
 

@@ -46,7 +46,7 @@ def shown(frontier: Frontier, plan: SolvedPlan, most: int = MOST) -> Shown:
 
 def explorer_data(findings: Findings, plans: Shown) -> dict[str, Any]:
     """What explorer.js decodes. Positions count from 0 to L, as in the nouns; layer l is at index l - 1."""
-    network, times = findings.network, findings.latency.times
+    network, layers = findings.network, findings.latency.layers
     used = sorted({ends for point in plans.points for ends in _ends(point, network.depth)})
     number = {ends: n for n, ends in enumerate(used)}
     known = {(s.span.i, s.span.j): s for s in (*findings.frontier.segments, *findings.plan.segments)}
@@ -56,15 +56,15 @@ def explorer_data(findings: Findings, plans: Shown) -> dict[str, Any]:
                 "name": layer.where,
                 "shape": words.shape(layer.shape),
                 "activation": layer.activation,
-                "ms": times.get(Span(l - 1, l)),
+                "ms": layers[l - 1],
             }
             for l, layer in enumerate(network.layers, start=1)
         ],
         "segments": [
             [
                 *ends,
-                known[ends].takes(True),
-                known[ends].takes(False),
+                known[ends].times[1],
+                known[ends].times[0],
                 known[ends].replaced,
                 words.shape(network.merged_shape(Span(*ends))),
             ]
@@ -104,8 +104,8 @@ def _point_of(plan: SolvedPlan) -> Point:
         latency=plan.latency,
         importance=plan.importance,
         latency_by_activations=plan.latency_by_activations,
-        activations=tuple(sorted(plan.activations)),
-        cuts=plan.cuts,
+        activations=tuple(sorted(plan.plan.activations)),
+        cuts=plan.plan.cuts,
         boundaries=plan.boundaries,
     )
 

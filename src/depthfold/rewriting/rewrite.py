@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import fx, nn
 
-from depthfold.core import Network, Plan, Span
+from depthfold.core import Network, Plan, SolvedPlan, Span, plan_of
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
@@ -15,7 +15,7 @@ from depthfold.tracing import Student, TracedNetwork, expect_traced
 from depthfold.tracing.forward import leave_out_of_state
 
 
-def rewrite(network: Network, plan: Plan) -> nn.Module:
+def rewrite(network: Network, plan: Plan | SolvedPlan) -> nn.Module:
     """A trainable copy of the model as the plan wants it.
 
     Activations outside the plan's A become identities, and those in A where the network has none are inserted, of the
@@ -23,11 +23,7 @@ def rewrite(network: Network, plan: Plan) -> nn.Module:
     inside a segment are cropped to match. Parameters keep the names that they have in the user's model.
     """
     network = expect_traced(network, "rewrite")
-    if not isinstance(plan, Plan):
-        raise PlanError(
-            f"rewrite() takes a plan, found {type(plan).__name__}. Give a Plan(activations, cuts), or the one that "
-            "choose() returns."
-        )
+    plan = plan_of(plan)
     segments = network.segments(plan)
     _check_sizes(network, segments)
     # In one go: what the traced part shares with the rest of the model stays shared.

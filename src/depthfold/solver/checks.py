@@ -1,4 +1,4 @@
-"""Do the two tables belong together, and is anything missing? Every problem has a message of its own."""
+"""Checks that the two tables fit the network and each other, and that no entry is missing."""
 
 from __future__ import annotations
 
@@ -6,39 +6,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position, Span
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span, fingerprint
 from depthfold.errors import InvalidValue, TableError
-from depthfold.solver.arrays import Floats
+from depthfold.solver.problem import NEVER, Floats, Ints
 
 SHOWN = 5
-Table = LatencyTable | ImportanceTable
 
 
-def check_kinds(latency: object, importance: object) -> None:
-    """Raises InvalidValue if solve() was given something else than the two tables, in this order."""
-    if isinstance(latency, ImportanceTable) and isinstance(importance, LatencyTable):
-        raise InvalidValue("The two tables are swapped: solve() takes the latency table first, solve(T, I).")
-    for value, kind, name in ((latency, LatencyTable, "latency"), (importance, ImportanceTable, "importance")):
-        if not isinstance(value, kind):
-            raise InvalidValue(
-                f"The {name} table must be of the kind {kind.__name__}, found {type(value).__name__}. "
-                f"{kind.__name__}.read_csv() and .loads() read one."
-            )
-
-
-def check_tables(latency: LatencyTable, importance: ImportanceTable) -> None:
-    """Raises TableError if the tables are not of one network and one environment, or if an entry is missing."""
+def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Network | None = None) -> None:
+    """Raise TableError if the tables are not of one network and one environment, or if an entry is missing."""
+    _check_kinds(latency, importance, network)
+    if network is not None:
+        _check_network("latency", latency, network)
+        _check_network("importance", importance, network)
     _check_same_network(latency, importance)
     if differences := latency.environment.differences(importance.environment):
         raise TableError(
             f"The importance table is of another environment than the latency table: {'; '.join(differences)}. "
-            "Measure one of them again; what an importance does not depend on (the machine, say) its table may leave "
-            "out."
+            "Measure one of them again, or leave the field out of the importance table if the scores do not depend on "
+            "it."
         )
     if at_zero := [entry.span for entry in importance.entries if entry.span.i == 0 and not entry.span.a]:
         raise TableError(
-            f"The importance table has {listed(at_zero)}, but at position 0, the input of the network, the flag is 1: "
-            "there is no activation that could be missing. Enter 1 for its start."
+            f"The importance table has {_listed(at_zero)}, but the flag at position 0, the input of the network, is "
+            "always 1. Enter 1 for its start."
         )
     timed = {(entry.span.i, entry.span.j) for entry in latency.entries}
     scored = {(entry.span.i, entry.span.j) for entry in importance.entries}
@@ -48,46 +39,134 @@ def check_tables(latency: LatencyTable, importance: ImportanceTable) -> None:
             f" The latency table ends at position {latency.depth}, the importance table at {importance.depth}: are "
             "both of the same network?"
         )
-    refuse_missing("latency", [Span(i, j) for i, j in sorted(scored - timed)], "importance table", depths)
-    refuse_missing("importance", [Span(i, j) for i, j in sorted(timed - scored)], "latency table", depths)
+    _refuse_missing("latency", [Span(i, j) for i, j in sorted(scored - timed)], "importance table", depths)
+    _refuse_missing("importance", [Span(i, j) for i, j in sorted(timed - scored)], "latency table", depths)
+    if network is not None:
+        check_fit(latency, importance, network)
 
 
-def check_covered(T_opt: Floats, I_opt: Floats) -> None:
-    """Raises TableError if the spans of a table do not lead from 0 to L."""
+def check_importance(importance: ImportanceTable, network: Network) -> None:
+    """Raise TableError if the importance table does not fit the network, before anything is timed."""
+    _check_network("importance", importance, network)
+    _check_blocks(importance, network)
+
+
+def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
+    """Raise TableError if a table has an entry that the network cannot have, or lacks a flagged span."""
+    for entry in latency.entries:
+        if refusal := network.why_not(entry.span):
+            raise TableError(
+                f"The latency table has {entry.span}, which does not merge in this network: {refusal.why}."
+            )
+    _check_blocks(importance, network)
+    # A plain table has (i, j, 1, 1) for every timed span and nothing else.
+    if importance.extended:
+        # With the exclusion rule, which only leaves entries out, so that both search spaces pass.
+        timed = {entry.span for entry in latency.entries}
+        present = {score.span for score in importance.entries}
+        expected = [block for block in network.flagged_spans("full", exclusion=True) if block.span in timed]
+        _refuse_missing("importance", [block for block in expected if block not in present], "network")
+
+
+def check_covered(T_opt: Ints, I_opt: Floats) -> None:
+    """Raise TableError if the spans of a table do not lead from 0 to L."""
     L = len(T_opt) - 1
-    if not np.isfinite(T_opt[0, L]):
-        _not_covered("latency", int(np.flatnonzero(np.isfinite(T_opt[0])).max()), L)
-    blocks = np.isfinite(I_opt[1]).any(axis=0)
-    reached = np.arange(L + 1) == 0
+    timed = T_opt[0, :, 0] < NEVER
+    blocks = I_opt[:, :, 1].max(axis=2) > -np.inf
+    scored = np.arange(L + 1) == 0
     for l in range(1, L + 1):
-        reached[l] = (reached[:l] & blocks[:l, l]).any()
-    if not reached[L]:
-        _not_covered("importance", int(np.flatnonzero(reached).max()), L)
+        scored[l] = (scored[:l] & blocks[:l, l]).any()
+    for table, reached in (("latency", timed), ("importance", scored)):
+        if not reached[L]:
+            last = int(np.flatnonzero(reached).max())
+            raise TableError(
+                f"The spans of the {table} table do not cover the network: no chain of them leads from position 0 to "
+                f"{L}; the furthest position reached is {last}. Is a span missing that starts at or before {last} and "
+                "ends after it?"
+            )
 
 
 def no_plan() -> TableError:
+    """Return the error for tables that each cover the network, but not together."""
     return TableError(
-        "No plan fits both tables: each covers the network by itself, but wherever the importance table has a chain "
-        "of blocks, the latency table lacks the times for merging between its activations. Time the spans that have "
-        "a reason instead of a time."
+        "No plan fits both tables: for every chain of blocks in the importance table, the latency table lacks the "
+        "times to merge between its activations. Time the spans that have a reason instead of a time."
     )
 
 
-def refuse_missing(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str, hint: str = "") -> None:
+def _check_kinds(latency: object, importance: object, network: object) -> None:
+    if isinstance(latency, ImportanceTable) and isinstance(importance, LatencyTable):
+        raise InvalidValue("The two tables are swapped: solve() takes the latency table first, solve(T, I).")
+    for value, kind, name in ((latency, LatencyTable, "latency table"), (importance, ImportanceTable,
+                              "importance table"), (network, Network | None, "network")):  # fmt: skip
+        if not isinstance(value, kind):
+            raise InvalidValue(
+                f"solve() takes a LatencyTable, an ImportanceTable and a Network; found {type(value).__name__} as "
+                f"{name}."
+            )
+
+
+def _check_network(name: str, table: LatencyTable | ImportanceTable, network: Network) -> None:
+    own = fingerprint(network)
+    if table.fingerprint not in ("", own) or table.depth > network.depth:
+        raise TableError(
+            f"The {name} table is not of the network {network.name!r}: the network has {network.depth} layers and "
+            f"fingerprint {own!r}, the table {table.depth} and {table.fingerprint or 'none'!r}. Measure it again, or "
+            "give the network that it was measured on."
+        )
+    # Every search space has the single layers.
+    missing = [Span(l - 1, l) for l in range(table.depth + 1, network.depth + 1)]
+    _refuse_missing(name, missing, "network", f" The table ends at position {table.depth} of {network.depth}.")
+
+
+def _check_blocks(importance: ImportanceTable, network: Network) -> None:
+    for score in importance.entries:
+        _check_flags(score.span, network, importance.extended)
+
+
+def _check_flags(block: FlaggedSpan, network: Network, extended: bool) -> None:
+    for position, flag in ((block.i, block.a), (block.j, block.b)):
+        if why := _why_not(position, flag, network, extended):
+            raise TableError(
+                f"The importance table has {block}, but the flag at {position} cannot be {int(flag)}: {why}. Measure "
+                "it again with the flags of network.flagged_spans()."
+            )
+
+
+def _why_not(position: Position, flag: bool, network: Network, extended: bool) -> str | None:
+    """Return the reason why no plan can have this flag at the position, None if one can or the position is 0."""
+    if position == 0:
+        return None
+    if not flag:
+        return "the network has its own activation there, which stays" if position in network.activations else None
+    if not network.activations:
+        return "the network has no activation at all of a kind to insert"
+    if position in network.activations:
+        return None
+    if not extended:  # in the plain problem every block lies between activations, also at a barrier and at the end
+        return None
+    if network.ends_in_output and position == network.depth:
+        return "it is the network's output, and an activation would cut off a part of its range, so none is inserted"
+    if position in network.barriers:
+        return "it is a barrier without an activation, and nothing merges across it, so none is inserted there"
+    return None
+
+
+def _refuse_missing(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str, hint: str = "") -> None:
     if missing:
         raise TableError(
-            f"The {table} table has no entry for {listed(missing)}, which the {expected_by} has. Measure it, or enter "
+            f"The {table} table has no entry for {_listed(missing)}, which the {expected_by} has. Measure it, or enter "
             f"it with the reason why it has no value.{hint}"
         )
 
 
-def listed(spans: Sequence[Span | FlaggedSpan]) -> str:
+def _listed(spans: Sequence[Span | FlaggedSpan]) -> str:
     more = f" and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
     return f"{', '.join(map(str, spans[:SHOWN]))}{more}"
 
 
 def _check_same_network(latency: LatencyTable, importance: ImportanceTable) -> None:
-    # Names are only labels: the same network may bear two of them. They count where there is nothing better.
+    # One network may have two names, so names count only if a table has no fingerprint.
     known = latency.fingerprint and importance.fingerprint
     what = "fingerprint" if known else "network"
     mine, theirs = getattr(importance, what), getattr(latency, what)
@@ -96,11 +175,3 @@ def _check_same_network(latency: LatencyTable, importance: ImportanceTable) -> N
             f"The importance table is of another network than the latency table: {'fingerprint' if known else 'name'} "
             f"{mine!r} against {theirs!r}. Measure both on the same network."
         )
-
-
-def _not_covered(table: str, reached: Position, L: Position) -> None:
-    raise TableError(
-        f"The spans of the {table} table do not cover the network: no chain of them leads from position 0 to {L}; the "
-        f"furthest position reached is {reached}. Is a span missing that starts at or before {reached} and ends "
-        "behind it?"
-    )

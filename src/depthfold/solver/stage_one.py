@@ -1,95 +1,84 @@
-"""Stage one: the best way through the layers between two activations, once for latency and once for importance.
+"""Stage one: Algorithms 1 and 3, the best way through the layers between two activations.
 
-Both are shortest-path problems over the spans that exist. Neither knows of the other, because S and B need only
-contain A: between two neighbouring activations they are free of each other.
+Algorithm 1 finds the fastest segments and Algorithm 3 the most important blocks. The two are independent, because S and
+B need only contain A. Arrays have the paper's indices; the loop over k is one operation on the rows of an array.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from depthfold.solver.arrays import Exact, Floats, Ints
+from depthfold.solver.problem import NEVER, Floats, Ints
 
 
-def both_flags(T: Floats) -> tuple[Exact, Ints, Ints]:
-    """T_opt, S_opt and M_opt of T[b, i, j], each by the flag b at its end, too.
+def algorithm_1(T: Ints) -> tuple[Ints, Ints]:
+    """Return T_opt[k, l, b] and S_opt[k, l, b] (Eq. 5): the least time of the layers k+1..l, and the last cut m of it.
 
-        T_opt[b, k, l] = min over k <= m < l of T_opt[0, k, m] + T[b, m, l]
-
-    Between k and l no activation stands, so every segment of a chain is bare but the last one, which has the activation
-    at l if there is one (b = 1).
+    S_opt has one cut instead of the set: the others are those of S_opt[k, m, 0]. If m = k, there is no cut.
     """
-    exact = Exact.of(T)
-    bare, S_bare = fastest_merging(exact[0])
-    active, S_active = fastest_merging(exact[1], bare)
-    M_opt = np.stack([merging_by_activations(T[0]), merging_by_activations(T[1], T[0])])
-    return Exact.stack(bare, active), np.stack([S_bare, S_active]), M_opt
-
-
-def fastest_merging(T: Exact, before: Exact | None = None) -> tuple[Exact, Ints]:
-    """Algorithm 1: T_opt[k, l], and for S_opt the last cut m of its best chain (m = k: no cut, one convolution).
-
-    T has the last span of a chain, and `before` is the T_opt of what leads to it; without one, T_opt itself.
-    Barriers are no special case. No span crosses them, so every chain from one side to the other has a cut there,
-    with or without an activation. Ties go to the smallest m, and so to the unsplit span.
-    """
-    size = len(T.units)
-    T_opt = Exact(np.full((size, size), np.inf), np.zeros((size, size)))
-    np.fill_diagonal(T_opt.units, 0.0)
-    S_opt = np.full((size, size), -1, dtype=np.intp)
-    for l in range(1, size):
-        through = (T_opt if before is None else before)[:l, :l] + T[:l, l]
-        least = through.units.min(axis=1, keepdims=True)
-        m = np.where(through.units == least, through.rest, 1.0).argmin(axis=1)
-        T_opt.units[:l, l], T_opt.rest[:l, l] = through.units[np.arange(l), m], through.rest[np.arange(l), m]
-        S_opt[:l, l] = m
+    L = len(T) - 1
+    T_opt = np.full_like(T, NEVER)
+    S_opt = np.full_like(T, -1)
+    # Erratum: the paper initialises all of T_opt with 0. Only T_opt[k, k] is 0; the rest is not reached yet.
+    T_opt[np.arange(L + 1), np.arange(L + 1)] = 0
+    for l in range(1, L + 1):
+        for b in (0, 1):
+            # m <- argmin over k <= m' < l of T_opt[k, m'] + T[m', l]; ties go to the smallest m', so to no cut.
+            # Erratum: the paper has one time per span. There is no activation between k and l, so every segment
+            # except the last takes its time without one.
+            through = T_opt[:l, :l, 0] + T[:l, l, b]
+            m = through.argmin(axis=1)
+            T_opt[:l, l, b] = np.minimum(through[np.arange(l), m], NEVER)
+            S_opt[:l, l, b] = m
+    # Erratum: the paper has no notion of a span that does not exist. Here T is NEVER for it. No span crosses a barrier,
+    # so every way from one side to the other has a cut there.
     return T_opt, S_opt
 
 
-def best_blocks(I: Floats) -> tuple[Floats, Ints]:
-    """Algorithm 3, corrected: I_opt[a, b, k, l], and for B_opt the last boundary m (m = k: one block).
+def algorithm_3(I: Floats) -> tuple[Floats, Ints]:
+    """Return I_opt[k, l, a, b] and B_opt[k, l, a, b]: the largest importance of the layers k+1..l if there is no
+    activation between them, and the last boundary m of it. If m = k, there is one block.
 
         I_opt[k, l, a, b] = max(I[k, l, a, b], max over k < m < l of I_opt[k, m, a, 0] + I[m, l, 0, b])
-
-    As printed, the case m = k loses the flag a and takes I[k, l, 0, b], the update uses m' where m is meant, and
-    unreachable states start at 0 although importances are often negative. Ties go to the unsplit block.
     """
-    size = I.shape[-1]
-    I_opt = np.full(I.shape, -np.inf)
-    B_opt = np.full(I.shape, -1, dtype=np.intp)
-    starts_bare = np.isfinite(I[0]).any(axis=(0, 2))  # the only positions where a chain can be split
-    for l in range(1, size):
-        I_opt[:, :, :l, l] = I[:, :, :l, l]
-        B_opt[:, :, :l, l] = np.arange(l)
-        inner = np.flatnonzero(starts_bare[:l])
-        if inner.size:
-            before, last = I_opt[:, 0, :l][..., inner], I[0][:, inner, l]
-            through = before[:, None] + last[None, :, None]  # axes: a, b, k, m
-            best, value = through.argmax(axis=-1), through.max(axis=-1)
-            better = value > I[:, :, :l, l]
-            I_opt[:, :, :l, l] = np.where(better, value, I_opt[:, :, :l, l])
-            B_opt[:, :, :l, l] = np.where(better, inner[best], B_opt[:, :, :l, l])
+    L = len(I) - 1
+    # Erratum: the paper initialises I_opt with 0. Importances are often negative, so unreachable states are -inf.
+    I_opt = np.full_like(I, -np.inf)
+    B_opt = np.full(I.shape, -1)
+    possible = I[:, :, 0].max(axis=(1, 2)) > -np.inf  # the positions m where a block starts without an activation
+    for l in range(1, L + 1):
+        # Erratum: for m = k the paper takes I_opt[k, k, a, 0] + I[k, l, 0, b], which loses the flag a.
+        I_opt[:l, l] = I[:l, l]
+        B_opt[:l, l] = np.arange(l)[:, None, None]
+        inner = np.flatnonzero(possible[:l])
+        for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)) if inner.size else ():
+            # m <- argmax over k < m' < l of I_opt[k, m', a, 0] + I[m', l, 0, b]; ties go to the unsplit block.
+            through = I_opt[:l, inner, a, 0] + I[inner, l, 0, b]
+            m = through.argmax(axis=1)
+            # Erratum: the paper updates with m' instead of m, and B_opt lacks the flags.
+            value = through[np.arange(l), m]
+            better = value > I[:l, l, a, b]
+            I_opt[:l, l, a, b] = np.where(better, value, I[:l, l, a, b])
+            B_opt[:l, l, a, b] = np.where(better, inner[m], np.arange(l))
     return I_opt, B_opt
 
 
-def merging_by_activations(T: Floats, bare: Floats | None = None) -> Ints:
-    """The ablation of Section 5.3, all layers between two activations merged: the last cut m of every chain (k, l).
+def time_along_activations(T: Ints) -> Ints:
+    """Return T_A[k, l, b], the ablation of Section 5.3: the time if all layers between two activations are merged.
 
-    T has the last span of a chain, and `bare` the others; without it, T has all of them.
-
-    Where one span covers them, there is no cut (m = k). Where none does (a barrier or the end of a residual lies
-    between) they merge into as few convolutions as possible, the fastest choice of those.
+    If no span covers them, because of a barrier or the end of a residual, they are merged into as few convolutions as
+    possible, and into the fastest of these.
     """
-    size = len(T)
-    M_opt = np.repeat(np.arange(size), size).reshape(size, size)
-    if np.isfinite(T[np.triu_indices(size, 1)]).all():
-        return M_opt
-    count = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
-    time = count.copy()
-    for l in range(1, size):
-        counts = count[:l, :l] + np.where(np.isfinite(T[:l, l]), 1.0, np.inf)
-        count[:l, l] = counts.min(axis=1)
-        fewest = np.where(counts == count[:l, l][:, None], time[:l, :l], np.inf)
-        M_opt[:l, l] = (fewest + T[:l, l]).argmin(axis=1)
-        time[:l, l] = (fewest + (T if bare is None else bare)[:l, l]).min(axis=1)
-    return M_opt
+    L = len(T) - 1
+    if (T[np.triu_indices(L + 1, 1)] < NEVER).all():
+        return T
+    T_A = np.full_like(T, NEVER)
+    T_A[np.arange(L + 1), np.arange(L + 1)] = 0
+    count = np.where(np.eye(L + 1, dtype=bool), 0, NEVER)
+    for l in range(1, L + 1):
+        counts = count[:l, :l] + np.where(T[:l, l, 1] < NEVER, 1, NEVER)
+        count[:l, l] = np.minimum(counts.min(axis=1), NEVER)
+        for b in (0, 1):
+            through = np.where(counts == count[:l, l, None], T_A[:l, :l, 0] + T[:l, l, b], NEVER)
+            T_A[:l, l, b] = np.minimum(through.min(axis=1), NEVER)
+    return T_A

@@ -1,159 +1,127 @@
-"""Stage two: Pareto labels. A label is a way to reach a position, with its latency and its importance.
+"""Stage two: Algorithms 2 and 4, for all budgets at once.
 
-A state is a position where an activation stands (and position 0, and the end L with or without one). From state k
-to state l all layers between are linear, so the step costs T_opt[k, l, b] and is worth I_opt[k, l, 1, b]. Keeping, at
-every state, the labels that no other label beats in both is Algorithm 4 for all budgets at once, with real costs.
-
-Algorithm 4 also has states without an activation. They are not needed here: stage one's chains already pass through
-boundaries with the flag 0, and keeping them out leaves B and S free of each other, as eq. opt-ext has them.
+D[l, t] of the paper is a step function of the budget t: it rises only where another plan becomes affordable. So it is
+kept as its steps, the labels of position l. A label (t, D) is a way to reach l in time t with importance D that no
+other way beats in both. The labels at L are the frontier.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from depthfold.solver.arrays import Exact, Floats, Ints
+from depthfold.core import Position
+from depthfold.solver.problem import NEVER, Floats, Ints
 
-# A quick look at every SAMPLE-th candidate sorts out most of the others before the full sort, from WORTHWHILE
-# candidates on. BINS is how finely that look is stored.
+# From WORTHWHILE candidates on, a sample of every SAMPLE-th rejects most of the others before the sort. The sample is
+# stored in BINS bins of time.
 SAMPLE, BINS, WORTHWHILE = 32, 2048, 8_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
-    """All labels of all states, one state after another. `parent` is the label before, `final` are those at L."""
-
-    position: Ints
-    parent: Ints
-    flag: Ints
-    final: slice
-    lost: float
-
-
 @dataclass(frozen=True, slots=True)
-class _State:
-    latency: Exact
-    importance: Floats
+class Front:
+    """The labels of one position by rising t. They are numbered over all positions, from `first` on.
+
+    `parent` is the number of the label that each extends, and `a` the flag at the position. `lost` bounds the
+    importance that dropping labels has lost.
+    """
+
+    t: Ints
+    D: Floats
     parent: Ints
-    flag: Ints
-    first: int  # the number of this state's first label among all labels
-    lost: float
+    a: Ints
+    first: int
+    lost: float = 0.0
 
 
-def pareto_labels(T_opt: Exact, I_opt: Floats, max_labels: int) -> Labels:
-    """The labels of every state. `final` is empty where no chain reaches L, `lost` is in units of the lattice."""
-    L = T_opt.units.shape[-1] - 1
-    none = np.zeros(1, dtype=np.intp)
-    states = {0: _State(Exact(np.zeros(1), np.zeros(1)), np.zeros(1), none - 1, none + 1, 0, 0.0)}
+def algorithm_2_and_4(T_opt: Ints, I_opt: Floats, max_labels: int) -> dict[Position, Front]:
+    """Return the labels (t, D) of every position that can be reached:
+
+        D[l, t, a] = max over k < l of D[k, t - T_opt[k, l, a], 1] + I_opt[k, l, 1, a]
+
+    Algorithm 2 is the case in which all flags are 1: then I_opt[k, l, 1, 1] is I[k, l].
+    """
+    L = len(T_opt) - 1
+    # Erratum: the paper initialises D with 0 for all l, t and a. Only position 0 is reached, and only with a = 1.
+    fronts = {0: Front(t=_one(0), D=np.zeros(1), parent=_one(-1), a=_one(1), first=0)}
+    possible = (T_opt < NEVER) & (I_opt[:, :, 1] > -np.inf)  # indices: k, l, a
     count = 1
-    possible = np.isfinite(T_opt.units) & np.isfinite(I_opt[1])  # axes: b, k, l
     for l in range(1, L + 1):
+        # Erratum: Algorithm 4 also has states with a = 0 before L. They are not needed, because T_opt and I_opt pass
+        # positions without an activation, and they would tie S to B there, which Eq. 16 does not.
         flags = (0, 1) if l == L else (1,)
-        steps = [(k, b) for b in flags for k in np.flatnonzero(possible[b, :l, l]).tolist() if k in states]
-        if steps:
-            states[l] = _reach(l, steps, states, T_opt, I_opt, max_labels, count)
-            count += len(states[l].parent)
-    end = states.get(L)
-    return Labels(
-        position=np.repeat(list(states), [len(state.parent) for state in states.values()]),
-        parent=np.concatenate([state.parent for state in states.values()]),
-        flag=np.concatenate([state.flag for state in states.values()]),
-        final=slice(end.first, count) if end else slice(count, count),
-        lost=end.lost if end else 0.0,
-    )
+        steps = [(k, a) for a in flags for k in np.flatnonzero(possible[:l, l, a]).tolist() if k in fronts]
+        if not steps:
+            continue
+        # Erratum: the paper asks for t < T_0, and its code rounds times down. Here t <= T_0, and times are rounded up.
+        t = np.concatenate([fronts[k].t + T_opt[k, l, a] for k, a in steps])
+        D = np.concatenate([fronts[k].D + I_opt[k, l, 1, a] for k, a in steps])
+        kept, dropped = thinned(undominated(t, D), D, max_labels)
+        parent, a = _origins(kept, steps, fronts)
+        lost = max(fronts[k].lost for k, _ in steps) + dropped
+        fronts[l] = Front(t[kept], D[kept], parent, a, count, lost)
+        count += len(kept)
+    # Erratum: Algorithm 4 takes the best of A[L, T_0, a], which is a set. The best D[L, T_0, a] is meant, and the
+    # labels at L have it for every T_0 and both flags.
+    return fronts
 
 
-def _reach(
-    l: int,
-    steps: list[tuple[int, int]],
-    states: dict[int, _State],
-    T_opt: Exact,
-    I_opt: Floats,
-    max_labels: int,
-    first: int,
-) -> _State:
-    """The labels of state l from those of all states before it."""
-    ks, bs = (np.array(column, dtype=np.intp) for column in zip(*steps, strict=True))
-    sizes = np.array([len(states[k].parent) for k, _ in steps])
-    importance = np.concatenate([states[k].importance for k, _ in steps])
-    importance += np.repeat(I_opt[1, bs, ks, l], sizes)
-    latency = Exact(
-        np.concatenate([states[k].latency.units for k, _ in steps]),
-        np.concatenate([states[k].latency.rest for k, _ in steps]),
-    )
-    kept = contenders(latency.units + np.repeat(T_opt.units[bs, ks, l], sizes), importance)
-    ends = np.cumsum(sizes)
-    step = np.searchsorted(ends, kept, side="right")
-    latency, importance = latency[kept] + T_opt[bs[step], ks[step], l], importance[kept]
-
-    best = undominated(latency, importance)
-    lost = max(states[k].lost for k, _ in steps)
-    if len(best) > max_labels:
-        thinned, error = _thin(importance[best], max_labels)
-        best, lost = best[thinned], lost + error
-
-    kept, step = kept[best], step[best]
-    firsts = np.array([states[k].first for k, _ in steps])
-    parent = firsts[step] + kept - (ends - sizes)[step]
-    return _State(latency[best], importance[best], parent, bs[step], first, lost)
+def _origins(kept: Ints, steps: Sequence[tuple[Position, int]], fronts: Mapping[Position, Front]) -> tuple[Ints, Ints]:
+    """Return the parent and the flag of each kept candidate. Candidates are numbered step by step."""
+    starts = np.cumsum([0, *(len(fronts[k].t) for k, _ in steps)])
+    step = np.searchsorted(starts, kept, side="right") - 1
+    firsts, flags = (np.array(column) for column in zip(*((fronts[k].first, a) for k, a in steps), strict=True))
+    return firsts[step] + kept - starts[step], flags[step]
 
 
-def undominated(latency: Exact, importance: Floats) -> Ints:
-    """The indices of the points that no other beats, by rising latency; the first one stands for equal points."""
-    order = _by_latency(latency)
-    latency, importance = latency[order], importance[order]
+def undominated(t: Ints, D: Floats) -> Ints:
+    """Return the indices of the points that no other point beats, by rising t; of equal points the first."""
+    likely = contenders(t, D)
+    order = likely[np.argsort(t[likely], kind="stable")]
+    t, D = t[order], D[order]
     rises = np.ones(len(order), dtype=bool)
-    rises[1:] = importance[1:] > np.maximum.accumulate(importance)[:-1]
+    rises[1:] = D[1:] > np.maximum.accumulate(D)[:-1]
     kept = np.flatnonzero(rises)
-    # Of those with the same latency each rises above the one before: the last one is the best.
-    units, rest = latency.units[kept], latency.rest[kept]
-    slower = (units[1:] != units[:-1]) | (rest[1:] != rest[:-1])
-    winners: Ints = order[kept[np.append(slower, True)]]
+    # Of the points with the same t each rises above the one before, so the last one is the best.
+    winners: Ints = order[kept[np.append(t[kept][1:] != t[kept][:-1], True)]]
     return winners
 
 
-def _by_latency(latency: Exact) -> Ints:
-    """The order of rising latency; equal ones stay as they were. The rest rarely decides, so it is asked last."""
-    order = np.argsort(latency.units, kind="stable")
-    units, rest = latency.units[order], latency.rest[order]
-    if ((units[1:] == units[:-1]) & (rest[1:] < rest[:-1])).any():
-        order = np.lexsort((latency.rest, latency.units))
-    return order
+def contenders(t: Ints, D: Floats) -> Ints:
+    """Return the indices of the points that may be undominated, by a cheap test that never rejects one that is.
 
-
-def contenders(units: Floats, importance: Floats) -> Ints:
-    """The indices of points that may be undominated: a cheap test that never rejects one that is.
-
-    The front of a sample is stored on a grid of latencies. A point is out if the sample has a better one at the grid
-    line that lies at least one bin before it; `units` may lack a carry of 1, which is far less than a bin.
+    The front of a sample is stored at the edges of bins of t. A point is rejected if the sample has a better one at or
+    before the lower edge of the point's bin.
     """
-    everything = np.arange(len(units))
-    if len(units) < WORTHWHILE:
+    everything = np.arange(len(t))
+    if len(t) < WORTHWHILE:
         return everything
-    sample = undominated(Exact(units[::SAMPLE], np.zeros(len(units[::SAMPLE]))), importance[::SAMPLE])
-    front, best = units[::SAMPLE][sample], importance[::SAMPLE][sample]
-    width = (front[-1] - front[0]) / BINS
-    if width < 8:  # units: rounding and the carry could matter
-        return everything
-    lines = front[0] + width * np.arange(BINS)
-    # One entry more, for the index -1: nothing is known before the first line.
-    at_line = np.append(best[np.searchsorted(front, lines, side="right") - 1], -np.inf)
-    bin_before = (units - front[0]) / width
-    bin_before -= 1.0
-    np.clip(bin_before, -1.0, BINS - 1.0, out=bin_before)
-    return np.flatnonzero(importance >= at_line[np.floor(bin_before, out=bin_before).astype(np.intp)])
+    sample = everything[::SAMPLE]
+    sample = sample[undominated(t[sample], D[sample])]
+    front, best = t[sample] - t[sample[0]], D[sample]
+    width = front[-1] // BINS + 1
+    # One entry more, for the index -1: nothing is known before the first edge.
+    at_edge = np.append(best[np.searchsorted(front, width * np.arange(BINS), side="right") - 1], -np.inf)
+    bin_of = np.clip((t - t[sample[0]]) // width, -1, BINS - 1)
+    return np.flatnonzero(at_edge[bin_of] <= D)
 
 
-def _thin(importance: Floats, max_labels: int) -> tuple[Ints, float]:
-    """At most `max_labels` of the labels of a front, and how much importance a dropped one was above the kept one.
+def thinned(front: Ints, D: Floats, max_labels: int) -> tuple[Ints, float]:
+    """Return at most `max_labels` points of a front, and the importance that a dropped one had above the kept one.
 
-    Labels are grouped by equal steps of importance and the fastest of each group stays. Whoever loses a label finds
-    one that is no slower and less than a step worse, and every way on from there stays open.
+    The points are grouped by equal steps of importance and the fastest of each group stays. For every dropped point
+    there is a kept one that is not slower and less than a step worse.
     """
-    step = (importance[-1] - importance[0]) / max_labels
-    group = np.minimum((importance - importance[0]) // step, max_labels - 1)
+    if len(front) <= max_labels:
+        return front, 0.0
+    D = D[front]
+    group = np.minimum((D - D[0]) // ((D[-1] - D[0]) / max_labels), max_labels - 1)
     first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    last = np.append(first[1:], len(importance)) - 1
-    return first, float((importance[last] - importance[first]).max())
+    last = np.append(first[1:], len(D)) - 1
+    return front[first], float((D[last] - D[first]).max())
+
+
+def _one(value: int) -> Ints:
+    return np.array([value], dtype=np.int64)

@@ -1,0 +1,133 @@
+"""The two tables as arrays with the paper's indices, and the normalisation of the importances (Appendix B.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position
+from depthfold.core.coerce import as_float
+from depthfold.core.latency_table import picoseconds
+from depthfold.errors import InvalidValue, TableError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# The time of a span that does not exist. Two of them add up to less than 2^63, and the sum of any 4,600 entries of a
+# latency table is smaller, so no sum overflows.
+NEVER = 2**62 - 1
+
+# An entry this many times the median is a placeholder for "never", not a measured importance.
+PLACEHOLDER = 1e6
+
+# The entries whose mean is subtracted: all those of a single layer (the paper's choice), those of a single layer with
+# the network's own activations, or all entries.
+Normalisation = Literal["single", "default", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """T[i, j, b] in whole picoseconds, NEVER if there is no such span, and I[i, j, a, b], -inf if there is no such
+    block. The flags a and b are 1 if there is an activation at i and at j."""
+
+    T: Ints
+    I: Floats
+
+    @classmethod
+    def of(
+        cls, latency: LatencyTable, importance: ImportanceTable, alpha: float | None, over: Normalisation = "single"
+    ) -> Self:
+        """Return the arrays of two tables. With `alpha`, the importances are normalised."""
+        T = np.full((latency.depth + 1, latency.depth + 1, 2), NEVER, dtype=np.int64)
+        for entry in latency.entries:
+            if entry.times is not None:
+                T[entry.span.i, entry.span.j] = [picoseconds(time) for time in entry.times]
+        importances = importance.importances
+        _check_placeholders(importances)
+        if alpha is not None:
+            importances = normalised(importances, alpha, over)
+        I = np.full((latency.depth + 1, latency.depth + 1, 2, 2), -np.inf)
+        if importances:
+            keys = np.array([(block.i, block.j, block.a, block.b) for block in importances], dtype=np.intp).T
+            I[tuple(keys)] = list(importances.values())
+        return cls(T, I)
+
+
+def normalised(
+    importances: Mapping[FlaggedSpan, float], alpha: float, over: Normalisation = "single"
+) -> dict[FlaggedSpan, float]:
+    """Return I[i, j, a, b] - alpha * mean, with the mean over the entries that `over` names.
+
+    A short training underestimates the importance of every block a little, so plans with many blocks look worse than
+    they are. The normalisation compensates for this.
+    """
+    if over not in get_args(Normalisation):
+        known = ", ".join(map(repr, get_args(Normalisation)))
+        raise InvalidValue(f"There is no normalisation {over!r}; there are {known}.")
+    alpha = checked_alpha(alpha)
+    bare = _without_activation(importances)
+    chosen = [value for span, value in importances.items() if _counts(span, over, bare)]
+    if not chosen:
+        raise TableError(_nothing_to_average(over))
+    shift = alpha * fmean(chosen)
+    if not abs(shift) <= PLACEHOLDER * _median(importances):
+        raise InvalidValue(
+            f"alpha = {alpha!r} shifts the importances by {shift:g}, so far that they cannot be told apart. The paper "
+            "uses 1.2 to 1.8."
+        )
+    return {span: value - shift for span, value in importances.items()}
+
+
+def checked_alpha(alpha: object) -> float:
+    """Return alpha as a float. Raise InvalidValue if it is not a finite number."""
+    value = as_float("alpha", alpha, InvalidValue, "a finite number")
+    if not math.isfinite(value):
+        raise InvalidValue(f"alpha must be a finite number, found {alpha!r}. The paper uses 1.2 to 1.8.")
+    return value
+
+
+def _check_placeholders(importances: Mapping[FlaggedSpan, float]) -> None:
+    """Raise TableError if an entry is too large to be measured: added to it, the others would be lost in rounding."""
+    usual = _median(importances)
+    for span, value in importances.items():
+        if abs(value) > PLACEHOLDER * usual:
+            raise TableError(
+                f"The importance of {span} is {value:g}, and the median entry is {usual:g}, so the others could not be "
+                "told apart. If a block must not be used, give a reason instead of a value."
+            )
+
+
+def _median(importances: Mapping[FlaggedSpan, float]) -> float:
+    """Return the median size of the entries that are not zero; zero if there are none."""
+    return median([abs(value) for value in importances.values() if value] or [0.0])
+
+
+def _nothing_to_average(over: Normalisation) -> str:
+    if over == "all":
+        return "The importance table has no entry with a score, so it has no mean. Measure its entries."
+    own = " with the network's own activations" if over == "default" else ""
+    others = "'single' or 'all'" if own else "'all'"
+    return (
+        f"The normalisation {over!r} needs entries of a single layer{own}, and the importance table has none. "
+        f"Measure them, or normalise over {others}."
+    )
+
+
+def _counts(span: FlaggedSpan, over: Normalisation, bare: frozenset[Position]) -> bool:
+    if over == "all":
+        return True
+    own = (span.i not in bare, span.j not in bare)
+    return span.j == span.i + 1 and (over == "single" or (span.a, span.b) == own)
+
+
+def _without_activation(importances: Mapping[FlaggedSpan, float]) -> frozenset[Position]:
+    """Return the positions where the network has no activation: exactly there entries have the flag 0."""
+    starts = {span.i for span in importances if not span.a}
+    return frozenset(starts | {span.j for span in importances if not span.b})

@@ -1,0 +1,120 @@
+"""solve(): from the two tables to the frontier."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, fingerprint
+from depthfold.core.coerce import as_float
+from depthfold.core.latency_table import sum_times
+from depthfold.core.wording import at_most
+from depthfold.errors import InvalidValue
+from depthfold.solver.checks import check_covered, check_tables, no_plan
+from depthfold.solver.plans import points
+from depthfold.solver.problem import Floats, Normalisation, Problem, checked_alpha
+from depthfold.solver.stage_one import algorithm_1, algorithm_3, time_along_activations
+from depthfold.solver.stage_two import algorithm_2_and_4
+
+
+def solve(
+    latency: LatencyTable,
+    importance: ImportanceTable,
+    *,
+    alpha: float | None = None,
+    normalisation: Normalisation | None = None,
+    network: Network | None = None,
+    original: float | None = None,
+    max_labels: int = 50_000,
+) -> Frontier:
+    """Return every plan that no other plan beats in both latency and importance (Eq. 4, or Eq. 16 with flags).
+
+    `alpha` and `normalisation` ("single" by default) normalise the importances first (Appendix B.3). With the `network`
+    the tables are checked against it, and the plans have the shapes of their segments. `original` is the measured
+    latency of the original, to which shares and speed-ups refer; by default it is the sum of the single layers in the
+    latency table. At most `max_labels` labels are kept for each position. If that drops labels, a warning says so, and
+    `frontier.lost` bounds the importance that was lost.
+    """
+    if max_labels < 1:
+        raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
+    original = None if original is None else _checked_original(original)
+    alpha = None if alpha is None else checked_alpha(alpha)
+    if alpha is None and normalisation is not None:
+        raise InvalidValue(
+            f"The normalisation {normalisation!r} needs alpha, the multiple of the mean to subtract. Give alpha (the "
+            "paper uses 1.2 to 1.8), or leave out both."
+        )
+    over = normalisation or "single"
+    check_tables(latency, importance, network)
+    if network is not None and latency.activations is None:
+        latency = replace(latency, activations=network.activations)
+
+    problem = Problem.of(latency, importance, alpha, over)
+    T_opt, S_opt = algorithm_1(problem.T)
+    I_opt, B_opt = algorithm_3(problem.I)
+    check_covered(T_opt, I_opt)
+    fronts = algorithm_2_and_4(T_opt, I_opt, max_labels)
+    if latency.depth not in fronts:
+        raise no_plan()
+    plans, used = points(fronts, problem.I, S_opt, B_opt, time_along_activations(problem.T))
+    return Frontier(
+        network=latency.network or importance.network or (network.name if network else ""),
+        fingerprint=latency.fingerprint or importance.fingerprint or (fingerprint(network) if network else ""),
+        depth=latency.depth,
+        environment=latency.environment,
+        original=latency.original if original is None else original,
+        alpha=alpha,
+        normalisation=None if alpha is None else over,
+        lost=_lost(fronts[latency.depth].lost, problem.I, max_labels),
+        segments=_segments(used, latency, network),
+        points=plans,
+        unscored=tuple(entry.span for entry in importance.entries if not entry.samples),
+    )
+
+
+def _checked_original(original: object) -> float:
+    what, expected = "The latency of the original", "positive milliseconds"
+    value = as_float(what, original, InvalidValue, expected)
+    if not 0 < value < math.inf:
+        raise InvalidValue(f"{what} must be {expected}, found {original!r}.")
+    return value
+
+
+def _lost(dropped: float, I: Floats, max_labels: int) -> float:
+    """Return a bound on the importance that dropping labels has lost, and warn about it. Zero if none was dropped."""
+    if not dropped:
+        return 0.0
+    # A sum of L entries is off by less than L * L * 2^-53 of the largest entry; two sums are compared.
+    rounding = len(I) ** 2 * float(np.abs(I[np.isfinite(I)]).max()) * 2.0**-50
+    lost = dropped + rounding
+    warnings.warn(
+        f"The frontier is thinned to {max_labels} labels for each position: at any budget its plan may be up to "
+        f"{at_most(lost)} of importance below the best one. Raise max_labels for an exact frontier.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return lost
+
+
+def _segments(
+    used: Iterable[tuple[Position, Position]], latency: LatencyTable, network: Network | None
+) -> tuple[Segment, ...]:
+    """Return every segment of every plan once, with its shape if the network is known."""
+    times, layers = latency.times, latency.layers
+    segments = []
+    for i, j in used:
+        span = Span(i, j)
+        replaced = [time for time in layers[i:j] if time is not None]
+        segments.append(
+            Segment(
+                span=span,
+                times=times[span],
+                replaced=sum_times(replaced) if len(replaced) == len(span) else None,
+                shape=network.merged_shape(span) if network else None,
+            )
+        )
+    return tuple(segments)
