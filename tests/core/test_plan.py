@@ -1,4 +1,4 @@
-"""Plans: pure data, and what they refuse."""
+"""Plans and their checks."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from depthfold.core import Plan
 from depthfold.errors import DepthfoldError, PlanError
 
 
-def test_a_plan_takes_any_iterables_and_holds_them_in_order():
+def test_plan_accepts_iterables_and_sorts_them():
     plan = Plan(activations=[4, 2], cuts=(4, 2, 3, 3))
     assert plan.activations == frozenset({2, 4})
     assert plan.cuts == (2, 3, 4)
@@ -14,35 +14,28 @@ def test_a_plan_takes_any_iterables_and_holds_them_in_order():
     assert hash(plan) == hash(Plan((2, 4), (2, 3, 4)))
 
 
-def test_a_plan_prints_runs_of_positions():
+def test_plan_prints_runs_of_positions():
     assert str(Plan((1, 2, 3, 7), (1, 2, 3, 5, 7))) == "Plan: activations at 1-3 7; cuts at 1-3 5 7"
     assert str(Plan((), ())) == "Plan: activations at none; cuts at none"
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.0, "2", True, None])
-def test_positions_are_integers_from_1(bad):
-    with pytest.raises(PlanError, match=r"A plan's cuts are positions 1, 2, ..., found"):
+@pytest.mark.parametrize("bad", [0, -1])
+def test_positions_start_at_1(bad):
+    with pytest.raises(PlanError, match=rf"A plan's cuts are positions 1, 2, \.\.\., found {bad}"):
         Plan((), (bad,))
-    with pytest.raises(PlanError, match=r"A plan's activations are positions 1, 2, ..., found"):
+    with pytest.raises(PlanError, match=rf"A plan's activations are positions 1, 2, \.\.\., found {bad}"):
         Plan((bad,), ())
 
 
-@pytest.mark.parametrize("bad", [1, None, "12"])
-def test_positions_come_several_in_a_row(bad):
-    with pytest.raises(
-        PlanError, match=rf"^A plan's activations .*, found {bad!r}\. Write Plan\(\[2\], \[1, 2\]\), say"
-    ):
-        Plan(bad, [1])
-    with pytest.raises(PlanError, match=rf"^A plan's cuts are several positions in a row, found {bad!r}\. Write Plan"):
-        Plan([1], bad)
+@pytest.mark.parametrize("bad", [(1.0,), ("2",), (None,), ([1],), 1, None])
+def test_positions_are_integers(bad):
+    with pytest.raises(TypeError):
+        Plan((), bad)
+    with pytest.raises(TypeError):
+        Plan(bad, ())
 
 
-def test_a_position_that_cannot_be_hashed_is_none():
-    with pytest.raises(PlanError, match=r"A plan's activations are positions 1, 2, ..., found \[1\]"):
-        Plan([[1]], [1])
-
-
-def test_activations_are_cuts_but_for_the_one_at_the_last_position():
+def test_activations_must_be_cuts_except_at_the_last_position():
     assert Plan((9,), (3,)).activations == {9}
     with pytest.raises(PlanError, match=r"The activations \[2\] are not among the cuts \[3\]\. .*add them to cuts"):
         Plan((2,), (3,))
@@ -50,7 +43,7 @@ def test_activations_are_cuts_but_for_the_one_at_the_last_position():
         Plan((4, 5), (3,))
 
 
-def test_a_plan_is_frozen():
+def test_plan_is_frozen():
     with pytest.raises(AttributeError):
         Plan((), ()).cuts = (1,)
 

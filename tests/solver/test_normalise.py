@@ -17,7 +17,7 @@ def F(i: int, j: int, a: int, b: int) -> FlaggedSpan:
     return FlaggedSpan(i, j, bool(a), bool(b))
 
 
-# Position 1 has an activation of its own, position 2 has none.
+# The network has an activation at position 1 and none at position 2.
 TABLE = {F(0, 1, 1, 1): -1.0, F(1, 2, 1, 0): -2.0, F(1, 2, 1, 1): -6.0, F(0, 2, 1, 1): -7.0}
 
 
@@ -51,12 +51,12 @@ def test_solve_normalises_when_alpha_is_given() -> None:
     singles = [value for span, value in importance.importances.items() if span.j == span.i + 1]
     values = importance.importances
     for plan in shifted:
-        ends = (0, *plan.boundaries, 50)
-        blocks = [F(i, j, i == 0 or i in plan.activations, j in plan.activations) for i, j in pairwise(ends)]
+        ends, A = (0, *plan.boundaries, 50), plan.plan.activations
+        blocks = [F(i, j, i == 0 or i in A, j in A) for i, j in pairwise(ends)]
         assert plan.importance == pytest.approx(sum(values[f] - 1.6 * fmean(singles) for f in blocks), abs=1e-12)
 
 
-def test_refuses_what_it_cannot_do() -> None:
+def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InvalidValue, match="There is no normalisation 'some'; there are 'single', 'default', 'all'"):
         normalised(TABLE, 1.0, "some")
     with pytest.raises(InvalidValue, match="alpha must be a finite number, found nan"):
@@ -65,8 +65,8 @@ def test_refuses_what_it_cannot_do() -> None:
         normalised({F(0, 2, 1, 1): 1.0}, 1.0)
 
 
-def test_the_advice_can_be_followed() -> None:
-    with pytest.raises(TableError, match=r"no entry with a score, so there is no mean: measure its entries\."):
+def test_messages_name_a_normalisation_that_works() -> None:
+    with pytest.raises(TableError, match=r"no entry with a score, so it has no mean. Measure its entries\."):
         normalised({}, 1.0, "all")
     with pytest.raises(TableError, match=r"needs entries of a single layer, .* or normalise over 'all'\."):
         normalised({F(0, 2, 1, 1): 1.0}, 1.0, "single")

@@ -27,7 +27,7 @@ def test_plans_fit_the_network() -> None:
 
 
 def test_activation_is_inserted_if_that_pays() -> None:
-    """Position 1 has no activation in the original network. Inserting one is worth 1, and then nothing merges across it."""
+    """Position 1 has no activation. Inserting one has importance 1, and then nothing merges across it."""
     times = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
     values = {(0, 1, 1, 0): 0.0, (0, 1, 1, 1): 1.0, (1, 2, 0, 1): 0.0, (1, 2, 1, 1): 0.0, (0, 2, 1, 1): -1.0}
     fast, good = solve(latency_table(times), importance_table(values)).plans

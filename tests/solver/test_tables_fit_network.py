@@ -1,4 +1,4 @@
-"""The tables against the network that is given with them."""
+"""Checks of the tables against the network that is given with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, fingerprint
 from depthfold.errors import TableError
 from depthfold.solver import solve
-from depthfold.solver.fit import check_fit
+from depthfold.solver.checks import check_fit
 from structures import Builder, mobilenet_v2, plain_chain
 from tables import importance_table, latency_table, plausible_tables
 
@@ -26,15 +26,15 @@ def importance(values: dict[tuple[int, int, int, int], float] = VALUES, **fields
     return importance_table(values, **fields)
 
 
-def bare_at_the_end() -> Network:
+def no_activation_at_the_end() -> Network:
     return Network(name="bare", layers=(plain_chain(1).layers[0], plain_chain(1, None).layers[0]))
 
 
-def an_output_at_the_end() -> Network:
-    return dataclasses.replace(bare_at_the_end(), ends_in_output=True)
+def output_at_the_end() -> Network:
+    return dataclasses.replace(no_activation_at_the_end(), ends_in_output=True)
 
 
-def bare_barriers() -> Network:
+def barrier_without_activation() -> Network:
     """Four layers: activations at 1 and 3, a barrier without an activation at 2, no activation at 4."""
     build = Builder(8, 16)
     for activation in ("relu", None, "relu", None):
@@ -55,7 +55,7 @@ def test_both_tables_must_have_the_fingerprint_of_the_network() -> None:
     assert solve(latency(), importance()).fingerprint == ""
 
 
-def test_a_table_that_is_longer_or_shorter_than_the_network() -> None:
+def test_table_must_be_as_long_as_the_network() -> None:
     with pytest.raises(
         TableError, match=r"The latency table is not of the network 'chain': .* 1 layers .* table 2 and"
     ):
@@ -64,7 +64,7 @@ def test_a_table_that_is_longer_or_shorter_than_the_network() -> None:
         solve(latency(), importance(), network=plain_chain(3))
 
 
-def test_a_span_that_does_not_merge() -> None:
+def test_span_that_does_not_merge_is_refused() -> None:
     cut = dataclasses.replace(plain_chain(2), barriers=(1,))
     with pytest.raises(
         TableError, match=r"has \(0, 2\], which does not merge in this network: there is a barrier at 1"
@@ -79,28 +79,35 @@ def test_a_span_that_does_not_merge() -> None:
         (plain_chain(2), {(1, 2, 0, 1): 0.0}, r"\(1, 2\], flags 01, but the flag at 1 cannot be 0: .* own activation"),
         (plain_chain(2, None), {}, r"\(0, 1\], flags 11, but the flag at 1 cannot be 1: .* no activation at all"),
         (
-            an_output_at_the_end(),
+            output_at_the_end(),
             {(0, 2, 1, 0): 0.0},
             r"\(0, 2\], flags 11, but the flag at 2 cannot be 1: it is the network's output",
         ),
     ],
 )
-def test_flags_that_the_network_cannot_have(network: Network, values: dict, message: str) -> None:
+def test_flag_that_the_network_cannot_have_is_refused(network: Network, values: dict, message: str) -> None:
     with pytest.raises(TableError, match=message):
         solve(latency(), importance(VALUES | values), network=network)
 
 
-def test_in_the_plain_problem_every_block_lies_between_activations() -> None:
-    """At an output, too: whoever measured the table had one there."""
-    frontier = solve(latency(), importance(), network=an_output_at_the_end())
-    assert frontier == solve(latency(), importance(), network=bare_at_the_end())
+def test_every_block_of_the_plain_problem_lies_between_activations() -> None:
+    """Also at an output: the table was measured with one there."""
+    frontier = solve(latency(), importance(), network=output_at_the_end())
+    assert frontier == solve(latency(), importance(), network=no_activation_at_the_end())
     assert all(2 in solved.plan.activations for solved in frontier)
 
 
 @pytest.mark.parametrize(
-    "network", [mobilenet_v2(), bare_barriers(), bare_at_the_end(), an_output_at_the_end(), plain_chain(3, None)]
+    "network",
+    [
+        mobilenet_v2(),
+        barrier_without_activation(),
+        no_activation_at_the_end(),
+        output_at_the_end(),
+        plain_chain(3, None),
+    ],
 )
-def test_the_flags_of_an_extended_table_are_those_of_the_full_space(network: Network) -> None:
+def test_flags_of_an_extended_table_are_those_of_the_full_space(network: Network) -> None:
     """Every flagged span by itself, added to a table that has all that is needed."""
     blocks = set(network.flagged_spans("full", exclusion=False))
     times = latency_table({(s.i, s.j): 1.0 for s in network.spans("full")})
@@ -117,18 +124,18 @@ def test_the_flags_of_an_extended_table_are_those_of_the_full_space(network: Net
                     check_fit(times, table, network)
 
 
-def test_an_extended_table_lacks_a_flag_that_the_network_has() -> None:
+def test_extended_table_must_have_every_flag_of_the_network() -> None:
     values = VALUES | {(0, 2, 1, 0): 0.0}
     with pytest.raises(TableError, match=r"no entry for \(1, 2\], flags 10, which the network has. Measure it, or"):
-        solve(latency(), importance(values), network=bare_at_the_end())
-    assert solve(latency(), importance(values | {(1, 2, 1, 0): 0.0}), network=bare_at_the_end()).exact
+        solve(latency(), importance(values), network=no_activation_at_the_end())
+    assert solve(latency(), importance(values | {(1, 2, 1, 0): 0.0}), network=no_activation_at_the_end()).exact
 
 
-def test_the_plain_problem_is_solved_with_its_network() -> None:
-    for network in (mobilenet_v2(), bare_barriers(), bare_at_the_end()):
+def test_plain_problem_is_solved_with_its_network() -> None:
+    for network in (mobilenet_v2(), barrier_without_activation(), no_activation_at_the_end()):
         times, _ = plausible_tables(network.spans(), network.flagged_spans(), 3)
         values = {(span.i, span.j, 1, 1): -0.01 * (len(span) - 1) for span in network.spans()}
         frontier = solve(times, importance_table(values), network=network)
         for plan in frontier:
-            assert network.segments(plan)[0] == plan.segments[0].span
+            assert network.segments(plan.plan)[0] == plan.segments[0].span
         assert all(set(point.boundaries) == set(point.activations) - {network.depth} for point in frontier.points)

@@ -87,7 +87,7 @@ class Budget(Document):
             )
         ps = round(original * 1e9)
         ps -= ps / 1e9 > original
-        part = max(round(self.value * DECIMALS), 1)
+        part = max(int(self.value) * DECIMALS + round(self.value % 1 * DECIMALS), 1)
         return (ps * part // DECIMALS if self.kind == "share" else ps * DECIMALS // part) / 10**9
 
     def __str__(self) -> str:
