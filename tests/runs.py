@@ -21,10 +21,10 @@ from depthfold.core import (
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.solver import solve
 from structures import mobilenet_v2
-from tables import plausible_tables, with_bare
+from tables import plausible_tables, with_two_times
 
-# What spans take without an activation: three layers less, and four more, so that nobody counts on less.
-BARE = {3: 0.75, 4: 9.0}
+# The time of spans without an activation, as a multiple: less for three layers and more for four.
+WITHOUT = {3: 0.75, 4: 9.0}
 CPU = Environment(machine="a laptop", runtime="onnxruntime", batch=1, input_size=(3, 32, 32))
 
 
@@ -32,8 +32,11 @@ def made_up_run(network: Network | None = None, *, seed: int = 0, **given: objec
     """What every report has, and nothing else unless it is given. The chosen plan is the middle one."""
     network = network or mobilenet_v2()
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(), seed)
-    latency = with_bare(latency, lambda entry: BARE.get(len(entry.span)) and BARE[len(entry.span)] * entry.time,
-                        lambda entry: 1.1 * entry.time if entry.span == Span(2, 3) else None)  # fmt: skip
+    latency = with_two_times(
+        latency,
+        lambda span, time: WITHOUT.get(len(span), 1.0) * time,
+        lambda span, time: 1.1 * time if span == Span(2, 3) else time,
+    )
     if any(span.b for span in network.flagged_spans()) and network.depth > 6:
         latency, importance = _with_blanks(latency), _with_a_blank(importance)
     frontier = solve(latency, importance, network=network)
@@ -63,10 +66,10 @@ def measured_run(network: Network | None = None, **given: object) -> Findings:
 
 def profile(median: float, *, flops: int, parameters: int, depth: int, memory: int | None) -> Profile:
     rng = random.Random(median)
-    around = [rng.uniform(0.0, 1.0) for _ in range(20)]
     return Profile(
         environment=CPU,
-        samples=(median, *(median - x for x in around), *(median + x for x in around)),
+        quartiles=(median - rng.uniform(0.0, 1.0), median, median + rng.uniform(0.0, 1.0)),
+        count=41,
         flops=flops,
         parameters=parameters,
         depth=depth,
@@ -79,7 +82,7 @@ def brute_force_states(network: Network, plan: object) -> dict[int, str]:
     """What becomes of the activation after each layer, position by position."""
     states = {}
     for l, layer in enumerate(network.layers, start=1):
-        had, has = layer.activation is not None, l in plan.activations
+        had, has = layer.activation is not None, l in plan.plan.activations
         if had or has:
             states[l] = "stands" if had and has else "falls" if had else "inserted"
     return states
@@ -118,7 +121,7 @@ def every_subset(network: Network) -> Frontier:
         )
         for n in range(2 ** (depth - 1))
     )
-    segments = tuple(Segment(span=Span(i, j), time=1.0) for i in range(depth) for j in range(i + 1, depth + 1))
+    segments = tuple(Segment(span=Span(i, j), times=(1.0, 1.0)) for i in range(depth) for j in range(i + 1, depth + 1))
     return Frontier(
         network="chain", depth=depth, environment=Environment(), original=50.0, alpha=None, normalisation=None,
         lost=0.0, segments=segments, points=points,

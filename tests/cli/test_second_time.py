@@ -76,7 +76,7 @@ def test_other_importances_are_another_frontier(run, tmp_path):
         for entry in table["entries"]:
             ends = entry["span"]["i"], entry["span"]["j"]
             loss = 0 if ends[1] - ends[0] == 1 else 20 if ends == (0, 3) else 1 if ends == good else 8
-            entry |= {"samples": [table["base"] - loss], "curves": []}
+            entry |= {"samples": [table["base"] - loss]}
         (tmp_path / "table.json").write_text(json.dumps(table))
         done("solve", "--run", run, "--importance", tmp_path / "table.json", "--budget", "95%")
         plans.append(Choice.loads((run / "choice.json").read_text()).plan)

@@ -105,7 +105,7 @@ def test_str_can_be_parsed_again(text: str) -> None:
 
 
 def test_per_cent_as_a_share_is_refused() -> None:
-    with pytest.raises(BudgetError, match=r"at most 10\. Did you mean 0\.6\?"):
+    with pytest.raises(BudgetError, match=r"at most 10; found 60 as share\. Did you mean 0\.6\?"):
         Budget.share(60)
     assert Budget.share(1.2).value == 1.2
     assert Budget.speedup(60).value == 60

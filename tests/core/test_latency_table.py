@@ -200,7 +200,7 @@ def test_bad_times_are_refused(time: float, message: str, tmp_path: Path) -> Non
         ("st,end,time,stdev\n\n0,1,-1,2\n", r"csv, line 3: The latency of \(0, 1\] is -1 ms"),
         (
             "st,end,time,stdev\n0,1,1e30,2\n",
-            r"csv, line 2: The latency of \(0, 1\] is 1e\+30 ms; expected milliseconds",
+            r"csv, line 2: The latency of \(0, 1\] is 1e\+30 ms; expected",
         ),
         ("st,end,time,stdev\n0,1,True,0\n", "line 2: column 'time' must hold a number, found 'True'"),
         ("st,end,time,stdev\nFalse,True,1,0\n", "line 2: column 'st' must hold a number, found 'False'"),

@@ -72,7 +72,8 @@ def test_the_warning_names_them_and_where_the_caller_stands(failed):
 def blocks_of(plan):
     """The blocks of the surrogate objective: between the boundaries, with an activation at their ends or not."""
     ends = sorted({0, *plan.boundaries, NETWORK.depth})
-    return [FlaggedSpan(i, j, i == 0 or i in plan.activations, j in plan.activations) for i, j in pairwise(ends)]
+    A = plan.plan.activations
+    return [FlaggedSpan(i, j, i == 0 or i in A, j in A) for i, j in pairwise(ends)]
 
 
 def test_no_plan_uses_them_and_the_frontier_says_so(failed, whole):

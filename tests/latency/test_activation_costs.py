@@ -12,9 +12,9 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import LatencyTable, Plan, Score
-from depthfold.core.calibration import LEAST
+from depthfold.core.latency_table import LEAST
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_is_active, block_shape, changed_segments
+from depthfold.latency.blocks import block_is_active, block_shape
 from depthfold.latency.candidates import network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
@@ -60,6 +60,17 @@ def table(network):
     return measure_latency(network, UNFUSED, timer=QUICK)
 
 
+def changed_segments(network, plan):
+    """The segments of a plan that end otherwise than their blocks are timed."""
+    standing = network.standing(plan)
+    return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))
+
+
+def as_timed(network, table):
+    """The time of every block as it was timed: with an activation, or without."""
+    return {span: times[block_is_active(network, span)] for span, times in table.times.items()}
+
+
 def without_activations(network):
     """Random plans that the calibration has not seen: with all of the activations that blocks have, with some of
     them, and with none."""
@@ -76,7 +87,7 @@ def test_plans_that_leave_activations_out_are_predicted(network, table):
     for plan in without_activations(network):
         wanted = milliseconds(network, plan)
         assert table.predict(network, plan) == pytest.approx(wanted, rel=0.01)
-        if (with_all := sum(table.times[span] for span in network.segments(plan))) > 1.05 * wanted:
+        if (with_all := sum(as_timed(network, table)[span] for span in network.segments(plan))) > 1.05 * wanted:
             left_out += 1
         assert with_all > 0.99 * wanted
     assert left_out >= 12  # what was predicted of these before was too slow by more than 5 %
@@ -88,11 +99,13 @@ def test_entries_differ_by_their_activation(network, table):
     per_million = table.calibration.per_activation
     for entry in table.entries:
         activation = per_million * block_shape(network, entry.span, batch=1).elements[1] / 1e6
-        assert entry.takes(True) - entry.takes(False) == pytest.approx(activation)
-        assert entry.time == entry.takes(block_is_active(network, entry.span))
-        assert entry.takes(False) >= LEAST * min(entry.samples)
-    assert {entry.bare is None for entry in table.entries} == {entry.active is None for entry in table.entries}
-    assert {entry.bare is None for entry in table.entries} == {True, False}
+        without, with_one = entry.times
+        assert with_one - without == pytest.approx(activation)
+        assert without >= LEAST * entry.quartiles[0]
+        inside = table.calibration.in_context(entry.quartiles[1], *block_shape(network, entry.span, batch=1).elements)
+        inside += table.calibration.outside if entry.span.i == 0 else 0.0
+        assert entry.times[block_is_active(network, entry.span)] == pytest.approx(inside)
+    assert {block_is_active(network, entry.span) for entry in table.entries} == {True, False}
     assert table.original == pytest.approx(milliseconds(network, network.vanilla), rel=0.01)
     assert table.predict(network, network.vanilla) == table.original
     assert LatencyTable.loads(table.dumps()) == table
@@ -107,10 +120,13 @@ def test_the_frontier_meets_the_stopwatch(network, table):
             Score(span=span, samples=(rng.uniform(-0.1, 0.0) * len(span.span) ** 2 + (0.2, -0.2)[seed % 2] * span.b,))
             for span in network.flagged_spans()
         )
-        found |= {plan.plan: plan for plan in df.solve(table, df.ImportanceTable(entries=scores), network=network)}
+        found |= {
+            solved.plan: solved for solved in df.solve(table, df.ImportanceTable(entries=scores), network=network)
+        }
     left_out = inserted = 0
-    for plan in found.values():
-        assert plan.latency == table.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.01)
+    for plan, solved in found.items():
+        assert solved.latency == table.predict(network, solved) == table.predict(network, plan)
+        assert solved.latency == pytest.approx(milliseconds(network, plan), rel=0.01)
         changed = changed_segments(network, plan)
         left_out += any(block_is_active(network, span) for span in changed)
         inserted += not all(block_is_active(network, span) for span in changed)
@@ -159,20 +175,20 @@ def test_how_many_networks_can_tell_what_activations_cost():
     assert enough.calibration.per_activation == pytest.approx(PER_ELEMENT * 1e9, rel=0.2)
     fewer = measure_latency(network, UNFUSED, timer=QUICK, networks=7)
     assert fewer.calibration.per_activation is None
-    assert fewer.times_if(True) == fewer.times_if(False) == fewer.times
+    assert all(without == with_one for without, with_one in fewer.times.values())
 
 
 def test_blocks_alone_have_one_time(network):
     alone = measure_latency(network, UNFUSED, mode="alone", timer=QUICK)
     assert alone.calibration is None
-    assert {(entry.active, entry.bare) for entry in alone.entries} == {(None, None)}
+    assert all(without == with_one for without, with_one in alone.times.values())
 
 
 def test_where_activations_are_free_leaving_them_out_saves_nothing(network):
     table = measure_latency(network, COST, timer=QUICK)
     assert table.calibration.per_activation < 0.01 * PER_ELEMENT * 1e9
-    for span, time in table.times_if(False).items():
-        assert time == pytest.approx(table.times[span], rel=5e-3)
+    for without, with_one in table.times.values():
+        assert without == pytest.approx(with_one, rel=5e-3)
 
 
 def test_thinned_plans_leave_any_share_of_their_activations_out(network):
@@ -190,16 +206,6 @@ def test_thinned_plans_leave_any_share_of_their_activations_out(network):
     fast, thin = list(fast_plans(network, times, 10)), list(fast_plans(network, times, 10, thin=True))
     assert thin[::2] == fast[::2]  # the fastest itself among them
     assert any(one.activations < all_.activations for one, all_ in zip(thin[1::2], fast[1::2], strict=True))
-
-
-def test_a_calibration_of_before_still_loads(table):
-    data = table.to_json()
-    del data["calibration"]["per_activation"]
-    for entry in data["entries"]:
-        del entry["bare"], entry["active"]
-    before = LatencyTable.from_json(data)
-    assert before.calibration.per_activation is None  # nobody had looked
-    assert before.times_if(True) == before.times_if(False) == before.times == table.times
 
 
 def test_what_choosing_measured_counts_as_it_is(network, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import lsq_linear
 
 from depthfold.core import Calibration, ConvShape, Span
-from depthfold.core.calibration import LEAST
+from depthfold.core.latency_table import LEAST
 from depthfold.errors import InvalidValue
 from depthfold.latency.blocks import BlockShape
 from depthfold.latency.calibration import TRUST, Whole, fit
@@ -36,7 +36,8 @@ def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0):
         changed = tuple(span for span in segments if n % 2 and rng.random() < 0.5)
         others = sum(blocks[span].elements[1] * (-1 if blocks[span].activation else 1) for span in changed) / 1e6
         latency = 0.9 * sum(times[span] for span in segments) + outside + per_activation * others
-        wholes.append(Whole(segments, latency * rng.gauss(1.0, noise), changed))
+        active = frozenset(s.j for s in segments if (blocks[s].activation is None) == (s in changed))
+        wholes.append(Whole(segments, latency * rng.gauss(1.0, noise), active))
     return wholes, blocks, times
 
 
@@ -55,7 +56,7 @@ def test_no_activation_costs_less_than_nothing():
     wholes, blocks, times = made_up(-0.3, outside=-1.0)
     found = fit(wholes, blocks, times)
     assert (found.per_activation, found.outside) == (0.0, 0.0)
-    before = fit([replace(whole, changed=()) for whole in wholes], blocks, times)
+    before = fit([replace(whole, activations=None) for whole in wholes], blocks, times)
     assert found == replace(before, per_activation=0.0)
 
 
@@ -63,11 +64,18 @@ def costs(found):
     return (found.slope, found.per_segment, found.per_read, found.per_write, found.outside, found.per_activation or 0.0)
 
 
+def changed_segments(whole, blocks):
+    """The segments that end otherwise than their blocks are timed; none if the activations are not given."""
+    if whole.activations is None:
+        return []
+    return [s for s in whole.segments if (s.j in whole.activations) == (blocks[s].activation is None)]
+
+
 def best_of(wholes, blocks, times, activations):
     """By the bounded least squares of SciPy, with the leaning as further rows."""
     sums = [[(times[span], 1.0, *blocks[span].elements) for span in whole.segments] for whole in wholes]
     sizes = {span: (1 if block.activation is None else -1) * block.elements[1] for span, block in blocks.items()}
-    others = [sum(sizes[span] for span in whole.changed) for whole in wholes]
+    others = [sum(sizes[span] for span in changed_segments(whole, blocks)) for whole in wholes]
     rows = np.column_stack([np.array([np.sum(each, axis=0) for each in sums]), np.ones(len(wholes)), others])
     rows *= [1, 1, 1e-6, 1e-6, 1, 1e-6]
     latencies = np.array([whole.latency for whole in wholes])
@@ -96,7 +104,7 @@ def test_few_networks_lean_to_the_times_as_they_are(count):
         rng = Random(seed)
         wholes, blocks, times = made_up(0.0, count=count, seed=seed)
         launches = {span: time + 2.0 for span, time in times.items()}
-        noisy = [replace(whole, latency=whole.latency * rng.gauss(1.0, 0.01), changed=()) for whole in wholes]
+        noisy = [replace(whole, latency=whole.latency * rng.gauss(1.0, 0.01), activations=None) for whole in wholes]
         found = fit(noisy, blocks, launches)
         assert costs(found) == pytest.approx(best_of(noisy, blocks, launches, activations=False), rel=1e-5, abs=1e-8)
         falls += found.slope == 0.0
@@ -107,7 +115,9 @@ def test_longer_blocks_never_take_less():
     """Networks that get faster by their slower blocks: without its limit the slope would be negative."""
     wholes, blocks, times = made_up(0.0, count=12)
     upside_down = [
-        replace(whole, latency=8.0 * len(whole.segments) - sum(times[span] for span in whole.segments), changed=())
+        replace(
+            whole, latency=8.0 * len(whole.segments) - sum(times[span] for span in whole.segments), activations=None
+        )
         for whole in wholes
     ]
     found = fit(upside_down, blocks, times)
@@ -139,12 +149,12 @@ def test_noise_is_not_taken_for_a_cost_of_activations():
 def test_two_networks_cannot_tell_what_activations_cost(noise):
     wholes, blocks, times = made_up(0.3, count=9, noise=noise)
     few = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 4]
-    assert sum(bool(whole.changed) for whole in few) == 2
+    assert sum(bool(changed_segments(whole, blocks)) for whole in few) == 2
     three = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 6]
     assert fit(three, blocks, times).per_activation is not None
     found = fit(few, blocks, times)
     assert found.per_activation is None
-    assert found == fit([replace(whole, changed=()) for whole in few], blocks, times)
+    assert found == fit([replace(whole, activations=None) for whole in few], blocks, times)
     assert fit(wholes, blocks, times).per_activation is not None
 
 

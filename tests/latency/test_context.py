@@ -73,7 +73,7 @@ def test_blocks_have_the_batch_that_reaches_their_layers():
     for span in table.times:
         merged = nn.Conv2d(*{0: (3, 4), 1: (4, 4), 2: (8, 4), 3: (4, 4)}[span.i], 1 + 2 * len(span), padding=len(span))
         x = torch.randn(32 if span.j <= 2 else 16, merged.in_channels, 10, 10)
-        assert table.times[span] == pytest.approx(1000 * COST.compile(merged, (x,)).seconds())
+        assert table.times[span][1] == pytest.approx(1000 * COST.compile(merged, (x,)).seconds())
 
 
 def block(channels, out, size):
@@ -137,7 +137,7 @@ def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(networ
     ways = {0: [()]}
     for end in range(1, network.depth + 1):
         ways[end] = [(*way, span) for span in table.times if span.j == end for way in ways[span.i]]
-    fastest = min(ways[network.depth], key=lambda way: sum(table.times[span] for span in way))
+    fastest = min(ways[network.depth], key=lambda way: sum(table.times[span][1] for span in way))
     records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     timed = {record["key"] for record in records if "samples" in record}
     plans = [
@@ -177,8 +177,15 @@ def test_no_block_is_free_and_the_errors_know_it():
     assert (calibration.median_error, calibration.worst_error) == pytest.approx((median(errors), max(errors)))
 
 
-def test_the_deviation_of_an_entry_is_of_its_time_in_context(network):
-    noisy = CostModel(noise=0.05)
-    table = measure_latency(network, noisy, timer=QUICK)
+def test_entry_summarises_the_samples_of_the_journal(network, tmp_path):
+    """The deviation is on the scale of the times in context; the quartiles are of the block alone."""
+    journal = tmp_path / "latency.jsonl"
+    table = measure_latency(network, CostModel(noise=0.05), timer=QUICK, journal=journal)
+    samples = {}
+    for record in map(json.loads, journal.read_text().splitlines()[1:]):
+        samples[record["key"]] = [*samples.get(record["key"], ()), *record.get("samples", ())]
     for entry in table.entries:
-        assert entry.stdev == pytest.approx(table.calibration.slope * stdev(entry.samples))
+        found = samples[block_shape(network, entry.span, batch=1).key]
+        assert (entry.count, entry.quartiles[1]) == (len(found), pytest.approx(median(found)))
+        assert entry.quartiles[0] <= entry.quartiles[1] <= entry.quartiles[2]
+        assert entry.stdev == pytest.approx(table.calibration.slope * stdev(found))

@@ -56,7 +56,12 @@ def test_a_profile_in_float64_is_that_of_float32():
         profile(model(), X, "cost_model", timer=QUICK),
         profile(model().double(), X.double(), "cost_model", timer=QUICK),
     )
-    assert (one.samples, one.flops, one.parameters) == (two.samples, two.flops, two.parameters)
+    assert (one.quartiles, one.count, one.flops, one.parameters) == (
+        two.quartiles,
+        two.count,
+        two.flops,
+        two.parameters,
+    )
     assert one.environment == two.environment and two.memory is not None
     assert profile(model(), X.double(), "pytorch", timer=QUICK).flops == one.flops
 

@@ -118,7 +118,7 @@ def test_a_network_that_makes_its_own_channels_takes_three_dimensions(without_me
 def test_a_single_sample_is_enough_for_a_profile(without_memory):
     once = Timer(warmup=0.0, turn=0.0, samples=1, turns=1, extra=0)
     found = profile(nn.Conv2d(3, 4, 1), X, COST, timer=once)
-    assert found.samples == (found.latency,) and found.spread == (found.latency, found.latency)
+    assert found.count == 1 and found.spread == (found.latency, found.latency)
     assert f"{found.latency:.4g} to {found.latency:.4g}" in str(found)
 
 

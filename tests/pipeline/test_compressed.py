@@ -16,7 +16,7 @@ def shown(findings):
 
 def test_a_result_prints_as_one_line():
     findings = measured_run()
-    depth, segments = findings.network.depth, len(findings.plan.cuts) + 1
+    depth, segments = findings.network.depth, len(findings.plan.plan.cuts) + 1
     assert shown(findings) == (
         "Compressed(latency 20 ms -> 12.5 ms (1.60x as fast), top-1 accuracy 72.00% -> 70.50%, "
         f"{depth} traced convolutions -> {segments}, folder='runs/one')"

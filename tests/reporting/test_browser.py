@@ -121,11 +121,11 @@ def check_shown(page, findings, plan):
     for segment in plan.segments:
         merged = words.shape(findings.network.merged_shape(segment.span)) if len(segment.span) > 1 else None
         assert shapes[segment.span.i, segment.span.j] == merged
-    times = [segment.takes(segment.span.j in plan.activations) for segment in plan.segments]
+    times = [segment.times[segment.span.j in plan.plan.activations] for segment in plan.segments]
     shown = [float(time.removesuffix("\u202fms")) for time in times_on(page)]
     assert shown == pytest.approx(times, rel=6e-3)
     used = {segment.span: segment for other in findings.frontier for segment in other.segments}
-    longest = max(time for s in used.values() for time in (s.takes(True), s.takes(False), s.replaced or 0.0))
+    longest = max(time for s in used.values() for time in (*s.times, s.replaced or 0.0))
     bars = page.eval_on_selector_all("#blocks .bars .after", "all => all.map(one => parseFloat(one.style.width))")
     assert bars == pytest.approx([100 * time / longest for time in times], rel=1e-3)
     text = page.text_content("#summary")
@@ -153,7 +153,7 @@ def test_every_plan_of_the_slider_is_the_plan_of_the_frontier(laptop, findings):
 
 
 def test_the_keyboard_moves_the_slider(laptop, findings):
-    at = findings.frontier.points.index(next(p for p in findings.frontier.points if p.cuts == findings.plan.cuts))
+    at = findings.frontier.points.index(next(p for p in findings.frontier.points if p.cuts == findings.plan.plan.cuts))
     laptop.focus("#budget")
     laptop.keyboard.press("ArrowRight")
     check_shown(laptop, findings, findings.frontier[at + 1])

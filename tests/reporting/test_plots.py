@@ -66,13 +66,12 @@ def cells(trace):
 def test_the_map_of_T_has_every_time_and_nothing_else(findings):
     known, unknown = latency_maps(findings)["Time as one convolution, ms"]["data"]
     drawn = {span: 10**level for span, (level, _) in cells(known).items()}
-    assert drawn == pytest.approx(dict(findings.latency.times))
-    for entry in findings.latency.entries:
-        if entry.bare is not None:
-            assert f"{words.ms(entry.bare)} without its activation" in cells(known)[entry.span][1]
-        if entry.active is not None:
-            assert f"{words.ms(entry.active)} with an activation" in cells(known)[entry.span][1]
-    assert {entry.active is None for entry in findings.latency.entries} == {True, False}
+    times = findings.latency.times
+    assert drawn == pytest.approx({span: with_one for span, (_, with_one) in times.items()})
+    for span, (without, with_one) in times.items():
+        text = f"{words.ms(without)} without an activation at its end"
+        assert (text in cells(known)[span][1]) == (without != with_one)
+    assert {without == with_one for without, with_one in times.values()} == {True, False}
     blanks = {entry.span: entry.reason for entry in findings.latency.entries if entry.reason}
     assert len(blanks) == 1
     assert set(cells(unknown)) == set(blanks)
@@ -81,12 +80,12 @@ def test_the_map_of_T_has_every_time_and_nothing_else(findings):
 
 
 def test_the_map_of_ratios_says_where_merging_pays(findings):
-    times = findings.latency.times
+    times = {span: with_one for span, (_, with_one) in findings.latency.times.items()}
     known = latency_maps(findings)["Time as a multiple of the layers one by one"]["data"][0]
     drawn = cells(known)
     assert set(drawn) == {span for span in times if len(span) > 1}
     for span, (level, _) in drawn.items():
-        alone = sum(times[Span(l - 1, l)] for l in span.layers)
+        alone = sum(findings.latency.layers[span.i : span.j])
         assert 10**level == pytest.approx(times[span] / alone)
         assert (level < 0) == (times[span] < alone)
 

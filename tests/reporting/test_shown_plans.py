@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from depthfold.core import Span
-from depthfold.core.latency_table import sum_rounded_up
+from depthfold.core.latency_table import sum_times
 from depthfold.reporting import words
 from depthfold.reporting.plans import explorer_data, shown
-from runs import BARE, every_subset, made_up_run
+from runs import WITHOUT, every_subset, made_up_run
 from structures import chain, plain_chain, resnet34, vgg19
 
 NETWORKS = {"mobilenet_v2": None, "resnet34": resnet34(), "vgg19": vgg19(), "chain": chain(3, 1, 5, 3)}
@@ -30,14 +30,14 @@ def test_the_segments_of_each_plan_sum_to_its_latency(findings, data):
     assert len(data["plans"]) == len(findings.frontier)
     for plan, solved in zip(data["plans"], findings.frontier, strict=True):
         parts = [data["segments"][index] for index in plan["segments"]]
-        times = [active if j in plan["activations"] else bare for _, j, active, bare, *_ in parts]
-        assert sum_rounded_up(times) == plan["ms"] == solved.latency
-        assert [(i, j) for i, j, *_ in parts] == list(pairwise((0, *solved.cuts, findings.network.depth)))
+        times = [active if j in plan["activations"] else inactive for _, j, active, inactive, *_ in parts]
+        assert sum_times(times) == plan["ms"] == solved.latency
+        assert [(i, j) for i, j, *_ in parts] == list(pairwise((0, *solved.plan.cuts, findings.network.depth)))
 
 
 def test_activations_and_importances_are_those_of_the_plans(findings, data):
     for plan, solved in zip(data["plans"], findings.frontier, strict=True):
-        assert frozenset(plan["activations"]) == solved.activations
+        assert frozenset(plan["activations"]) == solved.plan.activations
         assert plan["importance"] == solved.importance
     own = {l for l, layer in enumerate(data["layers"], start=1) if layer["activation"] is not None}
     assert own == findings.network.activations
@@ -47,14 +47,14 @@ def test_activations_and_importances_are_those_of_the_plans(findings, data):
 def test_a_segment_is_there_once_and_has_the_merged_kernel(findings, data):
     spans = [(i, j) for i, j, *_ in data["segments"]]
     assert len(set(spans)) == len(spans)
-    for i, j, active, bare, replaced, shape in data["segments"]:
+    for i, j, active, inactive, replaced, shape in data["segments"]:
         merged = findings.network.merged_shape(Span(i, j))
         kernel, channels = merged.kernel, (merged.in_channels, merged.out_channels)
         assert shape.startswith("×".join(map(str, kernel)))  # noqa: RUF001
         assert f"{channels[0]} → {channels[1]}" in shape
         assert ("depth-wise" in shape) == (merged.groups == channels[0] == channels[1] > 1)
-        assert (active, bare) == tuple(findings.latency.times_if(flag)[Span(i, j)] for flag in (True, False))
-        assert (active == bare) == (j - i not in BARE and (i, j) != (2, 3))
+        assert (inactive, active) == findings.latency.times[Span(i, j)]
+        assert (active == inactive) == (j - i not in WITHOUT and (i, j) != (2, 3))
         singles = [layer["ms"] for layer in data["layers"][i:j]]
         assert replaced == pytest.approx(sum(singles))
 
@@ -70,7 +70,7 @@ def test_layers_skips_and_barriers_are_the_networks(findings, data):
 def test_the_chosen_plan_is_where_it_says(findings, data):
     chosen = data["plans"][data["chosen"]]
     assert chosen["ms"] == findings.plan.latency
-    assert frozenset(chosen["activations"]) == findings.plan.activations
+    assert frozenset(chosen["activations"]) == findings.plan.plan.activations
 
 
 def test_a_short_frontier_is_shown_whole():
