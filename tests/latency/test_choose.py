@@ -29,7 +29,10 @@ def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, fronti
 def hopeful(frontier, factor):
     """The frontier with predictions that are too low by a factor."""
     points = tuple(dataclasses.replace(point, latency=factor * point.latency) for point in frontier.points)
-    segments = tuple(dataclasses.replace(segment, time=factor * segment.time) for segment in frontier.segments)
+    segments = tuple(
+        dataclasses.replace(segment, times=(factor * segment.times[0], factor * segment.times[1]))
+        for segment in frontier.segments
+    )
     return dataclasses.replace(frontier, points=points, segments=segments)
 
 

@@ -112,7 +112,7 @@ def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(netw
             return CostModel.compile(self, module, inputs)
 
     table = measure_latency(network, Picky(), timer=QUICK, networks=8)
-    without = {entry.span: entry.reason for entry in table.entries if entry.time is None}
+    without = {entry.span: entry.reason for entry in table.entries if entry.times is None}
     large = {span for span in network.spans("paper") if max(network.merged_shape(span).kernel) >= 5}
     assert set(without) == large and large
     assert set(without.values()) == {"kernels of 5 and more are too large"}

@@ -69,7 +69,7 @@ def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(
     journal = tmp_path / "latency.jsonl"
     table = measure_latency(network, fragile, timer=QUICK, networks=8, journal=journal)
     large = {span for span in network.spans("paper") if max(network.merged_shape(span).kernel) >= 5}
-    assert large and {entry.span: entry.reason for entry in table.entries if entry.time is None} == dict.fromkeys(
+    assert large and {entry.span: entry.reason for entry in table.entries if entry.times is None} == dict.fromkeys(
         large, reason
     )
     alone = measure_latency(network, COST, mode="alone", timer=QUICK)
@@ -108,7 +108,7 @@ def test_a_block_that_cannot_even_be_built_has_a_reason_and_the_rest_goes_on(mon
     model = nn.Sequential(nn.Conv2d(wide, 1, 1), nn.ReLU(), nn.Conv2d(1, wide, 1), nn.ReLU())
     table = measure_latency(df.trace(model, torch.randn(1, wide, 1, 1)), COST, timer=QUICK, mode="alone")
     assert set(table.times) == {Span(0, 1), Span(1, 2)}
-    (reason,) = [entry.reason for entry in table.entries if entry.time is None]
+    (reason,) = [entry.reason for entry in table.entries if entry.times is None]
     assert "\n" not in reason
     if limit == 2**27:
         assert reason == (

@@ -39,16 +39,11 @@ def solve(
     latency table. At most `max_labels` labels are kept for each position. If that drops labels, a warning says so, and
     `frontier.lost` bounds the importance that was lost.
     """
-    if max_labels < 1:
-        raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
     original = None if original is None else _checked_original(original)
     alpha = None if alpha is None else checked_alpha(alpha)
-    if alpha is None and normalisation is not None:
-        raise InvalidValue(
-            f"The normalisation {normalisation!r} needs alpha, the multiple of the mean to subtract. Give alpha (the "
-            "paper uses 1.2 to 1.8), or leave out both."
-        )
-    over = normalisation or "single"
+    over = _checked_normalisation(normalisation, alpha)
+    if max_labels < 1:
+        raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
     check_tables(latency, importance, network)
     if network is not None and latency.activations is None:
         latency = replace(latency, activations=network.activations)
@@ -82,6 +77,15 @@ def _checked_original(original: object) -> float:
     if not 0 < value < math.inf:
         raise InvalidValue(f"{what} must be {expected}, found {original!r}.")
     return value
+
+
+def _checked_normalisation(normalisation: Normalisation | None, alpha: float | None) -> Normalisation:
+    if alpha is None and normalisation is not None:
+        raise InvalidValue(
+            f"The normalisation {normalisation!r} needs alpha, the multiple of the mean to subtract. Give alpha (the "
+            "paper uses 1.2 to 1.8), or leave out both."
+        )
+    return normalisation or "single"
 
 
 def _lost(dropped: float, I: Floats, max_labels: int) -> float:

@@ -24,8 +24,8 @@ def algorithm_1(T: Ints) -> tuple[Ints, Ints]:
     for l in range(1, L + 1):
         for b in (0, 1):
             # m <- argmin over k <= m' < l of T_opt[k, m'] + T[m', l]; ties go to the smallest m', so to no cut.
-            # Erratum: the paper has one time per span. There is no activation between k and l, so every segment
-            # except the last takes its time without one.
+            # The paper has one time per span. Here every segment except the last takes its time without an activation,
+            # because there is none between k and l.
             through = T_opt[:l, :l, 0] + T[:l, l, b]
             m = through.argmin(axis=1)
             T_opt[:l, l, b] = np.minimum(through[np.arange(l), m], NEVER)
