@@ -1,8 +1,8 @@
-"""How long the solver takes, and how that grows with L. Run: make bench-solve
+"""Measure the time of the solver, and its growth with L. Run: make bench-solve
 
-Single-threaded, real-valued random tables. The time is that of solve() alone, from two tables in memory to a frontier
-in memory: the median of several runs, by the clock and of the processor (they differ where the machine is busy with
-something else). Every line is measured in a fresh process: its peak memory, and how much of it solve() added.
+One thread, random real tables. The time is that of solve() alone, from two tables in memory to a frontier in memory:
+the median of several runs, in wall time and in CPU time (they differ if the machine is busy). Every row is measured in
+a new process: its peak memory, and the part of it that solve() added.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def records(run):
 
 def curves(run):
     """The learning curve of every training in a journal, without the base score."""
-    found = {record["key"]: record["curve"] for record in map(json.loads, records(run))}
+    found = {record["key"]: record["result"]["curve"] for record in map(json.loads, records(run))}
     return {key: curve for key, curve in found.items() if curve}
 
 
