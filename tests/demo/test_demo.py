@@ -151,7 +151,7 @@ def test_run_again_it_takes_the_budget_that_it_took_before(tmp_path, monkeypatch
 
 @needs("plotly")
 def test_other_errors_of_a_budget_are_not_swallowed(tmp_path):
-    with pytest.raises(BudgetError, match="cannot be read"):
+    with pytest.raises(BudgetError, match="is not a number with a unit"):
         show(quick(tmp_path / "run", budget="soon"), say=pytest.fail)
 
 

@@ -333,5 +333,5 @@ def test_what_is_no_network_or_no_plan():
         InvalidValue, match=r"rewrite\(\) takes a traced network with its model, found Plan\. Trace the"
     ):
         df.rewrite(network.vanilla, network)
-    with pytest.raises(PlanError, match=r"rewrite\(\) takes a plan, found NoneType\. Give a Plan\(activations, cuts\)"):
+    with pytest.raises(PlanError, match=r"Expected a plan, found NoneType\. Give a Plan\(activations, cuts\)"):
         df.rewrite(network, None)
