@@ -119,7 +119,7 @@ def test_merge_wants_a_finished_fine_tuning_of_the_same_plan(run):
     choice = json.loads((run / "choice.json").read_text())
     frontier = depthfold("solve", "--run", run, "--budget", "100%")
     assert frontier.exit_code == 0
-    assert json.loads((run / "choice.json").read_text())["plan"]["cuts"] != choice["plan"]["cuts"]
+    assert json.loads((run / "choice.json").read_text())["plan"]["plan"]["cuts"] != choice["plan"]["plan"]["cuts"]
     assert wanted in refused("merge", "--run", run)  # the plan has a folder of its own, without a training so far
 
 
