@@ -31,7 +31,7 @@ from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
 from depthfold.latency.blocks import block_shapes
 from depthfold.latency.building import held
-from depthfold.latency.candidates import build_plan, network_inputs
+from depthfold.latency.candidates import build_plan
 from depthfold.latency.timer import Turns, milliseconds
 from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
@@ -78,7 +78,7 @@ def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan
     turns: dict[int, Turns] = {}
     with held(compiled):
         for n, plan in enumerate(plans):
-            compiled[n] = build_plan(network, backend, plan, network_inputs(network))
+            compiled[n] = build_plan(network, backend, plan, network.example_tensors())
         timer.measure(compiled, turns)
     return [milliseconds(turns[n]) for n in compiled]
 

@@ -17,7 +17,7 @@ from zoo_packages import TRAINED
 import depthfold as df
 from depthfold.merging.comparison import output_error
 from depthfold.testing import random_plan, randomise_statistics
-from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.vision import import_timm
 
 SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
@@ -118,7 +118,7 @@ def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) ->
 
 def _run(model: nn.Module, at: str | None, given: Any) -> Any:
     """What the part that is traced makes of inputs of the whole model."""
-    inputs = Inputs.of(given).map(Tensor.clone)  # a forward may write to its input
+    inputs = ExampleInputs.of(given).map(Tensor.clone)  # a forward may write to its input
     with torch.no_grad():
         if at is None:
             return inputs.call(model)

@@ -33,7 +33,6 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
 from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.tracing import TracedNetwork
 
@@ -126,7 +125,7 @@ def measure(case: Case, folder: Path) -> dict:
             print(f"{case.key}: {disturbed}; thrown away", flush=True)
             if not left:
                 raise
-    environment = case.backend.environment(network_inputs(network)).to_json()
+    environment = case.backend.environment(network.example_tensors()).to_json()
     replace(table, network=case.name).write_csv(case.file(folder, ".csv"))
     head = {"key": case.key, "network": case.name, "precision": case.precision, "runtime": case.runtime}
     return head | result | {"environment": environment, "seconds": round(time.monotonic() - started, 1)}

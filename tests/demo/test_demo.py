@@ -12,7 +12,6 @@ import torch
 import depthfold as df
 from cli_workshop import depthfold, without_memory
 from depthfold import demo
-from depthfold.core import fingerprint
 from depthfold.demo.network import InvertedResidual
 from depthfold.demo.shipped import SHIPPED
 from depthfold.demo.show import demo_settings, show, within_reach
@@ -51,7 +50,7 @@ def test_residuals_are_left_out_in_training_only():
 
 def test_the_importance_table_is_that_of_the_network():
     network, table = df.trace(demo.model(), demo.task().example()), demo.importance()
-    assert table.fingerprint == fingerprint(network)
+    assert table.fingerprint == network.fingerprint
     assert {entry.span for entry in table.entries} == set(network.flagged_spans("paper"))
 
 

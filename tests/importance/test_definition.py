@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import FlaggedSpan, fingerprint
+from depthfold.core import FlaggedSpan
 from depthfold.errors import PlanError
 from depthfold.importance import importance_plan, importance_student, measure_importance
 from depthfold.training.loop import train
@@ -184,7 +184,7 @@ def test_the_table_is_score_minus_base_and_the_test_set_is_not_touched(tmp_path)
         assert importance == pytest.approx(score - base, abs=1e-6)
     assert len(set(table.importances.values())) == len(STANDS)  # so that one cannot pass for another
     assert table.network == "Tiny"
-    assert table.fingerprint == fingerprint(NETWORK)
+    assert table.fingerprint == NETWORK.fingerprint
     assert "tiny; seeds 5; " in table.provenance
     assert close(NETWORK.graph.state_dict(), before, 0.0)
 

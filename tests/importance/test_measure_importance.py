@@ -25,7 +25,7 @@ from depthfold.importance import IncompleteTable, importance_plan, importance_st
 from depthfold.importance.entry import EntrySetup
 from depthfold.jobs import Processes
 from depthfold.store import Journal
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.training.loop import train
 from depthfold.training.task import FunctionTask
 from depthfold.vision import import_torchvision
@@ -152,7 +152,7 @@ def test_what_makes_no_sense():
             measure_importance(network, task, recipe, **options)
 
     refused("methods loss, score and steps_per_epoch; NoScore lacks one of them. FunctionTask", task=NoScore())
-    refused("a traced network with its model, found a Network without one, .* Trace", network=NETWORK.structure)
+    refused("a traced network with its model, found a Network without one, .* Trace", network=NETWORK.network)
     refused("takes a Recipe or the name of one, found {'lr': 1}", recipe={"lr": 1})
     refused("There is no recipe 'importanc'. Did you mean 'importance'", recipe="importanc")
     refused("There is no search space 'ful'", space="ful")
@@ -278,11 +278,9 @@ def test_a_submodule(tmp_path):
 
 
 def header_of(network):
-    from depthfold.core import fingerprint
-    from depthfold.importance.ledger import digest
 
     return {
-        "network": fingerprint(network), "weights": digest(network), "task": "tiny", "recipe": RECIPE.to_json()
+        "network": network.fingerprint, "weights": network.weights_digest, "task": "tiny", "recipe": RECIPE.to_json()
     }  # fmt: skip
 
 
@@ -376,7 +374,7 @@ def test_a_network_on_a_gpu_travels_to_workers_without_one(at):
     for module in filter(None, (network.graph, network.model)):
         norm = next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
         norm.running_mean = statistics
-    network = dataclasses.replace(network, inputs=Inputs((image,)))
+    network = dataclasses.replace(network, inputs=ExampleInputs((image,)))
     assert "cuda" in devices_of(network)
     assert devices_of(EntrySetup(network, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
     assert "cuda" in devices_of(network)  # which is not moved itself

@@ -15,7 +15,6 @@ from depthfold.core import LatencyTable, Plan, Score
 from depthfold.core.calibration import LEAST
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_is_active, block_shape, changed_segments
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from latency_workshop import COST, QUICK, Small, plans
@@ -144,7 +143,7 @@ def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(network,
     journal = tmp_path / "latency.jsonl"
     measure_latency(network, CostModel(gflops=0.2), timer=QUICK, networks=20, journal=journal)
     spans = network.spans("paper")
-    with Notebook.open(journal, network, CostModel(gflops=0.2).environment(network_inputs(network))) as notebook:
+    with Notebook.open(journal, network, CostModel(gflops=0.2).environment(network.example_tensors())) as notebook:
         random = {plan.cuts for plan in plans_of_all_depths(network, spans, 14, thin=True)}
         fast = [plan for plan in notebook.plans.values() if plan.cuts not in random]
     assert len(fast) > 3
@@ -206,7 +205,7 @@ def test_what_choosing_measured_counts_as_it_is(network, tmp_path):
     """A plan that leaves activations out, timed by choose(): its latency does not make other plans look cheap."""
     journal = tmp_path / "latency.jsonl"
     before = measure_latency(network, UNFUSED, timer=QUICK, networks=8, journal=journal)
-    with Notebook.open(journal, network, UNFUSED.environment(network_inputs(network))) as notebook:
+    with Notebook.open(journal, network, UNFUSED.environment(network.example_tensors())) as notebook:
         for plan in plans(network, 6):
             bare = Plan((), plan.cuts)
             notebook.keep_share(bare, milliseconds(network, bare) / milliseconds(network, network.vanilla))

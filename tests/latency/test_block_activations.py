@@ -10,7 +10,8 @@ from torch import nn
 import depthfold as df
 from depthfold.core import Plan, Span
 from depthfold.latency.blocks import block_is_active, block_module, block_shapes
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 
 
 class Mixed(nn.Module):
@@ -43,7 +44,7 @@ def merged_activation(network, span):
     layer is left alone."""
     cuts = [l for l in range(1, network.depth) if not span.i < l < span.j]
     activations = [l for l in cuts if l in network.activations or (l == span.j and len(span) > 1)]
-    shallow = shallow_of(network, Plan(activations=activations, cuts=cuts))
+    shallow = sketch(rewrite(network, Plan(activations=activations, cuts=cuts)))
     position = sum(cut <= span.i for cut in cuts)
     convolutions = [
         node

@@ -9,11 +9,12 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import Network
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import choose, measure_latency
-from depthfold.latency.candidates import shallow_of
 from depthfold.latency.doubt import DoubtfulTable
 from depthfold.latency.measure import wholes
 from depthfold.latency.notebook import Notebook
+from depthfold.merging import sketch
 from depthfold.progress import progress_lines
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK, milliseconds
 
 
@@ -61,7 +62,7 @@ def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reac
 
 
 def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(network, frontier):
-    fastest = COST.compile(shallow_of(network, frontier[0].plan), tuple(network.inputs.args)).seconds()
+    fastest = COST.compile(sketch(rewrite(network, frontier[0].plan)), tuple(network.inputs.args)).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):
@@ -143,7 +144,7 @@ def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(network, fron
 
 def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
     wanted = choose(network, frontier, "80%", COST, timer=QUICK)
-    refused = COST.compile(shallow_of(network, wanted.plan), tuple(network.inputs.args)).seconds()
+    refused = COST.compile(sketch(rewrite(network, wanted.plan)), tuple(network.inputs.args)).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):

@@ -12,8 +12,9 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.errors import InvalidValue
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_module, block_shape
-from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.latency.samples import plans_of_all_depths
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import QUICK
 
 LEAST = 60e-6  # seconds: more than a short block takes, less than any whole network
@@ -50,7 +51,7 @@ WAITING = Waiting(network_us=0.0)
 
 
 def measured_ms(network, plan):
-    return 1e3 * WAITING.compile(shallow_of(network, plan), network_inputs(network)).seconds()
+    return 1e3 * WAITING.compile(sketch(rewrite(network, plan)), network.example_tensors()).seconds()
 
 
 def worst(network, table):

@@ -8,7 +8,6 @@ import depthfold as df
 from depthfold.backends import get
 from depthfold.core import Score
 from depthfold.latency import choose, measure_latency, profile
-from depthfold.latency.candidates import network_inputs
 from lacking import needs
 from latency_workshop import QUICK
 
@@ -35,7 +34,7 @@ def test_a_network_of_another_precision_is_measured_in_that_of_the_runtime(targe
     frontier = df.solve(table, df.ImportanceTable(entries=scores))
     chosen = choose(network, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that everything meets
     assert chosen.importance == max(plan.importance for plan in frontier)
-    assert network_inputs(network)[0].dtype == precision  # what was traced stays as it is
+    assert network.example_tensors()[0].dtype == precision  # what was traced stays as it is
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

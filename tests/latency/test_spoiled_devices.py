@@ -10,7 +10,8 @@ from depthfold.backends.base import reasons
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError, OutOfMemory, SpoiledDevice, spoils_device
 from depthfold.latency import choose, measure_latency, profile
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -76,7 +77,7 @@ def test_a_candidate_is_not_passed_over_for_a_spoiled_device(network, frontier):
 def test_a_profile_on_a_spoiled_device_says_so(network):
     for calls in (1, 3):
         with pytest.raises(SpoiledDevice, match="illegal memory access"):
-            profile(shallow_of(network, network.vanilla), torch.randn(1, 3, 32, 32), Spoilt(calls=[calls]), timer=QUICK)
+            profile(sketch(rewrite(network, network.vanilla)), torch.randn(1, 3, 32, 32), Spoilt(calls=[calls]), timer=QUICK)
 
 
 PYTORCH_ADDS = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."

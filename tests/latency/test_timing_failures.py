@@ -13,7 +13,8 @@ from depthfold.core import Span
 from depthfold.errors import BackendError, BudgetError, OutOfMemory, TableError, lacks_memory
 from depthfold.latency import candidates, choose, measure_latency, profile, profile_all
 from depthfold.latency.blocks import BlockShape
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK, milliseconds, plans
 
 
@@ -124,7 +125,7 @@ def test_inputs_and_networks_that_cannot_be_built_have_reasons(network, monkeypa
         raise MemoryError("no room")
 
     journal = tmp_path / "latency.jsonl"
-    monkeypatch.setattr(candidates, "shallow_of", too_large)
+    monkeypatch.setattr(candidates, "sketch", too_large)
     with pytest.raises(TableError, match=r"Only 0 whole networks.*: It cannot be built: no room\."):
         measure_latency(network, COST, timer=QUICK, networks=4, journal=journal)
     monkeypatch.setattr(BlockShape, "inputs", too_large)
@@ -174,8 +175,8 @@ def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibra
 
 def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(network, frontier):
     wanted = choose(network, frontier, "80%", COST, timer=QUICK)
-    depth = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, wanted.plan).modules())
-    original = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, network.vanilla).modules())
+    depth = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(network, wanted.plan)).modules())
+    original = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(network, network.vanilla)).modules())
 
     def broken(module):
         return sum(isinstance(part, nn.Conv2d) for part in module.modules()) == depth != original
@@ -193,7 +194,7 @@ def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(network, fronti
 
 def test_no_candidate_is_blamed_for_the_original(network, frontier):
     """It fails at a later run: when it is timed beside the first candidate."""
-    original = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, network.vanilla).modules())
+    original = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(network, network.vanilla)).modules())
 
     def broken(module):
         return is_whole(module) and sum(isinstance(part, nn.Conv2d) for part in module.modules()) == original
@@ -212,7 +213,7 @@ def test_no_candidate_is_blamed_for_the_original(network, frontier):
 
 
 def test_a_profile_of_what_cannot_be_built_says_whose(network):
-    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+    both = {"before": sketch(rewrite(network, network.vanilla)), "after": sketch(rewrite(network, plans(network, 3)[2]))}
 
     class Refusing(CostModel):
         def compile(self, module, inputs):
@@ -225,7 +226,7 @@ def test_a_profile_of_what_cannot_be_built_says_whose(network):
 
 
 def test_a_profile_that_fails_while_it_is_timed_says_whose(network):
-    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+    both = {"before": sketch(rewrite(network, network.vanilla)), "after": sketch(rewrite(network, plans(network, 3)[2]))}
     x = torch.randn(1, 3, 32, 32)
     for error, kind in ((RuntimeError("device lost"), BackendError), (MemoryError("no more"), OutOfMemory)):
         fragile = Fragile(broken=lambda module: True, error=error)

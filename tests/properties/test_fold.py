@@ -75,7 +75,7 @@ def test_shapes_of_merged_segments_are_those_of_the_core(spec, seed):
         assert conv.kernel_size == shape.kernel
         assert (conv.stride, conv.dilation, conv.groups) == (shape.stride, shape.dilation, shape.groups)
         assert sum(p.numel() for p in conv.parameters()) == shape.parameters
-    assert df.Network.loads(network.dumps()) == network.structure
+    assert df.Network.loads(network.dumps()) == network.network
 
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))

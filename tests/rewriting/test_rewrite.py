@@ -319,7 +319,7 @@ def test_a_network_without_activations_takes_no_activation():
 def test_a_network_read_from_json_has_no_model_to_rewrite():
     network = df.trace(residual(), X)
     read = df.Network.loads(network.dumps())
-    assert read == network.structure
+    assert read == network.network
     said = (
         r"rewrite\(\) takes a traced network with its model, found a Network without one, as a file holds it\. Trace "
     )

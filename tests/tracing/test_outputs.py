@@ -7,7 +7,7 @@ from torch import nn
 from torchvision import models
 
 import depthfold as df
-from depthfold.core import Network, fingerprint
+from depthfold.core import Network
 from nets import Net, conv, image
 from tables import plausible_tables
 
@@ -130,8 +130,8 @@ def test_a_document_without_the_fact_is_read_and_the_fingerprint_does_not_depend
     assert data.pop("ends_in_output") is True
     old = Network.from_json(data)
     assert not old.ends_in_output
-    assert fingerprint(old) == fingerprint(network)
-    assert Network.from_json(network.to_json()) == network.structure
+    assert old.fingerprint == network.fingerprint
+    assert Network.from_json(network.to_json()) == network.network
 
 
 def test_a_plan_made_by_hand_may_still_put_an_activation_there():

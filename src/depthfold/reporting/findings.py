@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from depthfold.core import (
     Network,
     Profile,
     SolvedPlan,
-    fingerprint,
 )
 from depthfold.errors import InvalidValue
 
@@ -91,10 +89,6 @@ class Findings(Document):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if type(self.network) is not Network:
-            # A traced network holds its model, which a report has no use for and JSON no form.
-            fields = {field.name: getattr(self.network, field.name) for field in dataclasses.fields(Network)}
-            object.__setattr__(self, "network", Network(**fields))
         if problems := tuple(self._problems()):
             raise InvalidValue(
                 f"The findings {self.title!r} do not belong together: {'; '.join(problems)}. Give the tables, the "
@@ -135,7 +129,7 @@ class Findings(Document):
         for what, found in depths.items():
             if found != depth:
                 yield f"the network has {depth} layers, the {what} {found}"
-        own = fingerprint(self.network)
+        own = self.network.fingerprint
         for what, noun in (("latency table", self.latency), ("importance table", self.importance),
                            ("frontier", self.frontier), ("plan", self.plan)):  # fmt: skip
             if noun.fingerprint not in ("", own):
