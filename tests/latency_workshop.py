@@ -43,9 +43,9 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def milliseconds(network, plan, runtime=COST):
-    return 1e3 * runtime.compile(sketch(rewrite(network, plan)), tuple(network.inputs.args)).seconds()
+def milliseconds(traced, plan, runtime=COST):
+    return 1e3 * runtime.compile(sketch(rewrite(traced, plan)), tuple(traced.blueprint.inputs.args)).seconds()
 
 
-def plans(network, count):
-    return [random_plan(network, Random(seed), "paper") for seed in range(count)]
+def plans(traced, count):
+    return [random_plan(traced.network, Random(seed), "paper") for seed in range(count)]

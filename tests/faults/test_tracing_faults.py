@@ -92,7 +92,9 @@ def check():
         torch.manual_seed(seed)
         model = build().double().eval()
         network = df.trace(model, image(16).double())
-        vanilla, whole = (df.rewrite(network, plan).eval() for plan in (network.vanilla, df.Plan((), network.barriers)))
+        vanilla, whole = (
+            df.rewrite(network, plan).eval() for plan in (network.vanilla, df.Plan((), network.network.barriers))
+        )
         for made, wanted in ((vanilla, model), (df.merge(vanilla), model), (df.merge(whole), whole), (whole, whole)):
             refused = []
             for size in (16, 18, 20, 17):

@@ -200,8 +200,8 @@ def test_the_process_that_measures_memory_stays_on_one_core(monkeypatch):
     assert asked == [1, (0, {3})]
 
 
-def test_profiles_side_by_side(network):
-    both = {"before": sketch(rewrite(network, network.vanilla)), "after": sketch(rewrite(network, plans(network, 3)[2]))}
+def test_profiles_side_by_side(traced):
+    both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
     text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
     assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text
 

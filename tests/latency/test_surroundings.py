@@ -36,7 +36,7 @@ def traced(**differences):
 @pytest.mark.parametrize("difference", [{"stem": 15}, {"power": 2.0}, {"pool": 2}, {"constant": (4,)}])
 def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
     one, other = traced(), traced(**difference)
-    assert one.fingerprint == other.fingerprint and one.surroundings_digest != other.surroundings_digest
+    assert one.network.fingerprint == other.network.fingerprint and one.surroundings_digest != other.surroundings_digest
     journal = tmp_path / "latency.jsonl"
     measure_latency(one, COST, timer=QUICK, networks=4, journal=journal)
     with pytest.raises(TableError, match=r"the same layers and something else around them \(stem, head, pooling\)"):

@@ -32,9 +32,7 @@ def job_of(block: FlaggedSpan, seed: int) -> Job:
     return Job(key=key_of(block, seed), payload=payload)
 
 
-def trained_for(
-    network: Network, blocks: Iterable[FlaggedSpan], *, afresh: bool
-) -> dict[FlaggedSpan, FlaggedSpan]:
+def trained_for(network: Network, blocks: Iterable[FlaggedSpan], *, afresh: bool) -> dict[FlaggedSpan, FlaggedSpan]:
     """Every block, and the one whose training is its own. If layers do not begin afresh, a block of one layer is
     the network as it is but for its activations, and one training serves all that have the same."""
     first: dict[Plan, FlaggedSpan] = {}
