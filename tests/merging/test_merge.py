@@ -328,7 +328,7 @@ def test_weights_that_were_trained_after_rewriting_are_the_ones_that_merge():
 
 def test_what_is_no_student_is_refused():
     for thing in (conv(), folded()[1], None, "student"):
-        with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(network, plan\)"):
+        with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(traced, plan\)"):
             df.merge(thing)
 
 
@@ -348,7 +348,7 @@ def test_a_student_that_was_pickled_as_a_whole_is_refused_and_the_way_out_works(
             df.merge(part)
         assert str(error.value).endswith(
             "torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and "
-            "load them, with student = rewrite(network, plan) and student.load_state_dict(loaded.state_dict())."
+            "load them, with student = rewrite(traced, plan) and student.load_state_dict(loaded.state_dict())."
         )
     again = df.rewrite(traced, df.Plan((), ()))
     again.load_state_dict(loaded.state_dict())

@@ -320,9 +320,7 @@ def test_a_network_read_from_json_has_no_model_to_rewrite():
     traced = df.trace(residual(), X)
     read = df.Network.loads(traced.network.dumps())
     assert read == traced.network
-    said = (
-        r"rewrite\(\) takes a traced network with its model, found a Network without one, as a file holds it\. Trace "
-    )
+    said = r"rewrite\(\) takes a traced network with its model, found a Network without one\. Trace "
     with pytest.raises(InvalidValue, match=said):
         df.rewrite(read, read.vanilla)
 

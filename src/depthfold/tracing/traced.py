@@ -226,10 +226,10 @@ def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
     pickled = any(isinstance(part, fx.GraphModule) and not part.meta for part in parts.values())
     way_out = (
         " torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and load "
-        "them, with student = rewrite(network, plan) and student.load_state_dict(loaded.state_dict())."
+        "them, with student = rewrite(traced, plan) and student.load_state_dict(loaded.state_dict())."
     )
     raise InvalidValue(
-        f"{type(module).__name__} is no rewritten network: expected what rewrite(network, plan) returned, or a module "
+        f"{type(module).__name__} is no rewritten network: expected what rewrite(traced, plan) returned, or a module "
         "around it. A merged network is not rewritten any more, and wrappers (DataParallel, a compiled module) must be "
         f"taken off first.{way_out if pickled else ''}"
     )
