@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from depthfold.core import Environment, LatencyTable, Plan, Span, Timing, fingerprint
+from depthfold.core import Environment, LatencyTable, Plan, Span, Timing
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue, PlanError, TableError
 from structures import chain
@@ -120,7 +120,7 @@ def test_predict_adds_the_segments_of_a_plan() -> None:
 
 def test_predict_takes_a_network_and_a_plan() -> None:
     network = chain(3)
-    table = latency_table({(0, 1): 1.0}, fingerprint=fingerprint(network))
+    table = latency_table({(0, 1): 1.0}, fingerprint=network.fingerprint)
     with pytest.raises(InvalidValue, match=r"predict\(\) takes a network and a plan, found object\. .*trace"):
         table.predict(object(), network.vanilla)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"Expected a plan, found NoneType"):
@@ -130,7 +130,7 @@ def test_predict_takes_a_network_and_a_plan() -> None:
 def test_predict_needs_times_of_the_same_network() -> None:
     network, other = chain(3, 3), chain(3, 5)
     entries = timing(0, 1, 1.0), Timing(span=Span(1, 2), reason="out of memory")
-    table = LatencyTable(entries=entries, fingerprint=fingerprint(network))
+    table = LatencyTable(entries=entries, fingerprint=network.fingerprint)
     with pytest.raises(TableError, match=r"no time for \(1, 2\] \(out of memory\), which the plan merges. Measure it"):
         table.predict(network, network.vanilla)
     with pytest.raises(TableError, match=f"of another network .fingerprint {table.fingerprint}; this one is "):

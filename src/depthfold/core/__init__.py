@@ -3,7 +3,6 @@
 from depthfold.core.budget import Budget
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.fingerprint import fingerprint
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
 from depthfold.core.latency_table import Calibration, LatencyTable, Timing
@@ -38,6 +37,5 @@ __all__ = [
     "SolvedPlan",
     "Span",
     "Timing",
-    "fingerprint",
     "plan_of",
 ]

@@ -14,7 +14,6 @@ from depthfold.core.coerce import as_float
 from depthfold.core.columns import Row, read_entries, write_rows
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.fingerprint import fingerprint
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan, SolvedPlan, plan_of
 from depthfold.core.span import Position, Span
@@ -223,11 +222,11 @@ class LatencyTable(Document):
         """Return the latency of a plan: the sum over its segments, as the solver adds them."""
         if not isinstance(network, Network):
             raise InvalidValue(
-                f"predict() takes a network and a plan, found {type(network).__name__}. Give the network that "
-                "trace(model, inputs) returns."
+                f"predict() takes a network and a plan, found {type(network).__name__}. Give "
+                "traced.network, where traced is the result of trace()."
             )
         plan = plan_of(plan)
-        if self.fingerprint not in ("", own := fingerprint(network)):
+        if self.fingerprint not in ("", own := network.fingerprint):
             raise TableError(
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
                 "this one, or predict with the network that was measured."

@@ -17,7 +17,6 @@ from depthfold.core import (
     Network,
     Profile,
     SolvedPlan,
-    fingerprint,
 )
 from depthfold.errors import InvalidValue
 
@@ -91,10 +90,6 @@ class Findings(Document):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if type(self.network) is not Network:
-            # A traced network holds its model, which a report has no use for and JSON no form.
-            fields = {field.name: getattr(self.network, field.name) for field in dataclasses.fields(Network)}
-            object.__setattr__(self, "network", Network(**fields))
         if self.latency.activations is None:  # a CSV file has none
             latency = dataclasses.replace(self.latency, activations=self.network.activations)
             object.__setattr__(self, "latency", latency)
@@ -138,7 +133,7 @@ class Findings(Document):
         for what, found in depths.items():
             if found != depth:
                 yield f"the network has {depth} layers, the {what} {found}"
-        own = fingerprint(self.network)
+        own = self.network.fingerprint
         for what, noun in (("latency table", self.latency), ("importance table", self.importance),
                            ("frontier", self.frontier), ("plan", self.plan)):  # fmt: skip
             if noun.fingerprint not in ("", own):

@@ -83,9 +83,9 @@ def _again(findings: Findings) -> Iterator[Markup]:
     alpha, normalisation = findings.frontier.alpha, findings.frontier.normalisation
     options = "" if alpha is None else f", alpha={alpha!r}, normalisation={normalisation!r}"
     lines = (
-        f"frontier = df.solve(latency, importance, network=network{options})",
+        f"frontier = df.solve(latency, importance, network=traced.network{options})",
         f"plan = frontier.at({findings.plan.latency!r})  # milliseconds",
-        "student = df.rewrite(network, plan)",
+        "student = df.rewrite(traced, plan)",
     )
     yield element("pre", element("code", "\n".join(lines)), tabindex="0")
 

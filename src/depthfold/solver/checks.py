@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span, fingerprint
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver.problem import NEVER, Floats, Ints
 
@@ -107,7 +107,7 @@ def _check_kinds(latency: object, importance: object, network: object) -> None:
 
 
 def _check_network(name: str, table: LatencyTable | ImportanceTable, network: Network) -> None:
-    own = fingerprint(network)
+    own = network.fingerprint
     if table.fingerprint not in ("", own) or table.depth > network.depth:
         raise TableError(
             f"The {name} table is not of the network {network.name!r}: the network has {network.depth} layers and "

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, fingerprint
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
 from depthfold.core.coerce import as_float
 from depthfold.core.latency_table import sum_times
 from depthfold.core.wording import at_most
@@ -58,7 +58,7 @@ def solve(
     plans, used = points(fronts, problem.I, S_opt, B_opt, time_along_activations(problem.T))
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
-        fingerprint=latency.fingerprint or importance.fingerprint or (fingerprint(network) if network else ""),
+        fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
         depth=latency.depth,
         environment=latency.environment,
         original=latency.original if original is None else original,
