@@ -11,9 +11,9 @@ import pytest
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable
 from depthfold.core.latency_table import picoseconds
-from depthfold.core.wording import at_most
 from depthfold.solver import solve
 from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
+from depthfold.support.text import at_most
 from oracle import exhaustive_frontier, rounded_up
 from structures import mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, small_instance

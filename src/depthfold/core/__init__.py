@@ -1,18 +1,17 @@
 """The nouns: frozen data, standard library only."""
 
 from depthfold.core.budget import Budget
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
 from depthfold.core.latency_table import Calibration, LatencyTable, Timing
-from depthfold.core.layer import Layer, Skip
+from depthfold.core.layer import Layer, Refusal, Skip
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan, Segment, SolvedPlan, plan_of
 from depthfold.core.profile import Profile
-from depthfold.core.refusal import Refusal
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import FlaggedSpan, Position, Span
+from depthfold.support.document import Document
 
 __all__ = [
     "Budget",

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from depthfold.core.coerce import as_float
-from depthfold.core.document import Document
 from depthfold.errors import BudgetError
+from depthfold.support.coerce import as_float
+from depthfold.support.document import Document
 
 Kind = Literal["milliseconds", "share", "speedup"]
 READABLE = 'Write 12.5 or "12.5ms", "60%" of the original\'s latency, or "1.5x" as fast.'

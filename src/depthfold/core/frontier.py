@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self, overload
 
 from depthfold.core.budget import LARGEST, Budget
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.plan import Plan, Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position
-from depthfold.core.wording import at_most, count, text_table
 from depthfold.errors import BudgetError, InvalidValue
+from depthfold.support.document import Document
+from depthfold.support.text import at_most, count, text_table
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
 SHOWN = 20

@@ -10,15 +10,15 @@ from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import ClassVar, Self
 
-from depthfold.core.coerce import as_float
-from depthfold.core.columns import Row, read_entries, write_rows
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan, SolvedPlan, plan_of
 from depthfold.core.span import Position, Span
-from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
+from depthfold.support.coerce import as_float
+from depthfold.support.csv_table import Row, read_entries, write_rows
+from depthfold.support.document import Document
+from depthfold.support.text import count
 
 LONGEST = 1e6  # milliseconds, the limit of an entry: a float64 holds so many whole picoseconds exactly
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from depthfold.core.document import Document
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
-from depthfold.core.wording import count, text_table
 from depthfold.errors import PlanError
+from depthfold.support.document import Document
+from depthfold.support.text import count, text_table
 
 HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 

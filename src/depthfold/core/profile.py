@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.wording import amount, text_table
+from depthfold.support.document import Document
+from depthfold.support.text import amount, text_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position
-from depthfold.core.coerce import as_float
 from depthfold.core.latency_table import picoseconds
 from depthfold.errors import InvalidValue, TableError
+from depthfold.support.coerce import as_float
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

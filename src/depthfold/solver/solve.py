@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
-from depthfold.core.coerce import as_float
 from depthfold.core.latency_table import sum_times
-from depthfold.core.wording import at_most
 from depthfold.errors import InvalidValue
 from depthfold.solver.checks import check_covered, check_tables, no_plan
 from depthfold.solver.plans import points
 from depthfold.solver.problem import Floats, Normalisation, Problem, checked_alpha
 from depthfold.solver.stage_one import algorithm_1, algorithm_3, time_along_activations
 from depthfold.solver.stage_two import algorithm_2_and_4
+from depthfold.support.coerce import as_float
+from depthfold.support.text import at_most
 
 
 def solve(
