@@ -219,9 +219,8 @@ def _share_axis(x: Axis, original: float | None) -> Axis | None:
     """Return the axis `x` with ticks at shares of the original's latency."""
     if not original:
         return None
-    shares = [n / 10 for n in range(ceil(x.low / original * 10), floor(x.high / original * 10) + 1)]
-    shares = shares[:: ceil(len(shares) / 6) or 1]
-    ticks = tuple((share * original, f"{share:.0%}") for share in shares)
+    shares = [share for share, _ in _ticks(x.low / original, x.high / original)]
+    ticks = tuple((share * original, f"{100 * share:.10g}%") for share in shares)
     return Axis(title="Share of the original's latency", low=x.low, high=x.high, ticks=ticks)
 
 
