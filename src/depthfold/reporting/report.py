@@ -44,18 +44,12 @@ def report(findings: Findings, path: str | Path) -> Path:
 def page(findings: Findings) -> str:
     """Return the page as text."""
     scripts = [_resource("page.js"), _resource("explorer.js")]
-    text: str = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            _contents(findings),
-            policy=_policy(scripts),
-            scripts=scripts,
-            style=_resource("page.css"),
-            version=__version__,
-        )
+    template = _templates().get_template("page.html")
+    style = _resource("page.css")
+    text = template.render(
+        _contents(findings), policy=_policy(scripts), scripts=scripts, style=style, version=__version__
     )
-    return text
+    return str(text)
 
 
 def _contents(findings: Findings) -> dict[str, Any]:
