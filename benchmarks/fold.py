@@ -41,20 +41,20 @@ def blocks(network: df.Network) -> df.Plan:
 
 def row(name: str, model: nn.Module, size: tuple[int, ...], choose: str) -> tuple[str, ...]:
     x = torch.randn(1, *size)
-    t_trace, network = timed(lambda: df.trace(model, x))
+    t_trace, traced = timed(lambda: df.trace(model, x))
     plans = {
-        "nothing merged": lambda: network.vanilla,
-        "every block": lambda: blocks(network),
-        "random": lambda: random_plan(network, Random(0), "paper"),
+        "nothing merged": lambda: traced.vanilla,
+        "every block": lambda: blocks(traced.network),
+        "random": lambda: random_plan(traced.network, Random(0), "paper"),
     }
     plan = plans[choose]()
-    t_rewrite, student = timed(lambda: df.rewrite(network, plan))
+    t_rewrite, student = timed(lambda: df.rewrite(traced, plan))
     t_merge, shallow = timed(lambda: df.merge(student))
     t_verify, _ = timed(lambda: df.verify(student, shallow))
     total = t_trace + t_rewrite + t_merge
     seconds = [f"{t:.2f} s" for t in (t_trace, t_rewrite, t_merge, t_verify, total)]
-    segments = str(len(network.segments(plan)))
-    return (name, str(network.depth), choose, segments, *seconds, f"{1000 * total / network.depth:.1f}")
+    segments = str(len(traced.network.segments(plan)))
+    return (name, str(traced.depth), choose, segments, *seconds, f"{1000 * total / traced.depth:.1f}")
 
 
 def chain(depth: int) -> nn.Module:

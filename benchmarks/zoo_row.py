@@ -17,7 +17,8 @@ from zoo_packages import TRAINED
 import depthfold as df
 from depthfold.merging.comparison import output_error
 from depthfold.testing import random_plan, randomise_statistics
-from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing import TracedNetwork
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.vision import import_timm
 
 SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
@@ -39,8 +40,8 @@ def examine(name: str) -> dict[str, Any]:
     row["environment"] = f"PyTorch {torch.__version__}, timm {import_timm().__version__}, {platform.machine()}"
     inputs = inputs_for(name, model, precision)
     given = {"size": inputs}
-    network = df.trace(model, inputs, at=at)
-    other, refusal = _other(model, df.rewrite(network, network.vanilla).eval(), at, inputs)
+    traced = df.trace(model, inputs, at=at)
+    other, refusal = _other(model, df.rewrite(traced, traced.vanilla).eval(), at, inputs)
     if other is not None:
         given["other"] = other
     wanted = {which: _run(model, at, values) for which, values in given.items()}
@@ -49,24 +50,24 @@ def examine(name: str) -> dict[str, Any]:
     row |= {which: list(_size(values)) for which, values in given.items()}
     row |= {
         "refusal": refusal,
-        "layers": network.depth,
-        "skips": len(network.skips),
-        "paper": len(network.spans("paper")),
-        "full": len(network.spans("full")),
-        "refusals": dict(Counter(refusal.code for refusal in network.refusals).most_common()),
+        "layers": traced.depth,
+        "skips": len(traced.network.skips),
+        "paper": len(traced.spans("paper")),
+        "full": len(traced.spans("full")),
+        "refusals": dict(Counter(refusal.code for refusal in traced.network.refusals).most_common()),
     }
     rng = Random(name)
-    row["vanilla"] = vanilla(network, at, given, wanted, keys)
-    row["plans"] = [fold(network, rng, space, other) for space in SPACES] if network.depth else []
+    row["vanilla"] = vanilla(traced, at, given, wanted, keys)
+    row["plans"] = [fold(traced, rng, space, other) for space in SPACES] if traced.depth else []
     return row | {"seconds": round(time.perf_counter() - started, 1)}
 
 
 def vanilla(
-    network: df.Network, at: str | None, given: dict[str, Any], wanted: dict[str, Any], keys: set[str]
+    traced: TracedNetwork, at: str | None, given: dict[str, Any], wanted: dict[str, Any], keys: set[str]
 ) -> dict[str, Any]:
     """The plan that changes nothing, merged, against the user's model itself: its outputs and the names of its
     parameters."""
-    student = df.rewrite(network, network.vanilla)
+    student = df.rewrite(traced, traced.vanilla)
     merged = df.merge(student)
     found: dict[str, Any] = {"foreign": sorted(set(student.state_dict()) - keys), "ok": True}
     for which, values in given.items():
@@ -79,13 +80,13 @@ def vanilla(
     return found
 
 
-def fold(network: df.Network, rng: Random, space: Literal["paper", "full"], other: Any) -> dict[str, Any]:
+def fold(traced: TracedNetwork, rng: Random, space: Literal["paper", "full"], other: Any) -> dict[str, Any]:
     """Rewrite and merge by one random plan."""
     gc.collect()  # graphs hold themselves in cycles, and the largest networks fit into memory only three times
-    plan = random_plan(network, rng, space)
-    student = df.rewrite(network, plan)
+    plan = random_plan(traced.network, rng, space)
+    student = df.rewrite(traced, plan)
     merged = df.merge(student)
-    row: dict[str, Any] = {"space": space, "segments": len(network.segments(plan))}
+    row: dict[str, Any] = {"space": space, "segments": len(traced.network.segments(plan))}
     row |= _errors(df.verify(student, merged))
     return row if other is None else row | {"other": _errors(df.verify(student, merged, other))}
 
@@ -118,7 +119,7 @@ def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) ->
 
 def _run(model: nn.Module, at: str | None, given: Any) -> Any:
     """What the part that is traced makes of inputs of the whole model."""
-    inputs = Inputs.of(given).map(Tensor.clone)  # a forward may write to its input
+    inputs = ExampleInputs.of(given).map(Tensor.clone)  # a forward may write to its input
     with torch.no_grad():
         if at is None:
             return inputs.call(model)

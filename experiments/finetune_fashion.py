@@ -60,10 +60,10 @@ def main() -> None:
     model = small_network()
     train(model, task, base, split=None)
     model.eval()
-    network = df.trace(model, torch.randn(1, 1, 28, 28))
-    inner = {skip.source + 1 for skip in network.skips}
-    cuts = [l for l in range(1, network.depth) if l not in inner]
-    student = df.rewrite(network, df.Plan(activations=[*cuts, network.depth], cuts=cuts))
+    traced = df.trace(model, torch.randn(1, 1, 28, 28))
+    inner = {skip.source + 1 for skip in traced.network.skips}
+    cuts = [l for l in range(1, traced.depth) if l not in inner]
+    student = df.rewrite(traced, df.Plan(activations=[*cuts, traced.depth], cuts=cuts))
     scores: dict[str, object] = {
         "original": task.score(model, "test"),
         "student before fine-tuning": task.score(student.eval(), "test"),
@@ -80,7 +80,7 @@ def main() -> None:
     environment = PyTorch().environment((torch.empty(64, 1, 28, 28),))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": environment.to_json(), "base": base.to_json(), "fine-tuning": tuning.to_json()}
-    options.out.write_text(json.dumps(record | {"layers": network.depth, "scores": scores}, indent=1) + "\n")
+    options.out.write_text(json.dumps(record | {"layers": traced.depth, "scores": scores}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def mobilenet_v2_for_cifar() -> TracedNetwork:
 
 
 def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str, object]:
-    blocks = [block for block in setup.network.flagged_spans() if len(block.span) > 1][: workers * entries]
+    blocks = [block for block in setup.traced.flagged_spans() if len(block.span) > 1][: workers * entries]
     jobs = [job_of(block, 0) for block in blocks]
     here = Processes(workers=workers) if device == "cpu" else Processes(devices=(device,), workers_per_device=workers)
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--steps", type=int, default=None, help="instead of one epoch, for a dry run")
     options = parser.parse_args()
-    network = mobilenet_v2_for_cifar()
+    traced = mobilenet_v2_for_cifar()
     task = ClassificationTask.cifar10(options.data)
     device = "cpu" if options.device == "cpu" else "cuda"
     environment = PyTorch(device=device).environment((torch.empty(1, 3, 32, 32),))
@@ -92,7 +92,7 @@ def main() -> None:
             channels_last=True,
         )
         for workers in options.workers:
-            row = {"batch": batch} | rate(EntrySetup(network, task, recipe), workers, options.entries, options.device)
+            row = {"batch": batch} | rate(EntrySetup(traced, task, recipe), workers, options.entries, options.device)
             print(json.dumps(row), flush=True)
             rows.append(row)
             found = {"environment": environment.to_json(), "recipe": recipe.to_json(), "rows": rows}

@@ -33,7 +33,6 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.core.document import encode
 from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.notebook import Notebook
 from depthfold.tracing import TracedNetwork
 
@@ -53,8 +52,8 @@ class Disturbed(Exception):
     """The machine was not the same at the end of a row as at its beginning."""
 
 
-def errors(network: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
-    guesses = [table.predict(network, plan) for plan in plans]
+def errors(traced: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
+    guesses = [table.predict(traced.network, plan) for plan in plans]
     return [guess / latency - 1 for guess, latency in zip(guesses, measured, strict=True)]
 
 
@@ -63,22 +62,22 @@ def counts(network: df.Network) -> tuple[int, int]:
     return (8, 10) if network.depth < 20 else (14, 20)
 
 
-def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) -> tuple[df.LatencyTable, dict]:
-    networks, tests = counts(network)
-    compared = {"original": network.vanilla, "every block merged": every_block_merged(network)}
-    before = end_to_end(network, backend, compared.values(), WHOLE)
+def examine(traced: TracedNetwork, backend: PyTorch | Inductor, journal: Path) -> tuple[df.LatencyTable, dict]:
+    networks, tests = counts(traced.network)
+    compared = {"original": traced.vanilla, "every block merged": every_block_merged(traced.network)}
+    before = end_to_end(traced, backend, compared.values(), WHOLE)
     started = time.perf_counter()
-    table = measure_latency(network, backend, journal=journal, timer=TIMER, networks=networks)
+    table = measure_latency(traced, backend, journal=journal, timer=TIMER, networks=networks)
     took = time.perf_counter() - started
-    alone = measure_latency(network, backend, mode="alone", journal=journal, timer=TIMER)
-    random = list(random_plans(network, tests, 1))
-    frontier = df.solve(table, made_up_importances(network))
+    alone = measure_latency(traced, backend, mode="alone", journal=journal, timer=TIMER)
+    random = list(random_plans(traced.network, tests, 1))
+    frontier = df.solve(table, made_up_importances(traced.network))
     compared["fastest"] = frontier[0].plan
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
     plans = [*compared.values(), *random, *solved]
-    measured = end_to_end(network, backend, plans, WHOLE)
-    with Notebook.open(journal, network, table.environment) as notebook:
-        original = notebook.name_plan(network.vanilla)
+    measured = end_to_end(traced, backend, plans, WHOLE)
+    with Notebook.open(journal, traced, table.environment) as notebook:
+        original = notebook.name_plan(traced.vanilla)
         if not notebook.timed(original):
             raise TableError(f"The original network could not be timed: {notebook.reasons.get(original)}")
         meanwhile = notebook.time(original)
@@ -95,7 +94,7 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) 
         "spans without a time": len(table.entries) - len(table.times),
     }
     for name, one in (("in context", table), ("alone", alone)):
-        found = errors(network, one, plans, measured)
+        found = errors(traced, one, plans, measured)
         result[f"errors {name}"] = {"compared": found[:3], "random": found[3 : 3 + tests], "solver": found[3 + tests :]}
     return table, result
 
@@ -116,17 +115,17 @@ def row(record: dict) -> str:
 
 def measure(case: Case, folder: Path) -> dict:
     started = time.monotonic()
-    network, journal = build(case.name, case.batch, case.size), case.file(folder, ".journal")
+    traced, journal = build(case.name, case.batch, case.size), case.file(folder, ".journal")
     for left in reversed(range(TRIES)):
         try:
-            table, result = examine(network, case.backend, journal)
+            table, result = examine(traced, case.backend, journal)
             break
         except Disturbed as disturbed:
             journal.unlink()
             print(f"{case.key}: {disturbed}; thrown away", flush=True)
             if not left:
                 raise
-    environment = case.backend.environment(network_inputs(network)).to_json()
+    environment = case.backend.environment(traced.example_tensors()).to_json()
     replace(table, network=case.name).write_csv(case.file(folder, ".csv"))
     head = {"key": case.key, "network": case.name, "precision": case.precision, "runtime": case.runtime}
     return head | result | {"environment": environment, "seconds": round(time.monotonic() - started, 1)}

@@ -34,9 +34,9 @@ def network_named(name: str) -> TracedNetwork:
     return build(name, 1, 224)  # elements of one example: the batch is one more constant
 
 
-def left_out(network: TracedNetwork, plan: df.Plan) -> int:
-    bare = [span for span in changed_segments(network, plan) if block_is_active(network, span)]
-    layers = [network.layers[span.j - 1] for span in bare]
+def left_out(traced: TracedNetwork, plan: df.Plan) -> int:
+    bare = [span for span in changed_segments(traced.network, plan) if block_is_active(traced.network, span)]
+    layers = [traced.network.layers[span.j - 1] for span in bare]
     return sum(layer.shape.out_channels * math.prod(layer.out_size) for layer in layers)
 
 
@@ -46,13 +46,13 @@ def main(folder: Path) -> None:
         record = json.loads(line or "{}")
         if not record:
             continue
-        network = network_named(record["network"])
+        traced = network_named(record["network"])
         table = df.LatencyTable.read_csv(folder / (record["key"].replace(" ", "_") + ".csv"))
         errors = np.array(record["errors in context"]["random"])
-        plans = list(random_plans(network, len(errors), 1))
-        guesses = np.array([table.predict(network, plan) for plan in plans])
+        plans = list(random_plans(traced.network, len(errors), 1))
+        guesses = np.array([table.predict(traced.network, plan) for plan in plans])
         measured = guesses / (1 + errors)
-        elements = np.array([left_out(network, plan) for plan in plans], dtype=float)
+        elements = np.array([left_out(traced, plan) for plan in plans], dtype=float)
         constant = elements @ (guesses - measured) / (elements @ elements)
         after = (guesses - constant * elements) / measured - 1
         correlation = np.corrcoef(elements, guesses - measured)[0, 1]

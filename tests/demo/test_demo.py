@@ -12,7 +12,6 @@ import torch
 import depthfold as df
 from cli_workshop import depthfold, without_memory
 from depthfold import demo
-from depthfold.core import fingerprint
 from depthfold.demo.network import InvertedResidual
 from depthfold.demo.shipped import SHIPPED
 from depthfold.demo.show import demo_settings, show, within_reach
@@ -50,9 +49,9 @@ def test_residuals_are_left_out_in_training_only():
 
 
 def test_the_importance_table_is_that_of_the_network():
-    network, table = df.trace(demo.model(), demo.task().example()), demo.importance()
-    assert table.fingerprint == fingerprint(network)
-    assert {entry.span for entry in table.entries} == set(network.flagged_spans("paper"))
+    traced, table = df.trace(demo.model(), demo.task().example()), demo.importance()
+    assert table.fingerprint == traced.network.fingerprint
+    assert {entry.span for entry in table.entries} == set(traced.flagged_spans("paper"))
 
 
 def test_the_importances_are_what_remeasuring_would_train():
@@ -125,7 +124,7 @@ def test_run_again_it_takes_the_budget_that_it_took_before(tmp_path, monkeypatch
     """By a stopwatch another one might be within reach now, and another plan be trained."""
     measured = iter((0.5, 0.6, 0.7))
 
-    def compress_stage(subject, network, *, retry):
+    def compress_stage(subject, traced, *, retry):
         if subject.settings.budget in ("3%", "4%"):
             raise BudgetError("Out of reach.", fastest=next(measured))
         return subject.settings.budget

@@ -39,7 +39,7 @@ class Slow:
 COMPILED = count()
 
 
-def test_a_machine_that_does_something_else_is_noticed(network, tmp_path):
+def test_a_machine_that_does_something_else_is_noticed(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
     text = (
         r"The latency table is doubtful: it is calibrated on \d+ whole networks: .* with an error of [\d.]+% in the "
@@ -47,18 +47,18 @@ def test_a_machine_that_does_something_else_is_noticed(network, tmp_path):
         r"latency\.json, too\), and measure again when it is quiet; otherwise trust what choose\(\) times"
     )
     with pytest.warns(DoubtfulTable, match=text) as caught:
-        table = measure_latency(network, Busy(), timer=QUICK, journal=journal)
+        table = measure_latency(traced, Busy(), timer=QUICK, journal=journal)
     assert table.calibration.median_error > DOUBTFUL
     assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
     with pytest.warns(DoubtfulTable, match="on this machine, measure again when it is quiet"):
-        measure_latency(network, Busy(), timer=QUICK)
+        measure_latency(traced, Busy(), timer=QUICK)
 
 
-def test_a_quiet_one_is_not_accused(network):
+def test_a_quiet_one_is_not_accused(traced):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
-        table = measure_latency(network, COST, timer=QUICK)
-        measure_latency(network, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
+        table = measure_latency(traced, COST, timer=QUICK)
+        measure_latency(traced, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
     assert table.calibration.median_error <= DOUBTFUL
 
 
@@ -66,7 +66,7 @@ class Stopped(Exception):
     pass
 
 
-def begun(network, journal, blocks=20):
+def begun(traced, journal, blocks=20):
     """A journal that was given up after so many blocks had all their turns."""
     turns = count(1)
 
@@ -78,7 +78,7 @@ def begun(network, journal, blocks=20):
         return tick
 
     with pytest.raises(Stopped):
-        measure_latency(network, COST, timer=QUICK, journal=journal, networks=12, progress=stop)
+        measure_latency(traced, COST, timer=QUICK, journal=journal, networks=12, progress=stop)
 
 
 @dataclass(frozen=True)
@@ -96,31 +96,31 @@ class Slower(CostModel):
 
 @pytest.mark.parametrize("factor", [1.3, 0.7])
 @pytest.mark.parametrize("mode", ["in context", "alone"])
-def test_a_journal_that_goes_on_in_another_hour_is_noticed(network, tmp_path, factor, mode):
+def test_a_journal_that_goes_on_in_another_hour_is_noticed(traced, tmp_path, factor, mode):
     journal = tmp_path / "latency.jsonl"
-    begun(network, journal)
+    begun(traced, journal)
     text = rf"the journal .*latency\.jsonl .* another hour: a block takes {factor:.2f} times as long now\. .* Delete it"
     with pytest.warns(DoubtfulTable, match=text) as caught:
-        measure_latency(network, Slower(factor=factor), timer=QUICK, journal=journal, networks=12, mode=mode)
+        measure_latency(traced, Slower(factor=factor), timer=QUICK, journal=journal, networks=12, mode=mode)
     assert {warning.filename for warning in caught if warning.category is DoubtfulTable} == {__file__}
 
 
-def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(network, tmp_path):
+def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
-    begun(network, journal)
+    begun(traced, journal)
     given = dict(timer=QUICK, journal=journal, networks=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
-        table = measure_latency(network, Slower(factor=1.05), **given)
+        table = measure_latency(traced, Slower(factor=1.05), **given)
         before = journal.read_text()
-        assert measure_latency(network, Slower(factor=9.0), **given) == table  # it asks for nothing more
+        assert measure_latency(traced, Slower(factor=9.0), **given) == table  # it asks for nothing more
     assert journal.read_text() == before
 
 
-def test_the_command_line_shows_it(network, tmp_path, capsys):
+def test_the_command_line_shows_it(traced, tmp_path, capsys):
     with warnings.catch_warnings():
         hush_libraries()
-        latency_of(RunFolder.open(tmp_path / "run"), network, Busy(), "paper", no_progress)
+        latency_of(RunFolder.open(tmp_path / "run"), traced, Busy(), "paper", no_progress)
     assert "The latency table is doubtful" in " ".join(capsys.readouterr().err.split())
 
 

@@ -6,12 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import fingerprint
 from depthfold.errors import TableError
 from depthfold.latency import measure_latency
 from depthfold.pipeline.tables import latency_of
 from depthfold.store import RunFolder
-from depthfold.tracing.surroundings import surroundings
 from latency_workshop import COST, QUICK
 
 
@@ -38,7 +36,7 @@ def traced(**differences):
 @pytest.mark.parametrize("difference", [{"stem": 15}, {"power": 2.0}, {"pool": 2}, {"constant": (4,)}])
 def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
     one, other = traced(), traced(**difference)
-    assert fingerprint(one) == fingerprint(other) and surroundings(one) != surroundings(other)
+    assert one.network.fingerprint == other.network.fingerprint and one.surroundings_digest != other.surroundings_digest
     journal = tmp_path / "latency.jsonl"
     measure_latency(one, COST, timer=QUICK, networks=4, journal=journal)
     with pytest.raises(TableError, match=r"the same layers and something else around them \(stem, head, pooling\)"):
@@ -48,7 +46,7 @@ def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
 def test_names_and_weights_are_not_what_it_takes_long_for():
     torch.manual_seed(1)
     other = df.trace(Framed(middle="trunk"), torch.randn(1, 3, 32, 32), ignore=["stem"])
-    assert surroundings(other) == surroundings(traced())
+    assert other.surroundings_digest == traced().surroundings_digest
 
 
 def test_a_finished_table_of_a_run_is_not_taken_for_it(tmp_path):

@@ -269,21 +269,21 @@ def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
 def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
     one, other = model(), model()
     nn.init.zeros_(other[0].weight)
-    network, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")
+    traced, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")
 
     def compress(given, **said):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))  # each of its own
         df.compress(given, task(), "cost_model", "80%", run=folder, exports=("m.pt2",), **said)
 
     with pytest.raises(MeasuredTooEarly):
-        compress(one, network=network)
+        compress(one, traced=traced)
     with pytest.raises(MeasuredTooEarly):
-        compress(nn.Sequential(one), network=body)
+        compress(nn.Sequential(one), traced=body)
     for wrong in (other, nn.Sequential(one)):
         with pytest.raises(InvalidValue, match=r"not traced from this model as it is: 0\.weight differs\. Trace the"):
-            compress(wrong, network=network)
+            compress(wrong, traced=traced)
     for said in ({"ignore": ["0"]}, {"at": "0"}):
         with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network was traced already"):
-            compress(one, network=network, **said)
+            compress(one, traced=traced, **said)
     with pytest.raises(InvalidValue, match=r"compress\(\) takes a traced network with its model, found Sequential\."):
-        compress(one, network=one)
+        compress(one, traced=one)

@@ -24,7 +24,7 @@ def inspect(
     with settings_of(ctx, "model", looks=True) as settings:
         from depthfold.pipeline.subject import Subject
 
-        network = Subject.of(settings).seen()
+        network = Subject.of(settings).seen().network
         say(network.dumps() if json else network)
 
 

@@ -4,7 +4,6 @@ from depthfold.core.budget import Budget
 from depthfold.core.calibration import Calibration
 from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.fingerprint import fingerprint
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
 from depthfold.core.latency_table import LatencyTable
@@ -41,5 +40,4 @@ __all__ = [
     "SolvedPlan",
     "Span",
     "Timing",
-    "fingerprint",
 ]

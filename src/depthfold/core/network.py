@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar
 
 from depthfold.core import space as search
 from depthfold.core.describe import network_table, summary
-from depthfold.core.document import Document
+from depthfold.core.document import Document, encode
 from depthfold.core.layer import Layer, Skip
 from depthfold.core.plan import Plan
 from depthfold.core.refusal import Refusal
@@ -20,7 +23,8 @@ from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+# No slots: the fingerprint is kept in the dictionary of the object.
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Network(Document):
     """Layers 1..L, the skips across them, the barriers that no span crosses, and the reasons.
 
@@ -63,6 +67,23 @@ class Network(Document):
     def depth(self) -> int:
         """L, the number of layers."""
         return len(self.layers)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change with shapes, sizes, activations, skips and barriers. A table remembers them,
+        so that a table of another network is noticed.
+
+        What is around the layers does not count, because tables travel. Names of modules and the text of refusals do
+        not count either: the same network traced by a newer depthfold keeps its tables.
+        """
+        structure = {
+            "layers": [
+                (encode(layer.shape), layer.in_size, layer.norm is not None, layer.activation) for layer in self.layers
+            ],
+            "skips": sorted((s.source, s.target, str(encode(s.projection))) for s in self.skips),
+            "barriers": self.barriers,
+        }
+        return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def activations(self) -> frozenset[Position]:
@@ -174,7 +195,7 @@ class Network(Document):
         return network_table(self)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}: {summary(self)}>"
+        return f"<Network {self.name}: {summary(self)}>"
 
     def _between(self, cuts: tuple[Position, ...]) -> Iterator[Span]:
         bounds = (0, *cuts, self.depth) if self.depth else ()

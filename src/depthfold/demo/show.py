@@ -15,7 +15,6 @@ from depthfold.core import Document, Environment
 from depthfold.demo import network as network_file
 from depthfold.demo.shipped import IMPORTANCE, SHIPPED, WEIGHTS
 from depthfold.errors import BudgetError
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.choose import MARGIN
 from depthfold.pipeline import Compressed
 from depthfold.pipeline.config_file import keep
@@ -72,8 +71,8 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
     """Compress as the settings say; where this machine cannot meet the budget, as fast as it can. A run that goes on
     takes the budget that it took before: by a stopwatch, another one might be within reach now."""
     subject, asked = Subject.of(settings, progress), given(settings.budget, "budget")
-    network = begin(subject)  # refuses the folder of another network, before it is told anything
-    environment = get(subject.target).environment(network_inputs(network))
+    traced = begin(subject)  # refuses the folder of another network, before it is told anything
+    environment = get(subject.target).environment(traced.example_tensors())
     before = subject.folder.read(FALLBACK, Fallback)
     if before is not None and (before.asked, before.environment) == (asked, environment):
         settings = replace(settings, budget=before.budget)
@@ -84,7 +83,7 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
     while True:
         keep(settings)  # the other commands can go on in this run, and need only --run
         try:
-            return compress_stage(replace(subject, settings=settings), network, retry=False)
+            return compress_stage(replace(subject, settings=settings), traced, retry=False)
         except BudgetError as error:
             if error.fastest is None:
                 raise

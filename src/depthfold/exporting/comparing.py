@@ -14,7 +14,7 @@ from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import VerificationError
 from depthfold.merging.comparison import last_digit, output_error
 from depthfold.merging.verification import CHAOS, TOLERANCE
-from depthfold.tracing.inputs import Inputs as Arguments
+from depthfold.tracing import ExampleInputs
 
 
 def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *, dynamic: bool) -> float:
@@ -25,7 +25,7 @@ def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *,
     errors = []
     # Neither size is the one that the file was made with: what it takes for a constant would show.
     for seed, batch in enumerate((1, size + 2) if dynamic else (size, size)):
-        given = Arguments(with_batch(inputs, batch)).random(seed).args
+        given = ExampleInputs(with_batch(inputs, batch)).random(seed).args
         wanted = run_in_pytorch(module, given)
         compiled = backend.open(path, given)
         try:

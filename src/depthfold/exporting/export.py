@@ -18,11 +18,9 @@ from depthfold.exporting.comparing import compare, run_in_pytorch
 from depthfold.exporting.exported import Exported
 from depthfold.exporting.onnx_file import finish_onnx
 from depthfold.exporting.save import writing
-from depthfold.exporting.tensors import home_of
 from depthfold.merging.verification import Shallow, shallow_parts
 from depthfold.store.files import put_all_in_place
-from depthfold.tracing import Blueprint
-from depthfold.tracing.inputs import Inputs as Arguments
+from depthfold.tracing import Blueprint, ExampleInputs, device_of
 
 # By suffix: what the format is called, and the backend that writes and reads it.
 FORMATS = {
@@ -45,8 +43,8 @@ def export(
     """
     _, remembered, at = shallow_parts(shallow)
     path = Path(path)
-    form, backend = _format(path, home_of(shallow))
-    inputs = _tensors(shallow, _arguments(shallow, remembered.network, at, example_inputs))
+    form, backend = _format(path, device_of(shallow))
+    inputs = _tensors(shallow, _arguments(shallow, remembered.blueprint, at, example_inputs))
     why_fixed = None
     with writing(path), put_all_in_place(path) as partial:
         attempt = _Attempt(backend, shallow, remembered, partial, check)
@@ -96,21 +94,21 @@ def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
     return form, cast(Exporter, get(target))
 
 
-def _arguments(shallow: nn.Module, network: Blueprint, at: str, example_inputs: Any) -> Arguments:
+def _arguments(shallow: nn.Module, blueprint: Blueprint, at: str, example_inputs: Any) -> ExampleInputs:
     """What the module takes: what is given, or noise of the sizes that were traced."""
     if example_inputs is not None:
-        return Arguments.of(example_inputs).like(shallow)
-    if at and at != network.at:
+        return ExampleInputs.of(example_inputs).like(shallow)
+    if at and at != blueprint.at:
         raise InvalidValue(
             f"{type(shallow).__name__} is a module around the merged network, so what it takes is not known. Give "
             "export(module, path, example_inputs)."
         )
-    example = network.example if at else network.inputs
+    example = blueprint.example if at else blueprint.inputs
     real = example.map(lambda tensor: torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor)
     return real.like(shallow).random(seed=0)
 
 
-def _tensors(shallow: nn.Module, given: Arguments) -> Inputs:
+def _tensors(shallow: nn.Module, given: ExampleInputs) -> Inputs:
     """The arguments in order: a file of a runtime's takes tensors, and a batch in front."""
     signature = inspect.signature(shallow.forward)
     try:

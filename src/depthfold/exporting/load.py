@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from depthfold.core import Span, fingerprint
+from depthfold.core import Span
 from depthfold.errors import InvalidValue, PlanError, ResultError, TraceError
 from depthfold.exporting.probe import probe_error
 from depthfold.exporting.reading import RESTORE, differences, read_config, read_tensors
 from depthfold.exporting.result import CONFIG, TENSORS, Result, TensorSpec
-from depthfold.exporting.tensors import home_of, named_tensors, put_tensors
+from depthfold.exporting.tensors import named_tensors, put_tensors
 from depthfold.merging.kernels import empty_module
 from depthfold.merging.merge import build_shallow
 from depthfold.merging.verification import shallow_parts
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork, trace
+from depthfold.tracing import TracedNetwork, device_of, trace
 
 
 def load(folder: str | Path, model: nn.Module, example_inputs: Any = None) -> nn.Module:
@@ -31,13 +32,14 @@ def load(folder: str | Path, model: nn.Module, example_inputs: Any = None) -> nn
     folder = Path(folder)
     result = read_config(folder)
     tensors = read_tensors(folder / TENSORS, result)
-    network = _traced_again(folder, result, model, example_inputs)
-    shallow = _announced(folder, network, result)
+    traced = _traced_again(folder, result, model, example_inputs)
+    shallow = _announced(folder, traced, result)
     _check_names(folder, result, shallow)
-    home = home_of(model)
+    home = device_of(model)
+    home = torch.device("cpu") if home.type == "meta" else home
     put_tensors(shallow, {name: tensor.to(home) for name, tensor in tensors.items()}, result.tied)
     graph, _, _ = shallow_parts(shallow)
-    error = probe_error(result.probe, graph, network.inputs)
+    error = probe_error(result.probe, graph, traced.blueprint.inputs)
     if not error <= result.probe.tolerance:
         raise ResultError(
             f"The network made of {folder} and this {type(model).__name__} does not compute what the saved one "
@@ -62,33 +64,34 @@ def _traced_again(folder: Path, result: Result, model: nn.Module, example_inputs
             )
         example_inputs = result.example.zeros().like(model)
     try:
-        network = trace(model, example_inputs, ignore=result.ignore, at=result.at)
+        traced = trace(model, example_inputs, ignore=result.ignore, at=result.at)
     except TraceError as error:
         raise ResultError(
             f"{folder} was made of {result.name}, and the {type(model).__name__} that was given cannot be traced in "
             f"the same way: {error}"
         ) from error
-    if fingerprint(network) != result.fingerprint:
+    if traced.network.fingerprint != result.fingerprint:
         sizes = f", with inputs of {result.example}" if result.example else ""
         raise ResultError(
-            f"{folder} was made of {result.name} (fingerprint {result.fingerprint}), and this {network.name} is "
-            f"another network (fingerprint {fingerprint(network)}): its layers, sizes, activations or skips "
+            f"{folder} was made of {result.name} (fingerprint {result.fingerprint}), and this {traced.network.name} is "
+            f"another network (fingerprint {traced.network.fingerprint}): its layers, sizes, activations or skips "
             f"differ. Give the architecture that was traced{sizes}."
         )
-    return network
+    return traced
 
 
-def _announced(folder: Path, network: TracedNetwork, result: Result) -> nn.Module:
+def _announced(folder: Path, traced: TracedNetwork, result: Result) -> nn.Module:
     """The merged network with its convolutions on the device "meta": only their shapes are needed."""
 
     def shaped(span: Span, like: Tensor) -> nn.Module:
-        return empty_module(network.merged_shape(span), like.dtype)
+        return empty_module(traced.network.merged_shape(span), like.dtype)
 
     try:
-        return build_shallow(rewrite(network, result.plan), shaped)
+        return build_shallow(rewrite(traced, result.plan), shaped)
     except PlanError as error:
         raise ResultError(
-            f"The plan in {folder / CONFIG} does not fit {network.name}: {error} The file was changed. {RESTORE}."
+            f"The plan in {folder / CONFIG} does not fit {traced.network.name}: {error} The file was changed. "
+            f"{RESTORE}."
         ) from error
 
 

@@ -30,7 +30,7 @@ def finish_onnx(path: Path, remembered: Shallow) -> None:
         ):
             del noted.metadata_props[:]
         plan = Plan(remembered.plan.activations, remembered.plan.cuts)
-        notes = {"name": remembered.network.name, "plan": json.dumps(encode(plan)), "depthfold": __version__}
+        notes = {"name": remembered.blueprint.network.name, "plan": json.dumps(encode(plan)), "depthfold": __version__}
         onnx.helper.set_model_props(model, notes)
         onnx.checker.check_model(model, full_check=True)
         path.write_bytes(model.SerializeToString())

@@ -12,7 +12,7 @@ from torch import Tensor
 from depthfold.core import Document, Plan
 from depthfold.errors import InvalidValue
 from depthfold.exporting.probe import Probe
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing import ExampleInputs
 
 CONFIG, TENSORS = "config.json", "model.safetensors"  # the two files of a result
 
@@ -47,16 +47,16 @@ class Example:
     named: Mapping[str, TensorSpec] | None = None
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Example | None:
+    def of(cls, inputs: ExampleInputs) -> Example | None:
         """None where an input is no tensor (a list of images, say): it then has to be given again."""
         if not all(isinstance(value, Tensor) for value in (*inputs.args, *inputs.named.values())):
             return None
         named = {name: TensorSpec.of(value) for name, value in inputs.named.items()}
         return cls(args=tuple(map(TensorSpec.of, inputs.args)), named=named or None)
 
-    def zeros(self) -> Inputs:
+    def zeros(self) -> ExampleInputs:
         named = {name: spec.zeros() for name, spec in (self.named or {}).items()}
-        return Inputs(tuple(spec.zeros() for spec in self.args), named)
+        return ExampleInputs(tuple(spec.zeros() for spec in self.args), named)
 
     def __str__(self) -> str:
         named = (f"{name}: {spec}" for name, spec in (self.named or {}).items())

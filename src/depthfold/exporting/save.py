@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from depthfold.core import Plan, fingerprint
+from depthfold.core import Plan
 from depthfold.core.wording import one_line
 from depthfold.errors import InvalidValue, ResultError
 from depthfold.exporting.probe import take_probe
@@ -29,8 +29,8 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
     takes its place. `load(folder, model)` makes the network again. Returns the folder.
     """
     graph, remembered, path = shallow_parts(shallow)
-    network, plan = remembered.network, remembered.plan
-    _refuse_wrappers(shallow, path, network.at or "")
+    blueprint, plan = remembered.blueprint, remembered.plan
+    _refuse_wrappers(shallow, path, blueprint.at or "")
     _refuse_several(shallow)
     tensors, tied = without_ties(shallow)
     # Copies, each in memory of its own: safetensors refuses tensors that share theirs or are not contiguous.
@@ -40,16 +40,16 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
     except Exception as error:  # a type of numbers that the format does not have
         raise ResultError(f"The tensors have no form in safetensors: {one_line(error)}.") from error
     result = Result(
-        name=network.name,
-        fingerprint=fingerprint(network),
+        name=blueprint.network.name,
+        fingerprint=blueprint.network.fingerprint,
         plan=Plan(plan.activations, plan.cuts),  # a solved plan also knows what it costs, which is no part of this
-        at=network.at,
-        ignore=network.ignore,
-        example=Example.of(network.example),
+        at=blueprint.at,
+        ignore=blueprint.ignore,
+        example=Example.of(blueprint.example),
         tensors={name: TensorSpec.of(tensor) for name, tensor in kept.items()},
         tied=tied,
         sha256=hashlib.sha256(data).hexdigest(),
-        probe=take_probe(graph, network.inputs),
+        probe=take_probe(graph, blueprint.inputs),
         depthfold=__version__,
         torch=str(torch.__version__),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor, nn
 
 
@@ -39,9 +38,3 @@ def put_tensors(module: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[
         owner, _, own = name.rpartition(".")
         place = module.get_submodule(owner)
         (place._parameters if isinstance(old, nn.Parameter) else place._buffers)[own] = made[source]  # type: ignore[assignment]
-
-
-def home_of(module: nn.Module) -> torch.device:
-    """The device of a module's tensors; the CPU where they are only announced."""
-    found = next((tensor.device for _, tensor in named_tensors(module)), torch.device("cpu"))
-    return torch.device("cpu") if found.type == "meta" else found

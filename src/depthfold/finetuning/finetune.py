@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from depthfold.core import Plan, fingerprint
+from depthfold.core import Plan
 from depthfold.core.coerce import as_path
 from depthfold.core.document import encode
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import student_parts
+from depthfold.tracing import device_of, student_parts
 from depthfold.training.keeper import LAST, load_weights
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
@@ -48,7 +48,7 @@ def finetune(
         raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     folder = None if run is None else _folder(run)
-    home = next((tensor.device for tensor in (*student.parameters(), *student.buffers())), torch.device("cpu"))
+    home = device_of(student)
     trained = copy.deepcopy(student)
     with contextlib.ExitStack() as stack:
         train(
@@ -103,4 +103,4 @@ def _about(student: nn.Module) -> str:
     except InvalidValue:  # any other network may be fine-tuned, too
         return ""
     plan = Plan(parts.plan.activations, parts.plan.cuts)  # a solved plan also knows what it costs, on some machine
-    return f"network {fingerprint(parts.network)}, plan {json.dumps(encode(plan))}"
+    return f"network {parts.blueprint.network.fingerprint}, plan {json.dumps(encode(plan))}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from depthfold.core import FlaggedSpan, Plan, fingerprint
+from depthfold.core import FlaggedSpan, Network, Plan
 from depthfold.core.coerce import as_path
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
@@ -16,9 +16,7 @@ from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
 from depthfold.store import HeaderMismatch, Journal
 from depthfold.tracing import TracedNetwork
-from depthfold.training.checkpoint import digest_of
 from depthfold.training.recipe import Recipe
-from depthfold.training.stepper import weights
 from depthfold.training.task import Task, task_name
 
 FILE = "importance.jsonl"  # inside the folder of a run
@@ -34,9 +32,7 @@ def job_of(block: FlaggedSpan, seed: int) -> Job:
     return Job(key=key_of(block, seed), payload=payload)
 
 
-def trained_for(
-    network: TracedNetwork, blocks: Iterable[FlaggedSpan], *, afresh: bool
-) -> dict[FlaggedSpan, FlaggedSpan]:
+def trained_for(network: Network, blocks: Iterable[FlaggedSpan], *, afresh: bool) -> dict[FlaggedSpan, FlaggedSpan]:
     """Every block, and the one whose training is its own. If layers do not begin afresh, a block of one layer is
     the network as it is but for its activations, and one training serves all that have the same."""
     first: dict[Plan, FlaggedSpan] = {}
@@ -56,7 +52,7 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, run: str | Path | None, network: TracedNetwork, task: Task, recipe: Recipe, *, afresh: bool = True
+        cls, run: str | Path | None, traced: TracedNetwork, task: Task, recipe: Recipe, *, afresh: bool = True
     ) -> Self:
         """Read what the run holds; it must be of this network with these weights, this task, this recipe, and of
         blocks of one layer that begin as these do."""
@@ -65,8 +61,8 @@ class Ledger:
             return ledger
         folder = as_path("The folder of a run", run, InvalidValue)
         header = {
-            "network": fingerprint(network),
-            "weights": digest(network),
+            "network": traced.network.fingerprint,
+            "weights": traced.weights_digest,
             "task": task_name(task),
             "recipe": recipe.to_json(),
         } | ({} if afresh else {"blocks of one layer": "begin as they are"})
@@ -108,11 +104,6 @@ def _result(found: Any) -> Result:
     curve = decode(tuple[tuple[int, float, float], ...], found["curve"], "curve")
     score, seconds = (decode(float, found[name], name) for name in ("score", "seconds"))
     return Result(score=score, curve=list(curve), seconds=seconds)
-
-
-def digest(network: TracedNetwork) -> str:
-    """Sixteen hex digits of the weights: importances of other weights are other importances."""
-    return digest_of(weights(network.graph if network.model is None else network.model))[:16]
 
 
 def _foreign(mismatch: HeaderMismatch) -> TableError:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Score, fingerprint
+from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.core.coerce import as_whole
 from depthfold.core.space import Space
 from depthfold.core.wording import count
@@ -30,7 +30,7 @@ class IncompleteTable(UserWarning):
 
 
 def measure_importance(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     task: Task,
     recipe: Recipe | str = "importance",
     *,
@@ -58,19 +58,19 @@ def measure_importance(
     """
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     executor = InProcess() if executor is None else executor
-    _expect(network, task, recipe, executor)
+    _expect(traced, task, recipe, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
-    trainings = trained_for(network, network.flagged_spans(space), afresh=afresh)
+    trainings = trained_for(traced.network, traced.flagged_spans(space), afresh=afresh)
     drawn = tuple(recipe.seed + n for n in range(seeds))
     trained = dict.fromkeys(trainings.values())
     jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in trained for seed in drawn)]
     with contextlib.ExitStack() as stack:
-        ledger = stack.enter_context(Ledger.open(run, network, task, recipe, afresh=afresh))
+        ledger = stack.enter_context(Ledger.open(run, traced, task, recipe, afresh=afresh))
         bars = progress or stack.enter_context(progress_bars())
-        _train(EntrySetup(network, task, recipe, afresh), jobs, ledger, executor, retry, bars)
+        _train(EntrySetup(traced, task, recipe, afresh), jobs, ledger, executor, retry, bars)
     table = ImportanceTable(
-        network=network.name,
-        fingerprint=fingerprint(network),
+        network=traced.network.name,
+        fingerprint=traced.network.fingerprint,
         base=ledger.results[BASE]["score"],
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}{'' if afresh else AS_THEY_ARE}",
         entries=tuple(_entry(block, training, drawn, ledger) for block, training in trainings.items()),

@@ -6,12 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from torch import Tensor, nn
-
 from depthfold.backends import Backend, Compiled
 from depthfold.backends.base import Inputs
 from depthfold.core import Plan
-from depthfold.errors import BackendError, InvalidValue, OutOfMemory
+from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
 from depthfold.latency.building import build, held
 from depthfold.latency.notebook import Notebook
@@ -29,32 +27,16 @@ Item = TypeVar("Item")
 TOGETHER = 512_000_000
 
 
-def network_inputs(network: TracedNetwork) -> Inputs:
-    given = network.inputs.for_graph(network.graph)
-    if not all(isinstance(value, Tensor) for value in given):
-        raise InvalidValue(
-            f"The traced part takes {', '.join(type(value).__name__ for value in given)}; latency can be measured only "
-            'where it takes tensors. Trace the part that does, with at="...".'
-        )
-    return tuple(given)
+def build_plan(traced: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
+    return build(backend, lambda: (sketch(rewrite(traced, plan)), inputs))
 
 
-def shallow_of(network: TracedNetwork, plan: Plan) -> nn.Module:
-    """The traced part as the plan folds it, with random weights."""
-    whole = sketch(rewrite(network, plan))
-    return whole.get_submodule(network.at) if network.at else whole
-
-
-def build_plan(network: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
-    return build(backend, lambda: (shallow_of(network, plan), inputs))
-
-
-def build_block(network: TracedNetwork, backend: Backend, block: BlockShape) -> Compiled:
-    return build(backend, lambda: (block_module(network, block), block.inputs()))
+def build_block(traced: TracedNetwork, backend: Backend, block: BlockShape) -> Compiled:
+    return build(backend, lambda: (block_module(traced, block), block.inputs()))
 
 
 def time_blocks(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     backend: Backend,
     blocks: Mapping[str, BlockShape],
     notebook: Notebook,
@@ -64,7 +46,7 @@ def time_blocks(
     """Blocks by their keys in the notebook, each alone."""
 
     def compiled(block: BlockShape) -> Compiled:
-        return build_block(network, backend, block)
+        return build_block(traced, backend, block)
 
     _measure(
         "blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), notebook, timer, progress
@@ -72,7 +54,7 @@ def time_blocks(
 
 
 def time_plans(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     backend: Backend,
     plans: Iterable[Plan],
     notebook: Notebook,
@@ -81,24 +63,24 @@ def time_plans(
     what: str = "networks",
 ) -> None:
     """Whole networks, as the plans fold them."""
-    inputs = network_inputs(network)
+    inputs = traced.example_tensors()
 
     def compiled(plan: Plan) -> Compiled:
-        return build_plan(network, backend, plan, inputs)
+        return build_plan(traced, backend, plan, inputs)
 
-    outside = _numbers_outside(network, inputs)
+    outside = _numbers_outside(traced, inputs)
 
     def size(plan: Plan) -> int:
-        return outside + sum(network.merged_shape(span).parameters for span in network.segments(plan))
+        return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
 
     _measure(what, {notebook.name_plan(plan): plan for plan in plans}, compiled, size, notebook, timer, progress)
 
 
-def _numbers_outside(network: TracedNetwork, inputs: Inputs) -> int:
+def _numbers_outside(traced: TracedNetwork, inputs: Inputs) -> int:
     """How many numbers a network holds besides the weights of its layers: stem, head and inputs are in every plan."""
-    nodes = {node.name: node for node in network.graph.graph.nodes}
-    layers = {id(tensor) for site in network.sites for tensor in conv_tensors(network.graph, nodes[site.conv])}
-    tensors = (*network.graph.parameters(), *network.graph.buffers(), *inputs)
+    nodes = {node.name: node for node in traced.graph.graph.nodes}
+    layers = {id(tensor) for site in traced.blueprint.sites for tensor in conv_tensors(traced.graph, nodes[site.conv])}
+    tensors = (*traced.graph.parameters(), *traced.graph.buffers(), *inputs)
     return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)
 
 

@@ -41,7 +41,7 @@ def doubt_calibration(calibration: Calibration, journal: str | Path | None) -> N
 
 
 def doubt_journal(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     backend: Backend,
     blocks: Mapping[str, BlockShape],
     notebook: Notebook,
@@ -57,7 +57,7 @@ def doubt_journal(
     key = earlier[len(earlier) // 2]
     turns: dict[str, Turns] = {}
     try:
-        with held({key: build_block(network, backend, blocks[key])}) as again:
+        with held({key: build_block(traced, backend, blocks[key])}) as again:
             timer.measure(again, turns)
     except BackendError:  # there is no room for it today, say: then the blocks to come will tell
         return

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from depthfold.core import Environment, Plan, fingerprint
+from depthfold.core import Environment, Plan
 from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.timer import Turns, milliseconds
 from depthfold.store import HeaderMismatch, Journal
 from depthfold.tracing import TracedNetwork
-from depthfold.tracing.surroundings import surroundings
 
 
 @dataclass(slots=True)
@@ -27,15 +26,15 @@ class Notebook:
     journal: Journal | None = None
 
     @classmethod
-    def open(cls, path: str | Path | None, network: TracedNetwork, environment: Environment) -> Self:
+    def open(cls, path: str | Path | None, traced: TracedNetwork, environment: Environment) -> Self:
         """Read what the journal at `path` holds; it must be of this network, what stands around its layers included,
         and this environment."""
         notebook = cls()
         if path is None:
             return notebook
         header = {
-            "fingerprint": fingerprint(network),
-            "surroundings": surroundings(network),
+            "fingerprint": traced.network.fingerprint,
+            "surroundings": traced.surroundings_digest,
             "environment": environment.to_json(),
         }
         try:

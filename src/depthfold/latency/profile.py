@@ -19,7 +19,7 @@ from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMe
 from depthfold.latency.building import held
 from depthfold.latency.memory import peak_memory
 from depthfold.latency.timer import Timer, Turns
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing import ExampleInputs
 
 
 def profile(module: nn.Module, example_inputs: Any, target: str | Backend, *, timer: Timer | None = None) -> Profile:
@@ -34,7 +34,7 @@ def profile_all(
     backend, timer = get(target), timer or Timer(turns=8)
     if not modules:
         raise InvalidValue("profile_all() needs one network at least, found none. Give a dict of modules by name.")
-    given = {name: _in_order(module, Inputs.of(example_inputs)) for name, module in modules.items()}
+    given = {name: _in_order(module, ExampleInputs.of(example_inputs)) for name, module in modules.items()}
     environment = backend.environment(next(iter(given.values())))
     turns: dict[str, Turns] = {}
     flops: dict[str, int] = {}
@@ -71,7 +71,7 @@ def profile_all(
     return profiles
 
 
-def _in_order(module: nn.Module, given: Inputs) -> tuple[Tensor, ...]:
+def _in_order(module: nn.Module, given: ExampleInputs) -> tuple[Tensor, ...]:
     """The inputs by position, as runtimes take them; named ones are put in the order of the forward."""
     args, by_name = given.args, given.named
     if by_name:

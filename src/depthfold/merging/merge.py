@@ -35,11 +35,11 @@ def merge(student: nn.Module) -> nn.Module:
     VerificationError if it does not compute what the student computes.
     """
     part, remembered, _ = student_parts(student)
-    network = remembered.network
+    blueprint = remembered.blueprint
     nodes = {node.name: node for node in part.graph.nodes}
 
     def exact(span: Span, like: torch.Tensor) -> nn.Module:
-        return as_module(segment_kernel(part, nodes, network, span), like)
+        return as_module(segment_kernel(part, nodes, blueprint, span), like)
 
     shallow = build_shallow(student, exact)
     verification = verify(student, shallow)
@@ -52,38 +52,37 @@ def merge(student: nn.Module) -> nn.Module:
 
 
 def sketch(student: nn.Module) -> nn.Module:
-    """The shallow network with random weights in its merged convolutions: as fast as the real one, but made at once.
-
-    For timing a plan before anyone trains it.
-    """
-    network = student_parts(student)[1].network
+    """Return the traced part as one merged network with random weights in its merged convolutions: as fast as the real
+    one, but made at once. It is for timing a plan before anyone trains it."""
+    _, remembered, path = student_parts(student)
+    network = remembered.blueprint.network
 
     def random(span: Span, like: torch.Tensor) -> nn.Module:
         return random_module(network.merged_shape(span), device=like.device, dtype=like.dtype)
 
-    return build_shallow(student, random)
+    return build_shallow(student, random).get_submodule(path)
 
 
 def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Module:
     """The student with a convolution in the place of every segment."""
     part, remembered, path = student_parts(student)
-    network = remembered.network
+    blueprint = remembered.blueprint
     graph = copy.deepcopy(part).eval()
     nothing = take_out_nothing(graph) | guards_as_assertions(graph)
     hold_weights(graph)
-    workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, network, convolution_for)
-    segments = network.segments(remembered.plan)
+    workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, blueprint, convolution_for)
+    segments = blueprint.network.segments(remembered.plan)
     merged = {span: workshop.merge_segment(span) for span in segments}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
-    outside = (site for site in network.skip_sites if not any(span.contains(site.skip.span) for span in segments))
+    outside = (site for site in blueprint.skip_sites if not any(span.contains(site.skip.span) for span in segments))
     fold_remaining_sums(graph, workshop.nodes, (name for site in outside for name in site.sums))
     use_plain_layers(graph)
     drop_unused(graph)
     leave_out_of_state(graph)
     graph.eval()
     student_nodes = {node.name: node for node in part.graph.nodes}
-    seams = tuple(_seam(network, span, student_nodes, nothing, *nodes) for span, nodes in merged.items())
-    graph.meta = {Shallow.KEY: Shallow(network, remembered.plan, seams)}
+    seams = tuple(_seam(blueprint, span, student_nodes, nothing, *nodes) for span, nodes in merged.items())
+    graph.meta = {Shallow.KEY: Shallow(blueprint, remembered.plan, seams)}
     if not path:
         return graph
     whole = copy.deepcopy(student).eval()
@@ -97,14 +96,14 @@ class _Workshop:
 
     graph: fx.GraphModule
     nodes: dict[str, fx.Node]
-    network: Blueprint
+    blueprint: Blueprint
     convolution_for: ConvolutionFor
 
     def merge_segment(self, span: Span) -> tuple[fx.Node, fx.Node]:
         """Put one convolution where the segment was. Returns it, and the node that ends the layer before its
         activation: the convolution itself, or the last addition that stays."""
-        first, last = self.network.sites[span.i], self.network.sites[span.j - 1]
-        shape = self.network.merged_shape(span)
+        first, last = self.blueprint.sites[span.i], self.blueprint.sites[span.j - 1]
+        shape = self.blueprint.network.merged_shape(span)
         target = str(self.nodes[first.conv].target)
         like = self.graph.get_submodule(target).weight
         assert isinstance(like, torch.Tensor)
@@ -121,7 +120,7 @@ class _Workshop:
                 end = self._activation_of_norm(linear, convolution)
         linear.replace_all_uses_with(end)
         self.graph.graph.erase_node(linear)
-        held = {site.add for site in self.network.skip_sites if span.contains(site.skip.span)}
+        held = {site.add for site in self.blueprint.skip_sites if span.contains(site.skip.span)}
         for name in last.additions:
             if name in held:
                 self.nodes[name].replace_all_uses_with(end)
@@ -147,14 +146,14 @@ def _behind(node: fx.Node, names: Set[str | None] = frozenset()) -> fx.Node:
 
 
 def _seam(
-    network: Blueprint,
+    blueprint: Blueprint,
     span: Span,
     student: Mapping[str, fx.Node],
     nothing: Set[str],
     convolution: fx.Node,
     end: fx.Node,
 ) -> Seam:
-    first, last = network.sites[span.i], network.sites[span.j - 1]
+    first, last = blueprint.sites[span.i], blueprint.sites[span.j - 1]
     # Before a dropout, too: a skip may read the value before it, and must see the same as the segment.
     passed = nothing | {first.pad}
     return Seam(

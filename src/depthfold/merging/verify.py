@@ -16,7 +16,7 @@ from depthfold.merging.comparison import check_finite, last_digit, output_error,
 from depthfold.merging.precision import HALVES, check_weights, coarsest, in_single
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
-from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.proof import same_random_numbers, to_run
 from depthfold.tracing.tracer import explain
 
@@ -34,11 +34,11 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     check_weights("rewritten", deep)
     check_weights("merged", made)
     precision = coarsest(deep)
-    given = remembered.network.inputs.random(seed=0)
+    given = remembered.blueprint.inputs.random(seed=0)
     # TF32 rounds every product to three digits: that would be the error, whatever the networks compute.
     with cuda_settings(tf32=False, benchmark=False), _evaluating(student), _evaluating(shallow), torch.no_grad():
         if inputs is not None:
-            given = Inputs.of(inputs).like(student)
+            given = ExampleInputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given
         if precision in HALVES and _runs(single := in_single(deep), given.like(single)):
             deep, made = single, in_single(made)
@@ -55,7 +55,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         if output > tolerance:
             other = _record("rewritten", deep, given.map(last_digit), set())
             sensitivity = output_error(wanted[OUTPUT], other[OUTPUT])
-    segments = tuple(_segment_errors(seam, remembered.network.merged_shape(seam.span), wanted, found) for seam in seams)
+    network = remembered.blueprint.network
+    segments = tuple(_segment_errors(seam, network.merged_shape(seam.span), wanted, found) for seam in seams)
     return Verification(segments, output, tolerance, sensitivity)
 
 
@@ -103,7 +104,7 @@ class _Recorder(fx.Interpreter):
 
 
 def _record(
-    which: str, graph: fx.GraphModule, inputs: Inputs, names: set[str], given: Mapping[str, Tensor] | None = None
+    which: str, graph: fx.GraphModule, inputs: ExampleInputs, names: set[str], given: Mapping[str, Tensor] | None = None
 ) -> dict[str, Any]:
     recorder = _Recorder(graph, names, given or {})
     try:
@@ -117,7 +118,7 @@ def _record(
     return recorder.kept
 
 
-def _runs(graph: fx.GraphModule, inputs: Inputs) -> bool:
+def _runs(graph: fx.GraphModule, inputs: ExampleInputs) -> bool:
     """Whether a graph whose precision was changed still runs: a module that we do not look into may have casts."""
     try:
         _record("rewritten", graph, inputs, set())
@@ -129,8 +130,9 @@ def _runs(graph: fx.GraphModule, inputs: Inputs) -> bool:
 def _seams(merged: Shallow, student: Student) -> tuple[Seam, ...]:
     # A and S alone: a solved plan also knows what it costs, which a loaded network has forgotten.
     plans = {(made.plan.activations, made.plan.cuts) for made in (merged, student)}
-    if merged.network != student.network or len(plans) > 1:
-        what = "plan" if merged.network == student.network else "network"
+    same = merged.blueprint.network == student.blueprint.network
+    if not same or len(plans) > 1:
+        what = "plan" if same else "network"
         raise InvalidValue(
             f"The merged network was made of another {what} than the rewritten one, so they cannot be compared. "
             "Merge this student again."

@@ -14,12 +14,10 @@ from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_devic
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
-from depthfold.tracing import expect_traced
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
 from depthfold.training.borrowing import modes_kept
 from depthfold.training.classification import ClassificationTask
 from depthfold.training.objective import class_scores
-from depthfold.training.place import stands_at
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import expect_holdout, expect_task
@@ -64,16 +62,16 @@ def expect_arguments(
 
 def expect_network(given: object, model: nn.Module, ignore: object, at: object) -> None:
     """Refuse a network that is not this model, traced."""
-    network = expect_traced(given, "compress")
+    traced = expect_traced(given, "compress")
     if ignore or at is not None:
         raise InvalidValue("ignore and at say how to trace, and the network was traced already: give one or the other.")
-    weights = dict((model.get_submodule(network.at) if network.at else model).named_parameters())
-    for name, traced in network.graph.named_parameters():
+    weights = dict((model.get_submodule(traced.blueprint.at) if traced.blueprint.at else model).named_parameters())
+    for name, parameter in traced.graph.named_parameters():
         own = weights.get(name)
-        if own is None or own.shape != traced.shape or not torch.equal(own.to(traced.device), traced):
+        if own is None or own.shape != parameter.shape or not torch.equal(own.to(parameter.device), parameter):
             raise InvalidValue(
                 f"The network was not traced from this model as it is: {name} differs. Trace the model again, or leave "
-                "out network."
+                "out traced."
             )
 
 
@@ -99,7 +97,7 @@ def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: boo
 
 def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
     """Refuse a model that has not one score for each class. It runs once, on one image."""
-    image, (device, dtype) = task.example(), stands_at(model)
+    image, device, dtype = task.example(), device_of(model), dtype_of(model)
     try:
         with modes_kept(model), torch.no_grad():
             output = model.eval()(image.to(device, dtype))
@@ -115,7 +113,7 @@ def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
 
 def _channels(inputs: Any) -> int | None:
     """Of a batch of images; None where the inputs are something else."""
-    given = Inputs.of(inputs)
+    given = ExampleInputs.of(inputs)
     values = (*given.args, *given.named.values())
     first = values[0] if len(values) == 1 else None
     return first.shape[1] if isinstance(first, Tensor) and first.ndim == 4 else None

@@ -10,7 +10,6 @@ from depthfold.backends import Backend, get
 from depthfold.core import Budget, Document, Environment, Frontier, SolvedPlan
 from depthfold.errors import VerificationError
 from depthfold.latency import choose
-from depthfold.latency.candidates import network_inputs
 from depthfold.merging import merge
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
@@ -33,7 +32,7 @@ class Choice(Document):
 
 def chosen(
     folder: RunFolder,
-    network: TracedNetwork,
+    traced: TracedNetwork,
     frontier: Frontier,
     budget: Budget,
     target: str | Backend,
@@ -41,22 +40,22 @@ def chosen(
 ) -> SolvedPlan:
     """The plan of choose(), or the one that it chose before for the same frontier, budget and environment. It is kept
     only if it merges, so whoever finds it in a run need not try that again before a training."""
-    environment = get(target).environment(network_inputs(network))
+    environment = get(target).environment(traced.example_tensors())
     digest, before = _digest(frontier), folder.read(CHOICE, Choice)
     there = before and (before.budget, before.environment, before.frontier)
     if before is not None and there == (str(budget), environment, digest):
         return before.plan
-    plan = choose(network, frontier, budget, target, journal=folder.path / LATENCY_JOURNAL, progress=progress)
-    _expect_merging(network, plan, budget)
+    plan = choose(traced, frontier, budget, target, journal=folder.path / LATENCY_JOURNAL, progress=progress)
+    _expect_merging(traced, plan, budget)
     folder.write(CHOICE, Choice(budget=str(budget), environment=environment, frontier=digest, plan=plan))
     return plan
 
 
-def _expect_merging(network: TracedNetwork, plan: SolvedPlan, budget: Budget) -> None:
+def _expect_merging(traced: TracedNetwork, plan: SolvedPlan, budget: Budget) -> None:
     """Merge the plan with the weights that there are: choose() times sketches, which nobody compares with anything, and
     what is wrong would show only when the student has been trained."""
     try:
-        merge(rewrite(network, plan))
+        merge(rewrite(traced, plan))
     except VerificationError as error:
         raise VerificationError(
             f"The plan that was chosen for the budget of {budget} cannot be used, and nothing was trained for it. "

@@ -14,7 +14,6 @@ from depthfold.core import Budget, ImportanceTable, SolvedPlan
 from depthfold.core.space import Space
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
-from depthfold.importance.ledger import digest
 from depthfold.jobs import Executor
 from depthfold.merging import merge
 from depthfold.pipeline.beginning import expect_arguments, expect_data, expect_network, recipe_given
@@ -65,7 +64,7 @@ def compress(
     example_inputs: Any = None,
     ignore: Sequence[str | type[nn.Module]] = (),
     at: str | None = None,
-    network: TracedNetwork | None = None,
+    traced: TracedNetwork | None = None,
     space: Space = "paper",
     trainings: Recipe | str = "importance",
     recipe: Recipe | str = "quick",
@@ -81,7 +80,7 @@ def compress(
     """The model, folded so that it meets the budget on the target, and fine-tuned.
 
     Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
-    result. `network` is the model as it was traced already, if it was. `trainings` is the recipe of the importances,
+    result. `traced` is the model as it was traced already, if it was. `trainings` is the recipe of the importances,
     unless a table is given; whether blocks of one layer begin `afresh` in them measure_importance() explains. `retry`
     repeats what failed for either table: blocks that the runtime rejected (out of memory, say), and trainings.
     `recipe` is that of fine-tuning, for which the model is the teacher if `distil`.
@@ -91,27 +90,27 @@ def compress(
     trainings, recipe = recipe_given("trainings", trainings), recipe_given("recipe", recipe)
     expect_arguments(task, target, space, importance, executor, alpha, exports)
     check_libraries(exports, executor if importance is None else None)
-    if network is not None:
-        expect_network(network, model, ignore, at)
+    if traced is not None:
+        expect_network(traced, model, ignore, at)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
     expect_data(task, model, inputs, importances=importance is None)
-    network = network or trace(model, inputs, ignore=ignore, at=at)
+    traced = traced or trace(model, inputs, ignore=ignore, at=at)
     folder = RunFolder.open(run)  # not before: what is refused leaves nothing behind
     with folder.lock():
-        folder.claim(network)
-        folder.claim_weights(digest(network))
+        folder.claim(traced.network)
+        folder.claim_weights(traced.weights_digest)
 
-        latency = latency_of(folder, network, target, space, progress, retry=retry)
+        latency = latency_of(folder, traced, target, space, progress, retry=retry)
         given = importance
         if importance is None:
-            importance = importance_of(folder, network, task, trainings, space, afresh, executor, retry, progress)
+            importance = importance_of(folder, traced, task, trainings, space, afresh, executor, retry, progress)
 
-        frontier = solve(latency, importance, network=network, alpha=alpha)
-        plan = chosen(folder, network, frontier, budget, target, progress)
+        frontier = solve(latency, importance, network=traced.network, alpha=alpha)
+        plan = chosen(folder, traced, frontier, budget, target, progress)
         if given is not None:  # not before it has led to a plan: the table that the run has may be one of many hours
             folder.write(IMPORTANCE, given)
 
-        student, place = rewrite(network, plan), student_folder(folder, plan, recipe, distil=distil)
+        student, place = rewrite(traced, plan), student_folder(folder, plan, recipe, distil=distil)
         student = finetune(student, task, recipe, teacher=model if distil else None, run=place, progress=progress)
         shallow = merge(student)
         keep_result(folder, shallow, place)
@@ -119,7 +118,7 @@ def compress(
             export(shallow, folder.path / name)
 
         findings = findings_of(
-            network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
+            traced, model, student, shallow, task, target, budget, latency=latency, importance=importance,
             frontier=frontier, plan=plan, command=again(folder.path), progress=progress,
         )  # fmt: skip
         folder.write(FINDINGS, findings)

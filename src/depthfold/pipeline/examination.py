@@ -18,10 +18,10 @@ from depthfold.backends.registry import spelled
 from depthfold.core import Budget, Environment, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
 from depthfold.latency import profile_all
-from depthfold.latency.candidates import network_inputs, shallow_of
-from depthfold.merging import verify
+from depthfold.merging import sketch, verify
 from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
+from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CONFIG
 from depthfold.tracing import TracedNetwork
 from depthfold.training.borrowing import modes_kept, own_precision, visiting
@@ -56,7 +56,7 @@ def inputs_of(task: Task, example_inputs: Any) -> Any:
 
 
 def findings_of(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     model: nn.Module,
     student: nn.Module,
     shallow: nn.Module,
@@ -74,13 +74,13 @@ def findings_of(
     """Everything that a report tells of a run: what it was made of, and what is found when both networks are
     examined."""
     verification = verify(student, shallow)
-    found = examined(network, model, shallow, task, target, progress)
+    found = examined(traced, model, shallow, task, target, progress)
     place, chosen_in = spelled(get(target)), latency.environment
     if chosen_in.differences(found["environment"]):  # the budget is that of the table, wherever it is looked at
         place = f"{chosen_in.runtime or 'another runtime'}, examined in another environment ({place})"
     return Findings(
-        title=f"{network.name} at {budget} on {place}",
-        network=network,
+        title=f"{traced.network.name} at {budget} on {place}",
+        network=traced.network,
         latency=latency,
         importance=importance,
         frontier=frontier,
@@ -97,7 +97,7 @@ def again(folder: Path) -> str | None:
 
 
 def examined(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     model: nn.Module,
     shallow: nn.Module,
     task: Task,
@@ -106,7 +106,7 @@ def examined(
 ) -> Examined:
     """Both networks timed in turns on the target, the original with its batch norms folded, and scored on the test
     set."""
-    profiles = before_and_after(network, shallow, target)
+    profiles = before_and_after(traced, shallow, target)
     score_before, score_after = scores(model, shallow, task, progress)
     return Examined(
         before=profiles["before"],
@@ -118,11 +118,11 @@ def examined(
     )
 
 
-def before_and_after(network: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
+def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
     """What both networks cost, measured in turns."""
-    after = shallow.get_submodule(network.at) if network.at else shallow
-    both = {"before": shallow_of(network, network.vanilla), "after": after}
-    return profile_all(both, network_inputs(network), target)
+    after = shallow.get_submodule(traced.blueprint.at) if traced.blueprint.at else shallow
+    both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": after}
+    return profile_all(both, traced.example_tensors(), target)
 
 
 def scores(

@@ -68,9 +68,9 @@ def student_place(settings: Settings, plan: SolvedPlan) -> Path:
     return student_folder(RunFolder.at(settings.folder), plan, recipe_of(settings.recipe), distil=settings.distil)
 
 
-def trained_student(network: TracedNetwork, plan: SolvedPlan, place: Path, settings: Settings) -> nn.Module:
+def trained_student(traced: TracedNetwork, plan: SolvedPlan, place: Path, settings: Settings) -> nn.Module:
     """The student of the plan with the weights that fine-tuning left in the folder."""
     try:
-        return finetuned(rewrite(network, plan), place)
+        return finetuned(rewrite(traced, plan), place)
     except CheckpointError as error:
         raise CheckpointError(f"{error} Run: {how('finetune', settings)}") from error

@@ -10,7 +10,6 @@ from depthfold.errors import RunError
 from depthfold.exporting import export
 from depthfold.exporting.exported import Exported
 from depthfold.finetuning import finetune
-from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.beginning import expect_data
 from depthfold.pipeline.choice import Choice, chosen
@@ -35,8 +34,8 @@ from depthfold.tracing import TracedNetwork
 
 def latency_stage(subject: Subject, *, retry: bool) -> LatencyTable:
     with subject.folder.lock():
-        network, space = subject.traced(), subject.settings.space
-        return latency_of(subject.folder, network, subject.target, space, subject.progress, retry=retry)
+        traced, space = subject.traced(), subject.settings.space
+        return latency_of(subject.folder, traced, subject.target, space, subject.progress, retry=retry)
 
 
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
@@ -47,9 +46,9 @@ def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
             folder.write(IMPORTANCE, table)
             return table
         task, recipe, executor = subject.needed_task(), recipe_of(settings.trainings), executor_of(settings.executor)
-        network = subject.weighed()
+        traced = subject.weighed()
         return importance_of(
-            folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
+            folder, traced, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
         )
 
 
@@ -80,15 +79,15 @@ def plan_stage(subject: Subject, frontier: Frontier) -> SolvedPlan:
     """The plan that meets the budget by the stopwatch, kept in the run."""
     settings = subject.settings
     with subject.folder.lock():
-        network = subject.weighed()
-        here = get(subject.target).environment(network_inputs(network))
+        traced = subject.weighed()
+        here = get(subject.target).environment(traced.example_tensors())
         if frontier.environment != here:
             raise RunError(
                 f"The latency table of the run {settings.run} was measured in another environment "
                 f"({frontier.environment}; now {here}). Run: {how('latency', settings)}"
             )
         budget = Budget.parse(given(settings.budget, "budget"))
-        return chosen(subject.folder, network, frontier, budget, subject.target, subject.progress)
+        return chosen(subject.folder, traced, frontier, budget, subject.target, subject.progress)
 
 
 def finetune_stage(subject: Subject) -> Path:
@@ -136,11 +135,11 @@ def report_stage(settings: Settings, *, afresh: bool = False, progress: Progress
 
 def _examine(subject: Subject, choice: Choice) -> Findings:
     settings, folder, task = subject.settings, subject.folder, subject.needed_task()
-    network = subject.weighed()
+    traced = subject.weighed()
     shallow = result_of(subject)
-    student = trained_student(network, choice.plan, merged_from(settings), settings)
+    student = trained_student(traced, choice.plan, merged_from(settings), settings)
     return findings_of(
-        network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
+        traced, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
         latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
         importance=folder.need(IMPORTANCE, ImportanceTable, how("importance", settings)),
         frontier=_frontier(settings),
@@ -159,7 +158,7 @@ def begin(subject: Subject) -> TracedNetwork:
     return subject.traced(importance)
 
 
-def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> Compressed:
+def compress_stage(subject: Subject, traced: TracedNetwork, *, retry: bool) -> Compressed:
     """All of it, of the network that begin() has traced."""
     settings = subject.settings
     return compress(
@@ -169,7 +168,7 @@ def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> 
         given(settings.budget, "budget"),
         run=subject.folder.path,
         example_inputs=subject.inputs,
-        network=network,
+        traced=traced,
         space=settings.space,
         trainings=recipe_of(settings.trainings),
         recipe=recipe_of(settings.recipe),
@@ -186,5 +185,5 @@ def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> 
 
 def profile_stage(subject: Subject) -> dict[str, Profile]:
     """Before and after of a run."""
-    network: TracedNetwork = subject.seen()
-    return before_and_after(network, result_of(subject), subject.target)
+    traced = subject.seen()
+    return before_and_after(traced, result_of(subject), subject.target)

@@ -17,7 +17,6 @@ from depthfold.core import ImportanceTable
 from depthfold.core.coerce import as_text
 from depthfold.core.wording import amount
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError, lacks_memory
-from depthfold.importance.ledger import digest
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import expect_size, task_of
 from depthfold.pipeline.examination import inputs_of
@@ -92,27 +91,27 @@ class Subject:
     def seen(self) -> TracedNetwork:
         """The network, for a command that only looks: it writes nothing. The run, if there is one, must be of this
         network."""
-        network = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.at)
+        traced = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.at)
         if self.settings.run is not None:
-            RunFolder(Path(self.settings.run)).knows(network)
-        return network
+            RunFolder(Path(self.settings.run)).knows(traced.network)
+        return traced
 
     def traced(self, importance: ImportanceTable | None = None) -> TracedNetwork:
         """The network; where there is a run, its folder is this network's from now on. An importance table that is
         not of this network is refused before that."""
-        network = self.seen()
+        traced = self.seen()
         if importance is not None:
-            check_importance(importance, network)
+            check_importance(importance, traced.network)
         if self.settings.run is not None:
-            self.folder.claim(network)
+            self.folder.claim(traced.network)
             keep_first(self.settings)
-        return network
+        return traced
 
     def weighed(self, importance: ImportanceTable | None = None) -> TracedNetwork:
         """The same, for stages that depend on the weights: the run's folder is theirs, too."""
-        network = self.traced(importance)
-        self.folder.claim_weights(digest(network))
-        return network
+        traced = self.traced(importance)
+        self.folder.claim_weights(traced.weights_digest)
+        return traced
 
 
 @contextlib.contextmanager

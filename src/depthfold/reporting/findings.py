@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from depthfold.core import (
     Network,
     Profile,
     SolvedPlan,
-    fingerprint,
 )
 from depthfold.errors import InvalidValue
 
@@ -92,10 +90,6 @@ class Findings(Document):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if type(self.network) is not Network:
-            # A traced network also holds its model, which has no JSON form.
-            fields = {field.name: getattr(self.network, field.name) for field in dataclasses.fields(Network)}
-            object.__setattr__(self, "network", Network(**fields))
         if problems := tuple(self._problems()):
             raise InvalidValue(
                 f"The findings {self.title!r} do not belong together: {'; '.join(problems)}. Give the tables, the "
@@ -133,7 +127,7 @@ class Findings(Document):
         return tuple(name for name, is_absent in absent.items() if is_absent)
 
     def _problems(self) -> Iterator[str]:
-        depth, own = self.network.depth, fingerprint(self.network)
+        depth, own = self.network.depth, self.network.fingerprint
         parts = {
             "latency table": (self.latency.depth, self.latency.fingerprint),
             "importance table": (self.importance.depth, self.importance.fingerprint),

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, fingerprint
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
 from depthfold.core.coerce import as_float
 from depthfold.core.wording import at_most
 from depthfold.errors import InvalidValue
@@ -79,7 +79,7 @@ def solve(
         )
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
-        fingerprint=latency.fingerprint or importance.fingerprint or (fingerprint(network) if network else ""),
+        fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
         depth=depth,
         environment=latency.environment,
         original=latency.original if original is None else original,

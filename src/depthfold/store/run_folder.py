@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from depthfold.core import Document, Network, fingerprint
+from depthfold.core import Document, Network
 from depthfold.core.coerce import as_path
 from depthfold.errors import DepthfoldError, InvalidValue, RunError
 from depthfold.store.files import put_in_place
@@ -77,19 +77,17 @@ class RunFolder:
     def claim(self, network: Network) -> None:
         """Make the folder this network's; one that belongs to another network is refused. What an older depthfold wrote
         of the same network is brought up to date: later stages read it without tracing again."""
-        own = Network.from_json(network.to_json())
-        if not self.knows(network) or self.read(NETWORK, Network) != own:
-            self.write(NETWORK, own)
+        if not self.knows(network) or self.read(NETWORK, Network) != network:
+            self.write(NETWORK, network)
 
     def knows(self, network: Network) -> bool:
         """Whether the folder is this network's already; one that belongs to another network is refused."""
-        own = Network.from_json(network.to_json())
         there = self.read(NETWORK, Network)
-        if there is not None and fingerprint(there) != fingerprint(own):
+        if there is not None and there.fingerprint != network.fingerprint:
             raise RunError(
                 f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
-                f"({fingerprint(there)}); this one is {own.name} with {own.depth} ({fingerprint(own)}). Name another "
-                "folder, or trace with the same options as before."
+                f"({there.fingerprint}); this one is {network.name} with {network.depth} ({network.fingerprint}). "
+                "Name another folder, or trace with the same options as before."
             )
         return there is not None
 

@@ -51,5 +51,5 @@ def _merged() -> nn.Module:
     deep = randomise_statistics(
         SmallCNN(_spec(_conv(8), _conv(8), Block(items=(_conv(8),), skip="identity"), _conv(4)))
     )
-    network = trace(deep, (torch.randn(2, 4, 15, 14),))
-    return merge(rewrite(network, random_plan(network, Random(3))))
+    traced = trace(deep, (torch.randn(2, 4, 15, 14),))
+    return merge(rewrite(traced, random_plan(traced.network, Random(3))))

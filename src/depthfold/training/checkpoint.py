@@ -7,17 +7,16 @@ shows a file that somebody has changed.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from depthfold.core.optional import load
 from depthfold.errors import CheckpointError
 from depthfold.store.files import put_in_place
+from depthfold.tracing.weights import digest_of
 
 _DOCUMENT, _DIGEST = "depthfold", "sha256"
 
@@ -56,16 +55,6 @@ def read(path: Path) -> tuple[str, dict[str, Tensor]]:
 
 
 _ADVICE = "Restore it, or delete it to start again."
-
-
-def digest_of(tensors: Mapping[str, Tensor], document: str = "") -> str:
-    """SHA-256 over the document, and the names, kinds, shapes and bytes of the tensors."""
-    digest = hashlib.sha256(document.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _errors() -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from depthfold.core.coerce import as_path, as_whole
 from depthfold.errors import InvalidValue
+from depthfold.tracing import device_of, dtype_of
 from depthfold.training.data.augment import augment, augment_normalised
 from depthfold.training.data.cifar import Cifar10, Cifar100
 from depthfold.training.data.collection import Normal, Request, Size, Source, as_normal, as_size, normalised
@@ -24,7 +25,6 @@ from depthfold.training.data.in_memory import InMemory, Pair
 from depthfold.training.data.loaded import Loaded
 from depthfold.training.data.order import steps_per_epoch
 from depthfold.training.objective import class_scores, classification_loss
-from depthfold.training.place import stands_at
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Split, Step
 
@@ -153,7 +153,7 @@ class ClassificationTask:
     def loss(self, model: nn.Module, step: Step) -> Tensor:
         """The loss of the step's batch, of this process's part of it."""
         images, labels = self.batch(step)
-        images = images.to(stands_at(model)[1])
+        images = images.to(dtype_of(model))
         return classification_loss(model(images), images, labels, self.classes, step)
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class ClassificationTask:
     def score(self, model: nn.Module, split: Split) -> float:
         """The accuracy in percentage points, on the model's own device and in its own precision."""
         subset = self._data.scored(split)
-        device, dtype = stands_at(model)
+        device, dtype = device_of(model), dtype_of(model)
         starts = range(0, len(subset), self.score_batch)
         indices = [np.arange(start, min(start + self.score_batch, len(subset))) for start in starts]
         batches = subset.pictures.read((Request(indices=part) for part in indices), self._pair, device)

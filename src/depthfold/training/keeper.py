@@ -12,12 +12,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from depthfold.errors import CheckpointError, InvalidValue
+from depthfold.tracing.weights import weights
 from depthfold.training import checkpoint
 from depthfold.training.curve import Point
 from depthfold.training.metrics import Metrics
 from depthfold.training.place import Place
 from depthfold.training.state import Identity, State
-from depthfold.training.stepper import Stepper, copy_into, weights
+from depthfold.training.stepper import Stepper, copy_into
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from depthfold.errors import InvalidValue, NotFinite
+from depthfold.tracing.weights import weights
 from depthfold.training.borrowing import Seed
 from depthfold.training.curve import Point, Trained
 from depthfold.training.keeper import Keeper
 from depthfold.training.losses import Losses, advice
 from depthfold.training.schedule import due, learning_rate
 from depthfold.training.state import Identity, State
-from depthfold.training.stepper import Stepper, copy_into, weights
+from depthfold.training.stepper import Stepper, copy_into
 from depthfold.training.task import Split, Step, Task, mix
 
 CHECKPOINTS = 10  # of a training that has a folder, and whose recipe does not say how often

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from depthfold.core import Document
 from depthfold.errors import CheckpointError
-from depthfold.training.checkpoint import digest_of
+from depthfold.tracing.weights import digest_of, weights
 from depthfold.training.curve import Point
 from depthfold.training.recipe import Recipe
 from depthfold.training.schedule import due
-from depthfold.training.stepper import weights
 from depthfold.training.task import Task, task_name
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthfold.errors import InvalidValue
+from depthfold.tracing.weights import weights
 from depthfold.training.ema import Average
 from depthfold.training.place import Place
 from depthfold.training.recipe import Recipe
@@ -128,11 +129,6 @@ class Stepper:
             return self.model
         devices = None if self.place.device.type == "cpu" else [self.place.device]
         return DistributedDataParallel(self.model, device_ids=devices)
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, those that are left out of a state dict, too; what has several names, under its first."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> frozenset[str]:
