@@ -9,12 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from depthfold.core.describe import summary
-from depthfold.core.optional import load
+from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.reporting import figures, format, view
 from depthfold.reporting.findings import Findings
 from depthfold.store.files import put_in_place
+from depthfold.support.optional import load
 from depthfold.version import __version__
 
 
