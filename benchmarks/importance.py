@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.core.describe import text_table
+from depthfold.core.network import text_table
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.tasks.classification import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.classification import ClassificationTask
 from depthfold.training.recipe import Recipe
 
 OVERHEAD, THROUGHPUT = 1.15, 1.6  # at most, and at least

@@ -26,12 +26,11 @@ import torch
 import depthfold as df
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Score
-from depthfold.core.describe import text_table
+from depthfold.core.network import text_table
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.building import held
-from depthfold.latency.candidates import build_plan
+from depthfold.latency.candidates import build_plan, held
 from depthfold.latency.timer import Turns, milliseconds
 from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision

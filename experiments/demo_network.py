@@ -25,7 +25,7 @@ import depthfold as df
 from depthfold.demo import shipped, show
 from depthfold.demo.network import SmallMobileNet
 from depthfold.jobs import Processes
-from depthfold.training.data.fashion_mnist import FashionMnist
+from depthfold.tasks.datasets import FashionMnist
 
 SHIPPED = Path(df.__file__).parent / "demo" / "shipped"
 RECIPE = df.Recipe(

@@ -30,10 +30,10 @@ from latency_cases import Case, build, cases, every_block_merged
 import depthfold as df
 from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
-from depthfold.core.document import encode
 from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
 from depthfold.latency.notebook import Notebook
+from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

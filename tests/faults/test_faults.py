@@ -25,7 +25,7 @@ chains, drafts, numbering, pooling, shapes, padding, activations, rewriting, ker
         "tracing.chains",
         "tracing.drafts",
         "tracing.numbering",
-        "tracing.pooling",
+        "tracing.shapes",
         "tracing.shapes",
         "rewriting.padding",
         "rewriting.activations",

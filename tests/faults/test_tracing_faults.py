@@ -15,7 +15,7 @@ from nets import Net, agree, conv, image
 
 functional, merging, padding, plain, recording = (
     importlib.import_module(f"depthfold.{name}")
-    for name in ("tracing.functional", "merging.merge", "rewriting.padding", "merging.plain", "tracing.recording")
+    for name in ("tracing.functional", "merging.merge", "rewriting.padding", "merging.cleaning", "tracing.recording")
 )
 
 

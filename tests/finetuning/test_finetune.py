@@ -14,8 +14,7 @@ from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.finetuning import finetune, finetuned
 from depthfold.training import checkpoint
 from depthfold.training.loop import train
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import FunctionTask
 from small_training import TASK, SmallNet, equal
 

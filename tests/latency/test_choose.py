@@ -9,7 +9,7 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import Network
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import choose, measure_latency
-from depthfold.latency.doubt import DoubtfulTable
+from depthfold.latency.calibration import DoubtfulTable
 from depthfold.latency.measure import wholes
 from depthfold.latency.notebook import Notebook
 from depthfold.merging import sketch

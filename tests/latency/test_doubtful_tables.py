@@ -9,7 +9,7 @@ import pytest
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import hush_libraries
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.doubt import DOUBTFUL
+from depthfold.latency.calibration import DOUBTFUL
 from depthfold.pipeline.tables import latency_of
 from depthfold.store import RunFolder
 from latency_workshop import COST, QUICK

@@ -11,7 +11,7 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.latency import Timer, measure_latency, progress_bars
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.tally import Tally
+from depthfold.latency.candidates import Tally
 from latency_workshop import COST, QUICK
 
 

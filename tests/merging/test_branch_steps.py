@@ -8,7 +8,7 @@ from torch import nn
 import depthfold as df
 from depthfold.core import ConvShape
 from depthfold.errors import VerificationError
-from depthfold.tracing.pooling import AveragePool
+from depthfold.tracing.shapes import AveragePool
 from nets import Net, codes, conv, folds_exactly, image, refusal
 from parallel import Between, conv_bn, is_one_layer, merged
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core.sizes import SizeRule
+from depthfold.core.shape import SizeRule
 from depthfold.errors import InputSizeError
 from depthfold.testing import random_plan
 from nets import Net, agree, conv, image

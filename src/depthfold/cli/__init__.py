@@ -12,8 +12,8 @@ def main() -> None:
     """The console script `depthfold`."""
     expect_interruption()  # before anything that takes its time to import
     spell_out()
-    from depthfold.core.optional import load
     from depthfold.errors import MissingDependency
+    from depthfold.support.optional import load
 
     try:
         load("typer", "cli")

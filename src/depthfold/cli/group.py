@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 
 from depthfold.cli import interruption
 from depthfold.cli.printing import complain, hush_libraries
-from depthfold.core.wording import one_line
 from depthfold.errors import DepthfoldError
+from depthfold.support.text import one_line
 
 UNEXPECTED, KNOWN = 1, 2
 DEBUG = "depthfold.debug"  # in the context's meta, which a command shares with its group

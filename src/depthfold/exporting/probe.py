@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import InvalidValue
-from depthfold.merging.comparison import last_digit, output_error, tensor_error
 from depthfold.merging.verification import CHAOS, TOLERANCE
+from depthfold.merging.verify import last_digit, output_error, tensor_error
 from depthfold.tracing import ExampleInputs
 from depthfold.tracing.tracer import explain
 

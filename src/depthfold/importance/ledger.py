@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from depthfold.core import FlaggedSpan, Network, Plan
-from depthfold.core.coerce import as_path
-from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.entry import Payload, Result
 from depthfold.jobs import Job, Outcome
 from depthfold.store import HeaderMismatch, Journal
+from depthfold.support.coerce import as_path
+from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task, task_name

@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
-from depthfold.core.coerce import as_whole
-from depthfold.core.space import Space
-from depthfold.core.wording import count
+from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import EntrySetup
 from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, trained_for
 from depthfold.jobs import Executor, InProcess, Job
 from depthfold.jobs.base import expect_executor
 from depthfold.progress import Progress, progress_bars
+from depthfold.support.coerce import as_whole
+from depthfold.support.text import count
 from depthfold.tracing import TracedNetwork, expect_traced
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import Task, expect_holdout, expect_task, task_name
 
 AS_THEY_ARE = "; blocks of one layer begin as they are"

@@ -2,24 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from torch import nn
+
 from depthfold.backends import Backend, Compiled
-from depthfold.backends.base import Inputs
+from depthfold.backends.base import Inputs, reasons
 from depthfold.core import Plan
 from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
-from depthfold.latency.building import build, held
 from depthfold.latency.notebook import Notebook
-from depthfold.latency.tally import Tally
 from depthfold.latency.timer import Timer
 from depthfold.merging import sketch
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.tracing.functional import conv_tensors
+
+# What is compiled to be timed: made, and freed in the end, so that it fails in the words of a runtime.
+
+Key = TypeVar("Key")
+
+
+def build(backend: Backend, make: Callable[[], tuple[nn.Module, Inputs]]) -> Compiled:
+    """Compile what `make` returns. What cannot even be made, for want of memory, fails as if the runtime refused it."""
+    with reasons("It cannot be built"):
+        return backend.compile(*make())
+
+
+@contextlib.contextmanager
+def held(compiled: Mapping[Key, Compiled]) -> Iterator[Mapping[Key, Compiled]]:
+    """Close all of them in the end. That fails, too, on a device that is spoiled."""
+    try:
+        yield compiled
+    finally:
+        with reasons("What was compiled cannot be freed"):
+            for one in compiled.values():
+                one.close()
+
+
+# How many turns were taken and are still to come, for whoever watches.
+
+
+class Tally:
+    """Counts turns. How many there will be is known only in the end: what spreads too widely gets more of them, and
+    what fails gets none. So the total is announced again whenever it changes, before the turn that would end it."""
+
+    __slots__ = ("_done", "_left", "_progress", "_step", "_what")
+
+    def __init__(self, what: str, progress: Progress, done: int, left: Mapping[str, int]) -> None:
+        self._what, self._progress, self._done, self._left = what, progress, done, dict(left)
+        self._announce()
+
+    def turn(self, key: str, left: int) -> None:
+        """One turn of this candidate was taken, and so many are left."""
+        foreseen = self._left[key]
+        self._left[key] = left + 1
+        if left + 1 != foreseen:
+            self._announce()
+        self._left[key] = left
+        self._done += 1
+        self._step()
+
+    def failed(self, key: str) -> None:
+        """This candidate gets no more turns."""
+        if self._left.pop(key, 0):
+            self._announce()
+
+    def _announce(self) -> None:
+        self._step = self._progress(self._what, self._done + sum(self._left.values()), self._done)
+
 
 Item = TypeVar("Item")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
-from depthfold.latency.building import held
-from depthfold.latency.candidates import build_plan
+from depthfold.latency.candidates import build_plan, held
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.timer import Timer, Turns, milliseconds
 from depthfold.progress import Progress, progress_bars

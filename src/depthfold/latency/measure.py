@@ -12,12 +12,11 @@ from depthfold.backends import Backend, get
 from depthfold.backends.base import InsideOthers
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing
 from depthfold.core.calibration import COSTS
-from depthfold.core.space import Space
+from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, changed_segments
-from depthfold.latency.calibration import Whole, fit
+from depthfold.latency.calibration import Whole, doubt_calibration, doubt_journal, fit
 from depthfold.latency.candidates import time_blocks, time_plans
-from depthfold.latency.doubt import doubt_calibration, doubt_journal
 from depthfold.latency.notebook import Notebook
 from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
 from depthfold.latency.timer import Timer

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from depthfold.core import Environment, Plan
-from depthfold.core.document import decode
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.timer import Turns, milliseconds
 from depthfold.store import HeaderMismatch, Journal
+from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
 
 

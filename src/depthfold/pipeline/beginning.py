@@ -9,17 +9,15 @@ from torch import Tensor, nn
 
 from depthfold.backends import get
 from depthfold.core import ImportanceTable
-from depthfold.core.wording import count, one_line
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
+from depthfold.support.text import count, one_line
+from depthfold.tasks.classification import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
 from depthfold.training.borrowing import modes_kept
-from depthfold.training.classification import ClassificationTask
-from depthfold.training.objective import class_scores
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import expect_holdout, expect_task
 
 

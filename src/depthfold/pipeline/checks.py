@@ -9,9 +9,7 @@ from typing import Any, get_args
 
 from depthfold.backends import get
 from depthfold.core import Budget
-from depthfold.core.coerce import as_text, as_whole
-from depthfold.core.space import Space
-from depthfold.core.wording import did_you_mean
+from depthfold.core.network import Space
 from depthfold.errors import DepthfoldError, InvalidValue
 from depthfold.exporting.export import FORMATS
 from depthfold.pipeline.data import split_data
@@ -19,6 +17,8 @@ from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.export_names import expect_export_name
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.user_file import names_file, split_name
+from depthfold.support.coerce import as_text, as_whole
+from depthfold.support.text import did_you_mean
 
 MOST = 2**28  # numbers of an image: a gibibyte, far above what any network is run on
 MISSING = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from depthfold.backends import Backend
 from depthfold.core import Budget, ImportanceTable, SolvedPlan
-from depthfold.core.space import Space
+from depthfold.core.network import Space
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
 from depthfold.jobs import Executor

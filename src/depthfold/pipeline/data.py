@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from depthfold.core.wording import did_you_mean
 from depthfold.errors import DataError
 from depthfold.pipeline.user_file import call, find_in_file, names_file
-from depthfold.training.classification import ClassificationTask
+from depthfold.support.text import did_you_mean
+from depthfold.tasks.classification import ClassificationTask
 from depthfold.training.task import Task
 
 KINDS = {

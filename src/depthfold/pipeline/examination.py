@@ -23,9 +23,9 @@ from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CONFIG
+from depthfold.tasks.classification import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training.borrowing import modes_kept, own_precision, visiting
-from depthfold.training.classification import ClassificationTask
 from depthfold.training.place import find_place
 from depthfold.training.task import Task
 

@@ -11,7 +11,7 @@ from torch import nn
 from depthfold.core import SolvedPlan
 from depthfold.errors import CheckpointError, RunError
 from depthfold.exporting import load
-from depthfold.exporting.reading import read_config
+from depthfold.exporting.load import read_config
 from depthfold.finetuning import finetuned
 from depthfold.pipeline.choice import Choice
 from depthfold.pipeline.recipes import recipe_of

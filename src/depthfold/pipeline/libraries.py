@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from depthfold.core.optional import load
 from depthfold.jobs import Executor, Processes, RayCluster
+from depthfold.support.optional import load
 
 # What the files of each suffix are written and checked with; pip's extras have the same names.
 _WANTS = {

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
 from depthfold.pipeline.user_file import call, find_in_file, names_file
 from depthfold.pipeline.weights import is_weights_file, load_weights_file
+from depthfold.support.text import did_you_mean, one_line
 
 TRAINED = frozenset({"weights", "pretrained", "checkpoint_path"})  # options by which a library loads weights
 FORMS = "A model is torchvision:NAME, timm:NAME or file.py:function"

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from depthfold.core.document import decode_fields
 from depthfold.errors import InvalidValue
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.support.document import decode_fields
+from depthfold.training.recipe import Recipe, preset
 
 SUFFIXES = (".toml", ".json")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from depthfold.core.space import Space
+from depthfold.core.network import Space
 from depthfold.errors import InvalidValue
 from depthfold.pipeline.checks import MISSING, image_of, problems
 

@@ -8,7 +8,7 @@ from depthfold.backends import get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
 from depthfold.errors import RunError
 from depthfold.exporting import export
-from depthfold.exporting.exported import Exported
+from depthfold.exporting.export import Exported
 from depthfold.finetuning import finetune
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.beginning import expect_data

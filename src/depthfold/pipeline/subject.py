@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.core import ImportanceTable
-from depthfold.core.coerce import as_text
-from depthfold.core.wording import amount
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError, lacks_memory
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import expect_size, task_of
@@ -25,6 +23,8 @@ from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
 from depthfold.solver.fit import check_importance
 from depthfold.store import RunFolder
+from depthfold.support.coerce import as_text
+from depthfold.support.text import amount
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from depthfold.backends import Backend, get
 from depthfold.core import Environment, ImportanceTable, LatencyTable, Network
-from depthfold.core.space import Space
+from depthfold.core.network import Space
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor
 from depthfold.latency import measure_latency

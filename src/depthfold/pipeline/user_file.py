@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
+from depthfold.support.text import did_you_mean, one_line
 
 
 def names_file(text: str) -> bool:

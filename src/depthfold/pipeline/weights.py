@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.core.optional import load
-from depthfold.core.wording import one_line
 from depthfold.errors import InvalidValue
+from depthfold.support.optional import load
+from depthfold.support.text import one_line
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 SHOWN = 3

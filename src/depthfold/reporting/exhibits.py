@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from depthfold.core.wording import count
 from depthfold.reporting import words
 from depthfold.reporting.findings import Findings
 from depthfold.reporting.heat_maps import FLAGS
 from depthfold.reporting.markup import Markup, details, element, escape, figure, joined, paragraph, selector, table
 from depthfold.reporting.plans import Shown
+from depthfold.support.text import count
 
 
 def frontier_section(findings: Findings, plans: Shown) -> Markup:

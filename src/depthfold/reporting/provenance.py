@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Iterator
 
 from depthfold.core import Environment
-from depthfold.core.wording import at_most
 from depthfold.reporting import words
 from depthfold.reporting.findings import Findings
 from depthfold.reporting.markup import Markup, bullets, element, joined, paragraph, table
+from depthfold.support.text import at_most
 
 
 def provenance_section(findings: Findings) -> Markup:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from depthfold.core import Network, Span
-from depthfold.core.wording import count
 from depthfold.reporting import words
 from depthfold.reporting.findings import Findings
 from depthfold.reporting.markup import Markup, element, joined, paragraph, table
+from depthfold.support.text import count
 
 MOST = 40  # places of one reason that are named
 Key = TypeVar("Key")

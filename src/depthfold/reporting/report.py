@@ -9,8 +9,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from depthfold.core.describe import summary
-from depthfold.core.optional import load
+from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.reporting.exhibits import ablation_section, frontier_section, outside_note, tables_section
 from depthfold.reporting.findings import Findings
@@ -22,6 +21,7 @@ from depthfold.reporting.plots import SELECTED, ablation_figure, frontier_figure
 from depthfold.reporting.provenance import provenance_section
 from depthfold.reporting.refusals import refusals_section
 from depthfold.store.files import put_in_place
+from depthfold.support.optional import load
 
 
 def report(findings: Findings, path: str | Path) -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from depthfold.core import ConvShape, Network, Span, wording
+from depthfold.core import ConvShape, Network, Span
 from depthfold.reporting.findings import Evaluation
+from depthfold.support import text as wording
 
 MINUS = "\N{MINUS SIGN}"
 NARROW = "\N{NARROW NO-BREAK SPACE}"

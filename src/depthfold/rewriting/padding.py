@@ -18,7 +18,7 @@ from torch import fx
 from depthfold.core import Span
 from depthfold.core.shape import ConvShape, Padding, as_pad_argument
 from depthfold.tracing import Blueprint
-from depthfold.tracing.pooling import function_arguments
+from depthfold.tracing.shapes import function_arguments
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.traced import INSERTED, SkipSite
 

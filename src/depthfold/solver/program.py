@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Iterable
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
-from depthfold.core.coerce import as_float
-from depthfold.core.wording import at_most
 from depthfold.errors import InvalidValue
 from depthfold.solver.arrays import (
     Floats,
@@ -25,6 +23,8 @@ from depthfold.solver.plans import Tables, points
 from depthfold.solver.resolution import check_base, check_resolution
 from depthfold.solver.stage_one import best_blocks, both_flags
 from depthfold.solver.stage_two import pareto_labels
+from depthfold.support.coerce import as_float
+from depthfold.support.text import at_most
 
 
 def solve(

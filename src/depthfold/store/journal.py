@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from depthfold.core.wording import one_line
 from depthfold.errors import JournalError
 from depthfold.store.files import sync
+from depthfold.support.text import one_line
 
 FORMAT, VERSION = "depthfold.journal", 1
 

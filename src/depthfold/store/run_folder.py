@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from depthfold.core import Document, Network
-from depthfold.core.coerce import as_path
 from depthfold.errors import DepthfoldError, InvalidValue, RunError
 from depthfold.store.files import put_in_place
+from depthfold.support.coerce import as_path
 
 D = TypeVar("D", bound=Document)
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
-from depthfold.core.sizes import FixedPadding
+from depthfold.core.shape import FixedPadding
 from depthfold.errors import TraceError
 from depthfold.tracing.fixed_sizes import guard_for
 from depthfold.tracing.forward import record

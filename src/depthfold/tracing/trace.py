@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import keyword
 from typing import Any
 
 import torch
+import torch.fx.graph
 from torch import Tensor, fx, nn
 
 from depthfold.core import Network
 from depthfold.tracing.chains import link_chains
 from depthfold.tracing.drafts import Values, draft_layers
-from depthfold.tracing.gates import refuse_gates
 from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.numbering import number
 from depthfold.tracing.outputs import is_output, part_is_output
 from depthfold.tracing.proof import check_in_model
 from depthfold.tracing.recording import record_faithfully
 from depthfold.tracing.request import check_ignore, check_model, copy_model, modules_outside, refuse_hooks
-from depthfold.tracing.roles import assign_roles, home
+from depthfold.tracing.roles import assign_roles, home, refuse_gates
 from depthfold.tracing.rules import Ignore
 from depthfold.tracing.traced import Blueprint, TracedNetwork
+
+# Modules and parameters whose names are Python keywords, such as nn.ModuleDict({"in": ..., "class": ...}).
+#
+# torch.fx writes `self.in(x)` for them, which is not Python. It writes `getattr(self, "0")` for names that are not
+# identifiers; this makes it do so for keywords too, here and wherever a graph is unpickled.
+
+
+def _format_target(base: str, target: str) -> str:
+    text = base
+    for name in target.split("."):
+        plain = name.isidentifier() and not keyword.iskeyword(name)
+        text = f"{text}.{name}" if plain else f'getattr({text}, "{name}")'
+    return text
+
+
+def allow_keywords() -> None:
+    graph: Any = torch.fx.graph
+    graph._format_target = _format_target
 
 
 @torch.inference_mode(False)  # there, tensors do not know when they are written to

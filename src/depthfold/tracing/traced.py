@@ -12,8 +12,7 @@ from typing import ClassVar
 from torch import Tensor, fx, nn
 
 from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Span
-from depthfold.core.describe import summary
-from depthfold.core.space import Space
+from depthfold.core.network import Space, summary
 from depthfold.errors import InvalidValue
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.weights import digest_of, weights

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from depthfold.core.optional import load
 from depthfold.errors import CheckpointError
 from depthfold.store.files import put_in_place
+from depthfold.support.optional import load
 from depthfold.tracing.weights import digest_of
 
 _DOCUMENT, _DIGEST = "depthfold", "sha256"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from depthfold.core.optional import load
 from depthfold.errors import CheckpointError
 from depthfold.store.files import put_in_place
+from depthfold.support.optional import load
 
 FILE, BOARD = "metrics.jsonl", "tensorboard"
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from depthfold.core.optional import load
 from depthfold.errors import DepthfoldError, InvalidValue
+from depthfold.support.optional import load
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from depthfold.errors import CheckpointError
 from depthfold.tracing.weights import digest_of, weights
 from depthfold.training.curve import Point
 from depthfold.training.recipe import Recipe
-from depthfold.training.schedule import due
+from depthfold.training.stepper import due
 from depthfold.training.task import Task, task_name
 
 

@@ -1,0 +1,1 @@
+"""Helpers that every package may use: text, coercion, documents, optional imports, digests."""
