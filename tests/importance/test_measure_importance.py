@@ -224,13 +224,13 @@ def test_every_training_failed(tmp_path):
 
 
 def test_every_training_failed_for_a_reason_that_is_a_sentence(tmp_path):
-    fates = tuple((importance_plan(PAIR, block), "nan") for block in PAIR.flagged_spans())
+    fates = tuple((importance_plan(PAIR.network, block), "nan") for block in PAIR.flagged_spans())
     with pytest.raises(TableError, match=r"gradient \(clip\)\. Mend that, and run it again"):
         measure_importance(PAIR, TinyTask(folder=str(tmp_path), fates=fates), RECIPE)
 
 
 def test_a_block_of_which_one_training_failed_says_so(tmp_path):
-    plan = importance_plan(PAIR, FlaggedSpan(0, 2, True, True))
+    plan = importance_plan(PAIR.network, FlaggedSpan(0, 2, True, True))
     run, failing = tmp_path / "run", TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     whole = TinyTask(folder=str(tmp_path))
     with pytest.warns(IncompleteTable, match="1 block of 3 could not be trained, and no plan will use them"):
@@ -384,7 +384,7 @@ def test_a_network_on_a_gpu_travels_to_workers_without_one(at):
 
 
 def test_a_network_on_the_cpu_is_not_copied():
-    assert EntrySetup(NETWORK, TinyTask(), RECIPE).network.graph is NETWORK.graph
+    assert EntrySetup(NETWORK, TinyTask(), RECIPE).traced.graph is NETWORK.graph
 
 
 def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():

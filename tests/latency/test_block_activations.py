@@ -88,7 +88,7 @@ def test_every_block_has_the_activation_of_the_merged_network(mixed):
     for span in spans:
         wanted = merged_activation(mixed, span)
         assert block_activation(mixed, blocks[span]) == wanted, span
-        assert (wanted is not None) == block_is_active(mixed, span)
+        assert (wanted is not None) == block_is_active(mixed.network, span)
         kinds.add(wanted)
     assert len(kinds) == 8  # ReLU, Hardswish, SiLU, two of PReLU and of GELU each, and none
 

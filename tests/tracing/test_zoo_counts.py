@@ -10,14 +10,10 @@ import structures
 STEM_AND_HEAD = ["features.0.*", "features.18.*"]
 
 
-def of_structure(traced):
+def of_structure(network):
     """What both the traced network and the one written by hand know."""
-    layers = [(layer.shape, layer.in_size, layer.activation) for layer in traced.network.layers]
-    return (
-        layers,
-        [(skip.source, skip.target, skip.projection) for skip in traced.network.skips],
-        traced.network.barriers,
-    )
+    layers = [(layer.shape, layer.in_size, layer.activation) for layer in network.layers]
+    return layers, [(skip.source, skip.target, skip.projection) for skip in network.skips], network.barriers
 
 
 @pytest.mark.parametrize("width", [1.0, 1.4])
@@ -28,7 +24,7 @@ def test_mobilenet_v2_has_the_counts_of_the_paper(width):
     assert len(traced.spans("paper")) == 171
     assert len(traced.flagged_spans("paper")) == 315
     assert len(traced.flagged_spans("paper", exclusion=False)) == 405
-    assert of_structure(traced) == of_structure(structures.mobilenet_v2(width, size=32))
+    assert of_structure(traced.network) == of_structure(structures.mobilenet_v2(width, size=32))
     assert traced.network.layers[0].where == "features.1.conv.0.0"
     assert traced.network.layers[0].norm == "features.1.conv.0.1"
     refused = {refusal.where: refusal.code for refusal in traced.network.refusals}
@@ -39,7 +35,7 @@ def test_vgg19_bn_has_36_spans_and_barriers_at_its_pools():
     model = models.vgg19_bn(weights=None, init_weights=False)
     traced = df.trace(model, torch.zeros(1, 3, 32, 32))
     assert (traced.depth, traced.network.barriers, len(traced.spans("paper"))) == (16, (2, 4, 8, 12), 36)
-    assert of_structure(traced) == of_structure(structures.vgg19())
+    assert of_structure(traced.network) == of_structure(structures.vgg19())
     assert {refusal.code for refusal in traced.network.refusals if refusal.position} == {"pooling"}
     assert all(flagged.a and flagged.b for flagged in traced.flagged_spans("paper"))
 
@@ -48,7 +44,7 @@ def test_resnet34_without_its_stem_has_62_spans():
     model = models.resnet34(weights=None)
     traced = df.trace(model, torch.zeros(1, 3, 128, 128), ignore=["conv1", "bn1"])
     assert (traced.depth, traced.network.barriers, len(traced.spans("paper"))) == (32, (), 62)
-    assert of_structure(traced) == of_structure(structures.resnet34())
+    assert of_structure(traced.network) == of_structure(structures.resnet34())
 
 
 def test_resnet34_with_its_stem_parts_it_at_the_pool():

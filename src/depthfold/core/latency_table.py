@@ -86,7 +86,7 @@ class LatencyTable(Document):
         if not isinstance(network, Network) or not isinstance(plan, Plan):
             raise InvalidValue(
                 f"predict() takes a network and a plan, found {type(network).__name__} and {type(plan).__name__}. The "
-                "first is what trace(model, inputs) returns, the second a Plan(activations, cuts)."
+                "first is traced.network, where traced is what trace(model, inputs) returns."
             )
         if self.fingerprint not in ("", own := network.fingerprint):
             raise TableError(
