@@ -16,14 +16,14 @@ merged.
 - `spans`: the number of spans in the paper's search space / in the full one. If the full space has no more spans than
   the network has layers, there is nothing to merge.
 - `segments`: the number of segments of each of the three plans.
-- `error`: the largest difference between the rewritten and the merged network over the three plans, at the borders, in the
-  interior or at the outputs, as a share of the largest value there. The tolerance is 1e-10 in float64 and 1e-4 in
+- `error`: the largest difference between the rewritten and the merged network over the three plans, at the borders, in
+  the interior or at the outputs, as a share of the largest value there. The tolerance is 1e-10 in float64 and 1e-4 in
   float32. An output may exceed it only if the network itself is that sensitive: up to ten times the change at the
   output when every number of the input changes in its last digit.
 - `other size`: the same error for inputs of a different size than the traced one, with the same networks. If the model
   does not accept another size, the cell shows the start of its error message.
-- `vanilla`: the largest difference between the outputs of the original model and of the merged network, at both sizes, for
-  the plan that changes nothing. Networks without layers have only this value.
+- `vanilla`: the largest difference between the outputs of the original model and of the merged network, at both sizes,
+  for the plan that changes nothing. Networks without layers have only this value.
 - `refused`: how often each refusal code occurs.
 
 """
