@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", type=int, nargs=2, default=(128, 64), help="batch sizes of MobileNetV2 and of VGG")
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--only", default="", help="words in the names of the cases to measure, for example 'tf32 inductor'")
+    parser.add_argument("--only", default="", help="words in the names of the cases to measure ('tf32 inductor')")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
