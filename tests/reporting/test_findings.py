@@ -2,33 +2,18 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 
-from depthfold.core import Network
 from depthfold.errors import InvalidValue
 from depthfold.reporting import Evaluation, Findings
 from runs import made_up_run, measured_run
-from structures import chain, vgg19
+from structures import vgg19
 
 
 def test_findings_survive_a_json_round_trip():
     for findings in (made_up_run(), measured_run()):
         assert Findings.loads(findings.dumps()) == findings
-
-
-def test_a_network_with_a_model_becomes_a_plain_network():
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-    class WithModel(Network):
-        model: Any = dataclasses.field(compare=False)
-
-    plain = chain(3, 3, 3, 3)
-    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(Network)}
-    findings = dataclasses.replace(made_up_run(plain), network=WithModel(**fields, model=object()))
-    assert type(findings.network) is Network
-    assert findings.network == plain
-    findings.dumps()
 
 
 def test_all_parts_of_another_network_are_named_in_one_error():
