@@ -1,12 +1,15 @@
-"""Does the latency table tell the truth? Run: make bench-latency, or this file with names of runtimes behind it.
+"""Compare predicted with measured latencies. Run: make bench-latency, or this file with the names of runtimes.
 
-MobileNetV2-1.0 at 224, batch 1, without stem and head, as the paper has it. On each runtime, in one run:
-the table is measured and calibrated; 20 random plans of all depths are built and timed end to end (the first has the
-segments of the original, which the calibration has seen; the others are new); predicted against measured, for blocks
-alone and in context. The same for plans of the solver. Then choose() is asked for five budgets, and what it returns is
-measured afresh beside the original.
+The network is MobileNetV2-1.0 at 224x224, batch 1, without stem and head, as in the paper. For each runtime:
 
-The importances are made up, a random loss per activation that goes: what is tested here is latency.
+1. Measure and calibrate the table.
+2. Build 20 random plans of all depths and time them end to end. Compare predicted with measured latencies, for blocks
+   alone and in context. The first plan has the segments of the original, which the calibration has seen; the others are
+   new.
+3. Do the same for plans from the solver.
+4. Run choose() for five budgets, and measure the chosen plans again, in turns with the original.
+
+The importances are made up: a random loss for each removed activation. Only latency is tested here.
 Run it on a machine that does nothing else.
 """
 
@@ -47,7 +50,7 @@ def mobilenet_v2(width: float = 1.0, batch: int = 1) -> TracedNetwork:
 
 
 def random_plans(network: df.Network, count: int, seed: int) -> Iterable[df.Plan]:
-    """From every layer for itself to the longest span that starts at each cut, with activations at random cuts."""
+    """Yield plans from no merging to long random spans, with activations at random cuts."""
     rng = Random(seed)
     ends: dict[int, list[int]] = {}
     for span in network.spans("paper"):
@@ -72,7 +75,7 @@ def made_up_importances(network: df.Network, seed: int = 0) -> df.ImportanceTabl
 
 
 def end_to_end(traced: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
-    """Latencies of whole networks, measured in turns."""
+    """Return the latencies of whole networks, measured in turns."""
     compiled: dict[int, Compiled] = {}
     turns: dict[int, Turns] = {}
     with held(compiled):
@@ -115,19 +118,19 @@ def closed_loop(traced: TracedNetwork, backend: Backend, table: df.LatencyTable,
         verdict = "met" if latency <= share * original else "MISSED"
         guess = plan.latency / table.original if table.original else float("nan")
         rows.append((f"{share:.0%}", f"{guess:.1%}", f"{latency / original:.1%}", verdict, f"{taken:.0f} s"))
-    table_of = text_table(("budget", "predicted", "measured afresh", "", "choose took"), rows)
+    table_of = text_table(("budget", "predicted", "measured again", "", "choose took"), rows)
     print("\n".join([*table_of, *refused]))
 
 
 def bench(traced: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     backend = get(target)
-    name = re.sub(r"[^\w.-]+", "_", target)  # with its options: one backend may be there twice
+    name = re.sub(r"[^\w.-]+", "_", target)  # with its options, because one backend may be given twice
     journal = folder / f"{name}.jsonl"
     journal.unlink(missing_ok=True)
     started = time.perf_counter()
     table = measure_latency(traced, backend, journal=journal)
     taken = time.perf_counter() - started
-    alone = measure_latency(traced, backend, mode="alone", journal=journal)  # on a CPU the journal has them all
+    alone = measure_latency(traced, backend, mode="alone", journal=journal)  # on a CPU all of them are in the journal
     spans = traced.spans("paper")
     shapes = len(set(block_shapes(traced, spans, 1).values()))
     print(f"\n## {target}\n\n{table.environment}")
@@ -146,8 +149,8 @@ def bench(traced: TracedNetwork, target: str, folder: Path, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", default=["onnxruntime", "openvino", "pytorch"])
-    parser.add_argument("--folder", type=Path, default=Path("build/latency"), help="where journals and tables go")
-    parser.add_argument("--seed", type=int, default=1, help="of the random plans")
+    parser.add_argument("--folder", type=Path, default=Path("build/latency"), help="folder for journals and tables")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random plans")
     options = parser.parse_args()
     traced = mobilenet_v2()
     for target in options.targets:

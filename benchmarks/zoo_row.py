@@ -1,4 +1,4 @@
-"""One network of the zoo: traced, rewritten by several plans and merged, at the traced size and at another one."""
+"""Check one network of the zoo: trace it, rewrite and merge it with several plans, compare at two input sizes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.vision import import_timm
 
 SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
-SINGLE_PRECISION_FROM = 60_000_000  # parameters: larger networks do not fit into memory three times in float64
+SINGLE_PRECISION_FROM = 60_000_000  # parameters; three copies of a larger network in float64 do not fit into memory
 
 
 def examine(name: str) -> dict[str, Any]:
-    """What the network has, what is refused, and how exactly it merges."""
+    """Return the row of a network: its layers and spans, its refusals, and the errors of merging."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     started = time.perf_counter()
@@ -46,7 +46,7 @@ def examine(name: str) -> dict[str, Any]:
         given["other"] = other
     wanted = {which: _run(model, at, values) for which, values in given.items()}
     keys = set(model.state_dict())
-    del model  # the network has its own copy
+    del model  # the network has a copy
     row |= {which: list(_size(values)) for which, values in given.items()}
     row |= {
         "refusal": refusal,
@@ -65,15 +65,14 @@ def examine(name: str) -> dict[str, Any]:
 def vanilla(
     traced: TracedNetwork, at: str | None, given: dict[str, Any], wanted: dict[str, Any], keys: set[str]
 ) -> dict[str, Any]:
-    """The plan that changes nothing, merged, against the user's model itself: its outputs and the names of its
-    parameters."""
+    """Compare the model with the merged network of the vanilla plan: outputs and names of parameters."""
     student = df.rewrite(traced, traced.vanilla)
     merged = df.merge(student)
     found: dict[str, Any] = {"foreign": sorted(set(student.state_dict()) - keys), "ok": True}
     for which, values in given.items():
         found[which] = output_error(wanted[which], _run(merged, at, values))
         verification = df.verify(student, merged, values)
-        # What the student and the merged network may differ by is what this one and the model may differ by.
+        # The model and the merged network may differ as much as the student and the merged network.
         allowed = max(verification.tolerance, verification.output)
         found["ok"] &= verification.ok and found[which] <= 2 * allowed
     found["ok"] &= not found["foreign"]
@@ -81,8 +80,8 @@ def vanilla(
 
 
 def fold(traced: TracedNetwork, rng: Random, space: Literal["paper", "full"], other: Any) -> dict[str, Any]:
-    """Rewrite and merge by one random plan."""
-    gc.collect()  # graphs hold themselves in cycles, and the largest networks fit into memory only three times
+    """Rewrite and merge according to one random plan, and return the errors."""
+    gc.collect()  # graphs contain reference cycles, and memory holds only three copies of the largest networks
     plan = random_plan(traced.network, rng, space)
     student = df.rewrite(traced, plan)
     merged = df.merge(student)
@@ -103,8 +102,10 @@ def _errors(verification: Any) -> dict[str, Any]:
 
 
 def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) -> tuple[Any, str | None]:
-    """Inputs of the first other size that the network takes, or the first words of its refusal. The student of a
-    network that pads by the size of its maps refuses sizes at which it would have to pad differently."""
+    """Return inputs of the first other size that the network accepts, or the first line of its error.
+
+    The student of a network whose padding depends on the input size refuses sizes with different padding.
+    """
     problem = ""
     for other in of_other_sizes(inputs):
         try:
@@ -118,7 +119,7 @@ def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) ->
 
 
 def _run(model: nn.Module, at: str | None, given: Any) -> Any:
-    """What the part that is traced makes of inputs of the whole model."""
+    """Return the output of the traced part for inputs of the whole model."""
     inputs = ExampleInputs.of(given).map(Tensor.clone)  # a forward may write to its input
     with torch.no_grad():
         if at is None:

@@ -1,10 +1,10 @@
-"""Entries of the importance table per minute on one GPU, by the number of workers that share it.
+"""Measure entries of the importance table per minute on one GPU, for different numbers of workers that share it.
 
     python experiments/importance_gpu.py CIFAR10 OUT.json [--workers 1 2 4 8] [--entries 12]
 
 MobileNetV2 for 32x32 images (stem and second stage without stride) on CIFAR-10, one epoch per entry at batch 512 in
-bfloat16, channels last, padded crop and flip. Each worker trains `entries` entries. The rate counts from the moment
-when all workers are at work: what they take to start is shown apart, since it is paid once per table.
+bfloat16, channels last, padded crop and flip. Each worker trains `entries` entries. The rate is measured from when all
+workers are training. Their start-up time is shown separately, because it is paid once per table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str
         seconds.append(outcome.seconds)
         if outcome.failure is not None:
             failures.append(str(outcome.failure))
-    # All are at work once each has given its first result; they are done, together, until the last but `workers`.
+    # By the `workers`-th result, all workers are taken to be training: the rate counts the results after it.
     first, last = finished[workers - 1], finished[-1]
     return {
         "workers": workers,

@@ -1,11 +1,11 @@
-"""Why predictions on a GPU are off: do the activations that a plan leaves out, and a table's blocks have, explain it?
+"""Test whether the activations that a plan omits explain the prediction errors on a GPU.
 
     python experiments/left_out_activations.py [experiments/latency-h200]
 
-For every row of results.jsonl: over its random plans, the correlation of predicted minus measured milliseconds with the
-elements of the activations left out, and the errors before and after a constant per element is taken off. The constant
-is fitted to the same plans, so this shows what could be had, not what is predicted. A table with bare times has taken
-off its own constant before: then this shows what is left.
+For every row of results.jsonl, compute over its random plans the correlation between the prediction error in ms and the
+number of elements in the omitted activations. Also compute the errors before and after subtracting a constant per
+element. This constant is fitted to the same plans, so the result is the best possible improvement, not a prediction. A
+table with bare times already includes such a constant; for it, the result shows the remaining effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent / "latency-h200"
 
 @cache
 def network_named(name: str) -> TracedNetwork:
-    return build(name, 1, 224)  # elements of one example: the batch is one more constant
+    return build(name, 1, 224)  # elements of one example; the batch is only a constant factor
 
 
 def left_out(traced: TracedNetwork, plan: df.Plan) -> int:

@@ -177,7 +177,7 @@ def test_a_run_that_is_not_there_is_not_made(tmp_path):
 
 
 def test_what_is_missing_at_the_end_is_said_at_the_beginning(workshop, tmp_path, monkeypatch):
-    for library in ("onnx", "plotly"):
+    for library in ("onnx", "jinja2"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, library, None)
             arguments = ("--config", workshop / "tiny.toml", "--run", tmp_path / library, "--export", "model.onnx")

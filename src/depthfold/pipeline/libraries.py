@@ -23,7 +23,7 @@ _CREWS = {Processes: ("cloudpickle", "processes"), RayCluster: ("ray", "ray")}
 def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
     """Raise MissingDependency now for what would be missing after hours of measuring and training: what trains and
     keeps checkpoints, what runs the trainings (None: there are none, or they run here), the exporters, and the
-    report's plots."""
+    report's templates."""
     load("accelerate.state", "train")
     load("safetensors.torch", "train")
     for kind, wanted in _CREWS.items():
@@ -32,4 +32,4 @@ def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
     for name in exports:
         for library, extra in _WANTS.get(Path(name).suffix, ()):
             load(library, extra)
-    load("plotly", "report")
+    load("jinja2", "report")

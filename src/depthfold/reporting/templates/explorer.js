@@ -1,18 +1,21 @@
 "use strict";
-// The explorer: a slider over the plans, and the network of the plan that it stands at. The data come from plans.py:
-// every segment once, [i, j, ms with an activation at j, ms without, ms of its layers one by one or null, shape], and
-// plans as lists of indices into them.
-// Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text is only ever set as text, never as HTML.
+// The explorer: a slider over the plans, and the network of the selected plan. view.py writes the data: every segment
+// once, [i, j, ms with an activation at j, ms without, ms of its separate layers or null, shape], and plans as lists
+// of indices of segments. Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text from the data is
+// always set as text, never as HTML.
 
 (function () {
-  const { layers, segments, plans, original, inserted, skips, barriers, chosen } = report.explorer;
+  const data = JSON.parse(document.getElementById("report-data").textContent);
+  const { layers, segments, plans, original, inserted, skips, barriers, chosen } = data;
   const own = layers.flatMap((layer, n) => (layer.activation === null ? [] : [n + 1]));
   const longest = Math.max(...segments.map(([, , active, inactive, replaced]) => Math.max(active, inactive, replaced ?? 0)));
   const slider = document.getElementById("budget");
   const byId = (id) => document.getElementById(id);
+  const canvas = document.querySelector("#plot-frontier .canvas");
+  const dots = [...canvas.querySelectorAll(".dot[data-text]")];
 
   const minus = (text) => text.replace("-", "\u2212");
-  // Zeros at the end stay, so that 2.90 stands beside 0.729; an exponent is for nobody.
+  // Keep trailing zeros, so that columns line up (2.90 and 0.729), and avoid exponents.
   const digits = (value, count = 4) => {
     const text = value.toPrecision(count);
     return minus(text.includes("e") ? Number(text).toString() : text);
@@ -27,8 +30,8 @@
     return made;
   }
 
-  // What a plan does: its segments in full, and which activations stand, fall and are inserted.
-  function decoded(plan) {
+  // Return the segments of a plan in full, and the activations that it keeps, removes and inserts.
+  function decode(plan) {
     const kept = new Set(plan.activations);
     const native = new Set(own);
     const parts = plan.segments.map((index) => {
@@ -39,7 +42,7 @@
       plan,
       parts,
       kept,
-      fallen: own.filter((position) => !kept.has(position)),
+      removed: own.filter((position) => !kept.has(position)),
       added: plan.activations.filter((position) => !native.has(position)),
       merged: parts.filter((part) => part.merged).length,
     };
@@ -49,34 +52,33 @@
     return ms(plan.ms) + (original ? ", " + perCent(plan.ms / original) + " of the original" : "");
   }
 
-  function summary(index, { plan, parts, fallen, added, merged }) {
+  function summary(index, { plan, parts, removed, added, merged }) {
     const which = index === chosen ? "The chosen plan" : "Plan " + (index + 1) + " of " + plans.length;
     const faster = original ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
     return (
       `${which}: ${ms(plan.ms)} predicted${faster}, importance ${digits(plan.importance)}. ` +
       `Convolutions: ${layers.length} before, ${parts.length} after, of which ${merged} merged. ` +
-      `Activations: ${own.length} before, of which ${fallen.length} fall; ${added.length} inserted.`
+      `Activations: ${own.length} before, of which ${removed.length} removed; ${added.length} inserted.`
     );
   }
 
-  // The activation after layer l; a screen reader does not see how a mark is drawn, so what happens is said, too.
+  // Return the activation after layer l. The state is also in hidden text, for screen readers.
   function mark(l, { kept }) {
     const name = layers[l - 1].activation;
     if (name === null && !kept.has(l)) return null;
-    const state = name === null ? "inserted" : kept.has(l) ? "stands" : "falls";
-    const words = { inserted: " is inserted", stands: " stands", falls: " falls" }[state];
-    return element("span", "mark " + state, name ?? inserted ?? "activation", element("span", "unseen", words));
+    const state = name === null ? "inserted" : kept.has(l) ? "kept" : "removed";
+    return element("span", "mark " + state, name ?? inserted ?? "activation", element("span", "unseen", " is " + state));
   }
 
   function layerLine(l, part, state) {
     const { name, shape } = layers[l - 1];
-    const residuals = skips
+    const additions = skips
       .filter(([, target]) => target === l)
       .map(([source]) => {
-        const folded = source >= part.i && part.merged ? ", folded in" : "";
-        return element("span", "aside residual", `+ residual from ${source}${folded}`);
+        const merged = source >= part.i && part.merged ? ", merged" : "";
+        return element("span", "aside", `+ skip from ${source}${merged}`);
       });
-    const marks = element("span", "marks", mark(l, state), ...residuals);
+    const marks = element("span", "marks", mark(l, state), ...additions);
     return element("p", "layer", element("span", "name", name), element("span", "", shape), marks);
   }
 
@@ -97,9 +99,9 @@
     for (let l = i + 1; l <= j; l++) before.append(layerLine(l, part, state));
     const becomes = element("div", "becomes");
     if (merged) becomes.append(element("p", "", "\u2192 one ", element("strong", "", shape)));
-    else becomes.append(element("p", "aside", "as it is"));
-    if (barriers.includes(j)) becomes.append(element("p", "aside", "A barrier follows: nothing merges across it."));
-    const changed = merged || state.fallen.includes(j) || state.added.includes(j);
+    else becomes.append(element("p", "aside", "not merged"));
+    if (barriers.includes(j)) becomes.append(element("p", "aside", "Followed by a barrier: no merge crosses it."));
+    const changed = merged || state.removed.includes(j) || state.added.includes(j);
     const names = ["block", merged && "merged", !changed && "same", barriers.includes(j) && "barrier"];
     const item = element(
       "li", names.filter(Boolean).join(" "), element("p", "which", which), before, becomes, times(part)
@@ -109,7 +111,7 @@
     return item;
   }
 
-  // Blocks as wide as they take long. Both strips have one scale, so the shorter one is the faster network.
+  // Draw blocks with a width proportional to their time. Both strips have the same scale.
   function strip(id, pieces, scale) {
     byId(id).replaceChildren(
       ...pieces.map(({ time, merged, title }) => {
@@ -126,36 +128,21 @@
     const total = alone.reduce((sum, { time }) => sum + time, 0);
     const scale = Math.max(total, plan.ms) || 1;
     const known = layers.every((layer) => layer.ms !== null);
-    byId("time-before").textContent = known ? ms(total) + " by the table" : "some layers have no time of their own";
-    byId("time-after").textContent = ms(plan.ms) + " by the table";
+    byId("time-before").textContent = known ? ms(total) + " predicted" : "some layers have no time";
+    byId("time-after").textContent = ms(plan.ms) + " predicted";
     strip("strip-before", alone, scale);
     strip("strip-after", parts.map((part) => ({ ...part, title: `(${part.i}, ${part.j}] ${part.shape}` })), scale);
   }
 
   function show(index) {
-    const state = decoded(plans[index]);
+    const state = decode(plans[index]);
     slider.value = String(index);
     slider.setAttribute("aria-valuetext", budgetText(state));
     byId("budget-text").textContent = budgetText(state);
     byId("summary").textContent = summary(index, state);
     byId("blocks").replaceChildren(...state.parts.map((part) => blockItem(part, state)));
     strips(state);
-    // The figure itself is changed, so that a change of theme draws the selection where it is.
-    const trace = report.figures.frontier[0].data[report.selected];
-    trace.x = [state.plan.ms];
-    trace.y = [state.plan.importance];
-    pointAt(trace);
-  }
-
-  // plotly takes its time to draw, so the network is shown at once and the plot follows, once for each frame.
-  let waiting = false;
-  function pointAt(trace) {
-    if (waiting) return;
-    waiting = true;
-    requestAnimationFrame(() => {
-      waiting = false;
-      Plotly.restyle("plot-frontier", { x: [trace.x], y: [trace.y] }, [report.selected]);
-    });
+    for (const name of ["cx", "cy"]) byId("selected").setAttribute(name, dots[index].getAttribute(name));
   }
 
   slider.addEventListener("input", () => show(Number(slider.value)));
@@ -165,8 +152,9 @@
   byId("only-changes").addEventListener("change", (event) => {
     byId("blocks").classList.toggle("only-changes", event.target.checked);
   });
-  byId("plot-frontier").on("plotly_click", ({ points }) => {
-    if (points[0].curveNumber === 0) show(points[0].pointIndex);
+  canvas.addEventListener("click", (event) => {
+    const index = dots.indexOf(markAt(event));
+    if (index >= 0) show(index);
   });
   show(chosen);
 })();
