@@ -89,7 +89,7 @@ def interrupted():
         os.kill(os.getpid(), signal.SIGINT)
         return task.loss(model, step)
 
-    return FunctionTask(loss=loss, score=task.score, epoch=4)
+    return FunctionTask(loss=loss, score=task.score, epoch_steps=4)
 """
     )
     arguments = ("--config", workshop / "tiny.toml", "--data", f"{tmp_path / 'net.py'}:interrupted", "--input", "1x8x8")
