@@ -119,7 +119,7 @@ def test_images_of_other_channels_than_the_model_takes(wrap, compress):
 def test_a_model_that_has_not_one_score_for_each_class(compress):
     pixels, labels = images()
     four = task(train=(pixels, torch.arange(len(labels)) % 4))
-    with pytest.raises(DataError, match=r"the shape \(1, 3\), and the data has 4 classes: expected \(batch, 4\)"):
+    with pytest.raises(DataError, match=r"the shape \(1, 3\), expected \(batch, 4\) for the 4 classes"):
         compress(four)
 
 
