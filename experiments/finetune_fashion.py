@@ -20,7 +20,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.training.loop import train
+from depthfold.training import train
 
 SEEDS = (0, 1, 2)
 

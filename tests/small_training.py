@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask
 
 
 class SmallNet(nn.Module):

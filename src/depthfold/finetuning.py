@@ -16,10 +16,7 @@ from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_path
 from depthfold.support.document import encode
 from depthfold.tracing import device_of, student_parts
-from depthfold.training.keeper import LAST, load_weights
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import Task, has_holdout
+from depthfold.training import LAST, Recipe, Task, has_holdout, load_weights, preset, train
 
 FOLDER = "finetuning"  # in the run folder
 

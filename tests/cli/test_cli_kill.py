@@ -79,7 +79,7 @@ def test_an_interrupted_run_says_that_it_goes_on(workshop, tmp_path):
         + """
 
 import os, signal
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask
 
 
 def interrupted():

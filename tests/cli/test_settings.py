@@ -14,7 +14,7 @@ from depthfold.pipeline.config_file import as_toml, gather
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.settings import Settings
-from depthfold.training.recipe import Recipe, preset
+from depthfold.training import Recipe, preset
 
 ALL = ("model", "data", "target", "budget", "run", "input", "batch", "space", "executor", "recipe", "export", "alpha")
 

@@ -12,10 +12,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.finetuning import finetune, finetuned
-from depthfold.training import checkpoint
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask, Recipe, checkpoint, preset, train
 from small_training import TASK, SmallNet, equal
 
 RECIPE = Recipe(steps=8, batch=8, lr=0.05, evaluate=4, checkpoint=4)

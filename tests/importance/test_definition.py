@@ -15,8 +15,7 @@ import depthfold as df
 from depthfold.core import FlaggedSpan
 from depthfold.errors import PlanError
 from depthfold.importance import importance_plan, importance_student, measure_importance
-from depthfold.training.loop import train
-from depthfold.training.task import derive_seed
+from depthfold.training import derive_seed, train
 from tiny_importance import RECIPE, STANDS, Tiny, TinyTask, batch, holdout_score, tiny_network
 
 NETWORK = tiny_network()

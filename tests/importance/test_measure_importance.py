@@ -26,8 +26,7 @@ from depthfold.importance.entry import EntrySetup
 from depthfold.jobs import Processes
 from depthfold.store import Journal
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.training.loop import train
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask, train
 from depthfold.vision import import_torchvision
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
 

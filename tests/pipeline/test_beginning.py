@@ -13,7 +13,7 @@ from cli_workshop import CONFIG, NET, depthfold, refused
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency, TraceError
 from depthfold.jobs import Processes, RayCluster
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask
 from lacking import needs
 
 pytestmark = needs("plotly")  # compress() asks for it before it looks at anything else

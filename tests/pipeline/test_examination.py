@@ -6,8 +6,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.pipeline import examination
-from depthfold.training.device import DeviceContext
-from depthfold.training.task import FunctionTask
+from depthfold.training import DeviceContext, FunctionTask
 
 ELSEWHERE = torch.device("cuda", 3)
 

@@ -16,8 +16,7 @@ from depthfold.tasks.augment import (
     pad_crop,
     randaugment,
 )
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Step
+from depthfold.training import Recipe, Step
 
 # torchvision's names of the operations.
 NAMES = {

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from depthfold.errors import DataError, InvalidValue
+from depthfold.tasks import ClassificationTask
 from depthfold.tasks.batches import batch_indices, uniform
-from depthfold.tasks.classification import ClassificationTask
 from depthfold.tasks.image_folder import FileImages
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Step
+from depthfold.training import Recipe, Step
 from layouts import labels, pictures, write_folder
 
 EVERYTHING = dict(flip=True, randaugment=(1, 9))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from depthfold.errors import DataError, InvalidValue
-from depthfold.tasks.classification import ClassificationTask, main_output
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Step, Task
+from depthfold.tasks import ClassificationTask
+from depthfold.tasks.classification import main_output
+from depthfold.training import Recipe, Step, Task
 from layouts import labels, pictures, write_cifar10, write_cifar100, write_fashion_mnist, write_folder
 
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe, train
 from small_training import TASK, SmallNet
 
 RECIPE = Recipe(steps=8, batch=8, lr=0.1, checkpoint=3, evaluate=4, ema=0.8)
@@ -30,9 +29,9 @@ SCRIPT = """
     from small_training import TASK, SmallNet, failing_at, loss, score
     from torch import nn
     from depthfold.errors import DepthfoldError
-    from depthfold.training.loop import train
-    from depthfold.training.recipe import Recipe
-    from depthfold.training.task import FunctionTask
+    from depthfold.training import train
+    from depthfold.training import Recipe
+    from depthfold.training import FunctionTask
 
     out, rank, recipe = Path(sys.argv[1]), os.environ["RANK"], Recipe.loads(sys.argv[2])
     result = {{}}

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from depthfold.errors import InvalidValue, NotFinite
+from depthfold.training import FunctionTask, Recipe, Step, derive_seed, train
 from depthfold.training.curve import Point
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import FunctionTask, Step, derive_seed
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=12, batch=8, lr=0.1, weight_decay=1e-3, warmup=3, clip=0.5)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from depthfold.errors import NotFinite
-from depthfold.training.device import DeviceContext
+from depthfold.training import DeviceContext, Recipe
 from depthfold.training.loop import READ_TOGETHER, Losses
-from depthfold.training.recipe import Recipe
 
 RECIPE = Recipe(steps=100, lr=0.5, warmup=2, clip=1.0, precision="bfloat16")
 

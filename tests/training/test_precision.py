@@ -9,11 +9,8 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
 from depthfold.errors import MissingDependency, NotFinite
-from depthfold.training import device
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
+from depthfold.training import FunctionTask, Recipe, Step, device, train
 from depthfold.training.stepper import learning_rate
-from depthfold.training.task import FunctionTask, Step
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=6, batch=8, lr=0.05)

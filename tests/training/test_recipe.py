@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from depthfold.errors import InvalidValue
-from depthfold.training.recipe import PRESETS, Recipe, preset
+from depthfold.training import Recipe, preset
+from depthfold.training.recipe import PRESETS
 
 RANDAUGMENT = "The recipe's randaugment must be (number of operations, magnitude from 0 to 30)"
 BAD = [

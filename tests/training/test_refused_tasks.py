@@ -7,8 +7,7 @@ import torch
 import depthfold as df
 from depthfold.errors import InvalidValue
 from depthfold.jobs import Processes
-from depthfold.training.loop import train
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask, train
 from small_training import SmallNet, loss
 from tiny_importance import Tiny
 

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from depthfold.errors import InvalidValue
-from depthfold.training.recipe import Recipe
+from depthfold.training import FunctionTask, Recipe
 from depthfold.training.stepper import learning_rate, total_steps
-from depthfold.training.task import FunctionTask
 from small_training import TASK
 
 

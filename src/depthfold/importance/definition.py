@@ -12,7 +12,7 @@ from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, student_parts
 from depthfold.tracing.functional import hold_weights
-from depthfold.training.contexts import fork_rng
+from depthfold.training import fork_rng
 
 
 def importance_plan(network: Network, block: FlaggedSpan) -> Plan:

@@ -14,11 +14,7 @@ from depthfold.importance.definition import importance_student
 from depthfold.jobs.base import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training.contexts import disable_autocast, fork_rng
-from depthfold.training.device import device_context
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, derive_seed
+from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train
 
 # What a job is called with: the block's (i, j, a, b) and the seed of the training, or None for the original network.
 Payload = tuple[tuple[int, int, bool, bool], int] | None

@@ -14,11 +14,9 @@ from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver.normalise import checked_alpha
 from depthfold.support.text import count, one_line
-from depthfold.tasks.classification import ClassificationTask, class_scores
+from depthfold.tasks import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
-from depthfold.training.contexts import preserve_modes
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import expect_holdout, expect_task
+from depthfold.training import Recipe, expect_holdout, expect_task, preserve_modes, preset
 
 
 def recipe_given(name: str, given: object) -> Recipe:

@@ -23,11 +23,9 @@ from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CONFIG
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.contexts import disable_autocast, moved_to, preserve_modes
-from depthfold.training.device import device_context
-from depthfold.training.task import Task
+from depthfold.training import Task, device_context, disable_autocast, moved_to, preserve_modes
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from depthfold.errors import InvalidValue
 from depthfold.support.document import decode_fields
-from depthfold.training.recipe import Recipe, preset
+from depthfold.training import Recipe, preset
 
 SUFFIXES = (".toml", ".json")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from depthfold.errors import InvalidValue
 from depthfold.tasks.batches import uniform
 from depthfold.tasks.images import TRIES, random_boxes
-from depthfold.training.task import Step
+from depthfold.training import Step
 
 # --- RandAugment (Cubuk et al., 2020) ---
 #

@@ -14,7 +14,7 @@ from depthfold.errors import InvalidValue
 from depthfold.support.text import count
 from depthfold.tasks.images import TRIES
 from depthfold.tasks.source import BatchRequest, Images, Size
-from depthfold.training.task import Step, derive_seed
+from depthfold.training import Step, derive_seed
 
 
 def steps_per_epoch(images: int, batch: int) -> int:

@@ -22,8 +22,7 @@ from depthfold.tasks.image_folder import ImageFolder, class_list
 from depthfold.tasks.source import BatchRequest, MeanStd, Size, Source, as_mean_std, as_size, normalise_images
 from depthfold.tasks.splits import LoadedSplits, check_holdout
 from depthfold.tracing import device_of, dtype_of
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Split, Step
+from depthfold.training import Recipe, Split, Step
 
 _MAIN = ("logits", "out")  # names of the main output, if a model has several
 _CPU = torch.device("cpu")

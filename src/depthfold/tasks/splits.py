@@ -18,7 +18,7 @@ from depthfold.errors import DataError, InvalidValue
 from depthfold.support.text import count
 from depthfold.tasks.batches import BatchReader
 from depthfold.tasks.source import DatasetPart, Images, Size, Source, indented
-from depthfold.training.task import Split, derive_seed
+from depthfold.training import Split, derive_seed
 
 T = TypeVar("T")
 
