@@ -29,7 +29,7 @@ def progress_bars() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # By default Rich estimates from the last 30 seconds; a training can take longer than that.
+    # By default Rich estimates from the last 30 seconds; one step can take longer than that.
     with Bars(*columns, console=Console(stderr=True), speed_estimate_period=1e9) as bars:
         running: dict[str, TaskID] = {}
 

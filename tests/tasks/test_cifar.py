@@ -41,7 +41,7 @@ def test_missing_path_is_refused(tmp_path):
 def test_pickled_version_is_not_read(tmp_path):
     (tmp_path / "cifar-100-python").mkdir()
     for path in (tmp_path, tmp_path / "cifar-100-python"):
-        with pytest.raises(DataError, match=r"\(it has cifar-100-python, the pickled version, which is not read\)"):
+        with pytest.raises(DataError, match=r"\(cifar-100-python, the pickled version, is not read\)"):
             Cifar100(path=path).read("train")
 
 

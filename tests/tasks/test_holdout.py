@@ -57,8 +57,8 @@ def test_all_classes_that_are_too_small_are_listed():
     with pytest.raises(DataError) as error:
         split_holdout(part([0] * 9 + [1] * 2 + [3] * 3, classes=4), 3, 0)
     assert str(error.value) == (
-        "here cannot be split with holdout=3:\n  class 'c1' has 2 images, of which 3 would be held out\n"
-        "  class 'c2' has no images\n  class 'c3' has 3 images, of which 3 would be held out\nUse a smaller holdout or "
+        "here cannot be split with holdout=3:\n  class 'c1' has 2 images, but 3 would be held out\n"
+        "  class 'c2' has no images\n  class 'c3' has 3 images, but 3 would be held out\nUse a smaller holdout or "
         "other classes: each class needs at least one image more than is held out."
     )
 

@@ -29,9 +29,7 @@ SCRIPT = """
     from small_training import TASK, SmallNet, failing_at, loss, score
     from torch import nn
     from depthfold.errors import DepthfoldError
-    from depthfold.training import train
-    from depthfold.training import Recipe
-    from depthfold.training import FunctionTask
+    from depthfold.training import FunctionTask, Recipe, train
 
     out, rank, recipe = Path(sys.argv[1]), os.environ["RANK"], Recipe.loads(sys.argv[2])
     result = {{}}

@@ -71,7 +71,7 @@ class _Cifar:
                 return folder
         problem = "does not exist" if not self.path.exists() else f"has neither these files nor a folder {self.folder}"
         if any((folder / self.pickled).exists() for folder in (self.path, self.path.parent)):
-            problem += f" (it has {self.pickled}, the pickled version, which is not read)"
+            problem += f" ({self.pickled}, the pickled version, is not read)"
         raise DataError(f"Expected {', '.join(sorted(every))} in {self.path}, which {problem}. {self._advice()}")
 
     def _advice(self) -> str:

@@ -134,7 +134,7 @@ def split_holdout(part: DatasetPart, holdout: float | int, seed: int) -> tuple[t
         if not indices:
             problems.append(f"class {name!r} has no images")
         elif number >= len(indices):
-            problems.append(f"class {name!r} has {count(len(indices), 'image')}, of which {number} would be held out")
+            problems.append(f"class {name!r} has {count(len(indices), 'image')}, but {number} would be held out")
         if number:
             indices = sorted(indices, key=lambda index: (derive_seed(seed, "holdout", part.keys[index]), index))
         held += indices[:number]

@@ -300,13 +300,14 @@ def train(
 ) -> Trained:
     """Train the model in place, and score it on `split`.
 
-    accelerate determines the device, and the other processes of an `accelerate launch`; with `device`, this process
-    trains alone on that device. The model stays on its device, and the teacher is moved back. Model, task, recipe and
-    seed (by default the recipe's) determine every step; the states of the global generators are restored. With a
-    `folder`, checkpoints and metrics are written there, and a second call resumes from the last checkpoint and ends
-    with the same weights. `about` describes the model beyond its weights, for example the plan of a student. Parts in
-    evaluation mode stay so if the model is in training mode; if the whole model is in evaluation mode, all of it is
-    trained.
+    - accelerate determines the device, and the other processes of an `accelerate launch`. With `device`, this process
+      trains alone on that device. The model is left there; the teacher is moved back.
+    - Model, task, recipe and seed (by default the recipe's) determine every step. The states of the global generators
+      are restored.
+    - With a `folder`, checkpoints and metrics are written there. A second call resumes from the last checkpoint, and
+      ends with the same weights. `about` describes the model beyond its weights, for example the plan of a student.
+    - If the model is in training mode, parts in evaluation mode stay so. If the whole model is in evaluation mode, all
+      of it is trained.
     """
     _expect(model, task, recipe, split, folder, tensorboard)
     context, total = device_context(device), total_steps(recipe, task)

@@ -66,7 +66,7 @@ class FunctionTask:
     """A task made of two functions: `loss(model, step)` and `score(model, split)`.
 
     `epoch_steps` is the number of steps per epoch; a recipe with `steps` does not need it. `identity` names the task,
-    its data and its version. Two tasks without an identity are taken for the same one.
+    its data and its version. Two tasks without an identity are not distinguished.
     """
 
     loss: Callable[[nn.Module, Step], Tensor]
