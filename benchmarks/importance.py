@@ -26,9 +26,9 @@ import depthfold as df
 from depthfold.core.network import text_table
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor, InProcess, Processes
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe
 
 OVERHEAD, THROUGHPUT = 1.15, 1.6  # at most, and at least
 HEADER = ("executor", "clock, s", "in training, s", "overhead", "until the first score, s", "trainings per minute")

@@ -80,10 +80,10 @@ def importances(options: argparse.Namespace) -> df.ImportanceTable:
 
 def ship(data: Path, part: str, number: int) -> None:
     """Write the first `number` images of each class in the layout of the dataset."""
-    collection = FashionMnist(path=data).read(part)
-    labels = collection.labels.numpy()
+    found = FashionMnist(path=data).read(part)
+    labels = found.labels.numpy()
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:number] for label in range(10)]))
-    pixels = collection.pictures.pixels[torch.from_numpy(chosen), 0].numpy()
+    pixels = found.images.pixels[torch.from_numpy(chosen), 0].numpy()
     prefix = {"train": "train", "test": "t10k"}[part]
     for name, array in (("images-idx3", pixels), ("labels-idx1", labels[chosen].astype(np.uint8))):
         header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)

@@ -20,7 +20,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.training.loop import train
+from depthfold.training import train
 
 SEEDS = (0, 1, 2)
 
@@ -72,7 +72,7 @@ def main() -> None:
     for name, teacher in (("without distillation", None), ("with distillation", model)):
         found = []
         for seed in SEEDS:
-            tuned = df.finetune(student, task, tuning.but(seed=seed), teacher=teacher).eval()
+            tuned = df.finetune(student, task, tuning.replace(seed=seed), teacher=teacher).eval()
             shallow = df.merge(tuned)
             found.append({"seed": seed, "student": task.score(tuned, "test"), "merged": task.score(shallow, "test")})
             print(name, found[-1], f"{time.perf_counter() - started:.0f} s", flush=True)

@@ -23,9 +23,9 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.importance.entry import EntrySetup
 from depthfold.importance.ledger import job_of
 from depthfold.jobs import Processes
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe
 from depthfold.vision import import_torchvision
 
 

@@ -1,4 +1,4 @@
-"""A small network with everything that a checkpoint could forget, and a task of random numbers for it."""
+"""A small network with all kinds of state, and a task with random data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask
 
 
 class SmallNet(nn.Module):
-    """Convolution, batch norm, dropout, a frozen layer, and one parameter under two names."""
+    """A network with a convolution, batch norm, dropout, a frozen layer, and a parameter with two names."""
 
     def __init__(self, seed=0, dropout=0.2):
         super().__init__()
@@ -31,11 +31,11 @@ class SmallNet(nn.Module):
 
 
 def batch_of(step):
-    """This process's part of the step's batch: the same images however many processes share them."""
+    """Return this process's part of the batch. The whole batch does not depend on the number of processes."""
     generator = torch.Generator().manual_seed(step.seed * 1000 + step.number)
     x = torch.randn(step.recipe.batch, 2, 5, 5, generator=generator)
     y = torch.randint(0, 3, (step.recipe.batch,), generator=generator)
-    part = slice(step.rank, None, step.world)
+    part = slice(step.rank, None, step.world_size)
     return x[part].to(step.device), y[part].to(step.device)
 
 
@@ -57,21 +57,21 @@ def score(model, split):
     return -F.cross_entropy(model(x.to(device)).float(), y.to(device)).item()
 
 
-TASK = FunctionTask(loss=loss, score=score, epoch=4)
+TASK = FunctionTask(loss=loss, score=score, epoch_steps=4)
 
 
 def failing_at(number, how):
-    """The task, but `how` is called with the step of that number before it is taken."""
+    """Return the task, but call `how` with the step of this number before it is taken."""
 
     def fails(model, step):
         if step.number == number:
             how(step)
         return loss(model, step)
 
-    return FunctionTask(loss=fails, score=score, epoch=4)
+    return FunctionTask(loss=fails, score=score, epoch_steps=4)
 
 
 def equal(one, two):
-    """Whether two models hold the same parameters and buffers, bit by bit."""
+    """Return True if two models have the same parameters and buffers, bit for bit."""
     first, second = one.state_dict(), two.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

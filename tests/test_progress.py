@@ -1,17 +1,17 @@
-"""Progress as lines: when something begins, now and then, and when it is done."""
+"""Progress as lines in a log."""
 
 import depthfold.progress as progress
 from depthfold.progress import progress_lines
 
 
-def test_lines_say_how_far_it_is_and_how_much_time_is_left(monkeypatch):
+def test_lines_have_the_progress_and_the_remaining_time(monkeypatch):
     clock, lines = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     tick = progress_lines(lines.append, seconds=10)("blocks", 12, 2)
     for _ in range(10):
         clock[0] += 3
         tick()
-    # 3 seconds a turn: lines after the turns that are 10 seconds or more apart, and at the end.
+    # 3 seconds per step: a line after at least 10 seconds, and one at the end.
     assert lines == [
         "blocks: 2 of 12",
         "blocks: 6 of 12, about 18 s left",
@@ -20,7 +20,7 @@ def test_lines_say_how_far_it_is_and_how_much_time_is_left(monkeypatch):
     ]
 
 
-def test_more_turns_than_it_seemed_are_no_new_beginning(monkeypatch):
+def test_second_call_corrects_the_total(monkeypatch):
     clock, lines = [0.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     begin = progress_lines(lines.append, seconds=10)
@@ -31,11 +31,11 @@ def test_more_turns_than_it_seemed_are_no_new_beginning(monkeypatch):
     for _ in range(3):
         clock[0] += 4
         tick()
-    begin("blocks", 5, 0)  # the next table: the first one is done
+    begin("blocks", 5, 0)  # the first one is complete, so this starts another
     assert lines == ["blocks: 0 of 2", "blocks: 3 of 4, about 4 s left", "blocks: 4 of 4, done", "blocks: 0 of 5"]
 
 
-def test_what_is_already_done_needs_no_tick():
+def test_complete_task_has_one_line():
     lines = []
     progress_lines(lines.append)("blocks", 3, 3)
     assert lines == ["blocks: 3 of 3"]

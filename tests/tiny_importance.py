@@ -19,7 +19,7 @@ from torch import nn
 import depthfold as df
 from depthfold.core import Plan
 from depthfold.tracing import student_parts
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe
 
 SIZE, CLASSES = 6, 3
 RECIPE = Recipe(steps=3, batch=4, lr=0.05, seed=5)

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from depthfold.reporting import report as report
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
-    from depthfold.tasks.classification import ClassificationTask as ClassificationTask
+    from depthfold.tasks import ClassificationTask as ClassificationTask
     from depthfold.tracing import trace as trace
-    from depthfold.training.recipe import Recipe as Recipe
+    from depthfold.training import Recipe as Recipe
 
 # Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
 _HOME = {
     "Budget": "depthfold.core",
-    "ClassificationTask": "depthfold.tasks.classification",
+    "ClassificationTask": "depthfold.tasks",
     "DepthfoldError": "depthfold.errors",
     "Environment": "depthfold.core",
     "Findings": "depthfold.reporting",
@@ -49,7 +49,7 @@ _HOME = {
     "LatencyTable": "depthfold.core",
     "Network": "depthfold.core",
     "Plan": "depthfold.core",
-    "Recipe": "depthfold.training.recipe",
+    "Recipe": "depthfold.training",
     "Span": "depthfold.core",
     "Verification": "depthfold.merging",
     "choose": "depthfold.latency",

@@ -1,4 +1,4 @@
-"""finetune(): a student trained until it has recovered, ready to be merged."""
+"""finetune(): train a student before it is merged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_path
 from depthfold.support.document import encode
 from depthfold.tracing import device_of, student_parts
-from depthfold.training.keeper import LAST, load_weights
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import Task, holds_out
+from depthfold.training import LAST, Recipe, Task, has_holdout, load_weights, preset, train
 
-FOLDER = "finetuning"  # inside the folder of a run
+FOLDER = "finetuning"  # in the run folder
 
 
 def finetune(
@@ -34,19 +31,18 @@ def finetune(
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """A trained copy of the student, on the device where the student is; the student itself stays as it is.
+    """Return a trained copy of the student, on the same device. The student itself is not changed.
 
-    The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (the original network, as
-    a rule) the task distils. With a folder, `run`, checkpoints and metrics are kept in its "finetuning"; run again, it
-    goes on, and what is finished is only read. The copy ends with the last weights, as in the paper, or with the best
-    on the hold-out set where the recipe says keep="best"; the folder holds both. A task that holds out nothing is not
-    scored. `progress` is told how far it is; without one, a terminal shows a bar with the time that is left.
+    The recipe may be the name of a preset. With a `teacher` (usually the original network) the task distils. With a run
+    folder, `run`, checkpoints and metrics are written into its subfolder "finetuning"; a second call resumes, and only
+    reads a finished training. The copy has the last weights, as in the paper, or the best on the hold-out set if the
+    recipe has keep="best"; the folder holds both. A task without a hold-out set is not scored. `progress` is called as
+    the training advances; without it, a terminal shows a progress bar.
     """
     if not isinstance(student, nn.Module):
         raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     folder = None if run is None else _folder(run)
-    home = device_of(student)
     trained = copy.deepcopy(student)
     with contextlib.ExitStack() as stack:
         train(
@@ -54,50 +50,50 @@ def finetune(
             task,
             recipe,
             teacher=teacher,
-            split="holdout" if holds_out(task) else None,
+            split="holdout" if has_holdout(task) else None,
             folder=folder,
             about=_about(student),
             device=device,
             tensorboard=tensorboard,
             progress=progress or stack.enter_context(progress_bars()),
         )
-    return trained.to(home)
+    return trained.to(device_of(student))
 
 
 def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
-    """A copy of the student with the weights that finetune() left in the run; nothing is trained."""
+    """Return a copy of the student with the weights that finetune() wrote into the run folder."""
     folder, trained = _folder(run), copy.deepcopy(student)
     if not (folder / LAST).exists():
-        raise CheckpointError(f"The folder {folder} holds no fine-tuning yet.")
+        raise CheckpointError(f"The folder {folder} has no fine-tuning yet. Call finetune() first.")
     state = load_weights(trained, folder)
     if state.identity.about != _about(student):
         raise CheckpointError(
-            f"The folder {folder} holds the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
-            f"{_about(student) or 'no student'} here. Name the folder of this one, or fine-tune it."
+            f"The folder {folder} has the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
+            f"{_about(student) or 'not a student'} here. Use the folder of this plan, or fine-tune it."
         )
     if state.step < state.identity.steps:
         raise CheckpointError(
-            f"The fine-tuning in {folder} has come to step {state.step} of {state.identity.steps}. Fine-tune again: it "
-            "goes on from there."
+            f"The fine-tuning in {folder} stopped at step {state.step} of {state.identity.steps}. Fine-tune again to "
+            "resume it."
         )
     if state.identity.recipe.keep == "best":
         if state.unscored:
             raise CheckpointError(
-                f"The fine-tuning in {folder} has taken its {state.step} steps, but not the last score, so that the "
-                "best weights are not known. Fine-tune again, which takes it."
+                f"The fine-tuning in {folder} has all {state.step} steps but not the last score, so the best weights "
+                "are unknown. Fine-tune again to score it."
             )
         load_weights(trained, folder, "best")
     return trained
 
 
 def _folder(run: object) -> Path:
-    return as_path("The folder of a run", run, InvalidValue) / FOLDER
+    return as_path("The run folder", run, InvalidValue) / FOLDER
 
 
 def _about(student: nn.Module) -> str:
-    """The network and the plan: students of two plans may have the same weights, and are still different networks."""
+    """Return the network and the plan of a student: students of two plans may have equal weights."""
     try:
         _, parts, _ = student_parts(student)
-    except InvalidValue:  # any other network may be fine-tuned, too
+    except InvalidValue:  # not a student: any network can be fine-tuned
         return ""
     return f"network {parts.blueprint.network.fingerprint}, plan {json.dumps(encode(parts.plan))}"

@@ -79,7 +79,7 @@ def test_an_interrupted_run_says_that_it_goes_on(workshop, tmp_path):
         + """
 
 import os, signal
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask
 
 
 def interrupted():
@@ -89,7 +89,7 @@ def interrupted():
         os.kill(os.getpid(), signal.SIGINT)
         return task.loss(model, step)
 
-    return FunctionTask(loss=loss, score=task.score, epoch=4)
+    return FunctionTask(loss=loss, score=task.score, epoch_steps=4)
 """
     )
     arguments = ("--config", workshop / "tiny.toml", "--data", f"{tmp_path / 'net.py'}:interrupted", "--input", "1x8x8")

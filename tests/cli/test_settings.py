@@ -14,7 +14,7 @@ from depthfold.pipeline.config_file import as_toml, gather
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.settings import Settings
-from depthfold.training.recipe import Recipe, preset
+from depthfold.training import Recipe, preset
 
 ALL = ("model", "data", "target", "budget", "run", "input", "batch", "space", "executor", "recipe", "export", "alpha")
 
@@ -131,7 +131,7 @@ def test_executors_that_are_not_there(text, said):
 
 def test_recipes_by_name_by_file_and_by_table(tmp_path):
     assert recipe_of("quick") == preset("quick")
-    assert recipe_of({"preset": "quick", "steps": 100}) == preset("quick").but(steps=100)
+    assert recipe_of({"preset": "quick", "steps": 100}) == preset("quick").replace(steps=100)
     assert recipe_of({"epochs": 2, "randaugment": [2, 9]}) == Recipe(epochs=2, randaugment=(2, 9))
     (tmp_path / "a.toml").write_text("steps = 7\nlr = 0.2\n")
     (tmp_path / "b.json").write_text(Recipe(steps=7, lr=0.2).dumps())

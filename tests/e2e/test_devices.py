@@ -17,7 +17,7 @@ import depthfold as df
 from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import TraceError
 from depthfold.jobs import InProcess, Processes
-from depthfold.training import place
+from depthfold.training import device as training_device
 from lacking import devices
 from latency_workshop import QUICK
 from small_training import equal
@@ -40,7 +40,7 @@ def free_choice(monkeypatch):
 
     def forget():
         AcceleratorState._reset_state(reset_partial_state=True)
-        place._own_reading.cache_clear()
+        training_device._read_new_state.cache_clear()
 
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # nor do worker processes use TF32

@@ -1,4 +1,4 @@
-"""finetune(): a copy of the student is trained, and can be merged."""
+"""finetune() trains a copy of the student that can be merged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.finetuning import finetune, finetuned
-from depthfold.training import checkpoint
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask, Recipe, checkpoint, preset, train
 from small_training import TASK, SmallNet, equal
 
 RECIPE = Recipe(steps=8, batch=8, lr=0.05, evaluate=4, checkpoint=4)
@@ -45,7 +42,7 @@ INPUTS = torch.zeros(1, 2, 5, 5)
 
 
 @pytest.mark.parametrize("at", [None, "body"])
-def test_the_trained_student_merges(model, at):
+def test_trained_student_can_be_merged(model, at):
     traced = df.trace(model, INPUTS, at=at) if at else df.trace(model, INPUTS)
     student = df.rewrite(traced, df.Plan((2,), (2,)))
     before = copy.deepcopy(student)
@@ -59,7 +56,7 @@ def test_the_trained_student_merges(model, at):
 
 
 @pytest.mark.parametrize("at", [None, "body"])
-def test_what_the_user_froze_stays_as_it_is(model, at):
+def test_frozen_parts_do_not_change(model, at):
     frozen = model.body[1].eval().requires_grad_(False)
     torch.nn.init.uniform_(frozen.running_mean)
     traced = df.trace(model, INPUTS, at=at)
@@ -71,7 +68,7 @@ def test_what_the_user_froze_stays_as_it_is(model, at):
     assert trained.get_submodule("body.4").num_batches_tracked.item() == 8
 
 
-def test_it_is_the_loop_on_a_copy():
+def test_finetune_equals_train_on_a_copy():
     student, expected = SmallNet().eval(), SmallNet()
     trained = finetune(student, TASK, RECIPE)
     train(expected, TASK, RECIPE)
@@ -81,15 +78,15 @@ def test_it_is_the_loop_on_a_copy():
     assert all(p.grad is None for p in student.parameters())
 
 
-def test_the_student_may_teach_its_copy():
+def test_student_can_be_its_own_teacher():
     student = SmallNet()
     assert not equal(finetune(student, TASK, RECIPE, teacher=student), finetune(student, TASK, RECIPE))
     assert equal(student, SmallNet())
     assert student.training
 
 
-def test_the_learning_gets_somewhere(model):
-    """Not only moved: better, on data that it has not seen."""
+def test_finetuning_improves_the_score(model):
+    """The score is measured on data that was not trained on."""
     true = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 
     def draw(generator):
@@ -110,7 +107,7 @@ def test_the_learning_gets_somewhere(model):
     assert score(trained.eval(), "holdout") > score(student.eval(), "holdout") + 0.2
 
 
-def test_a_run_is_kept_in_its_folder_and_goes_on(model, tmp_path):
+def test_run_folder_is_written_and_reused(model, tmp_path):
     first = finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     names = {path.name for path in (tmp_path / "finetuning").iterdir()}
     assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl", "lock"}
@@ -122,16 +119,16 @@ def _never(*_):
     raise AssertionError("trained again")
 
 
-def test_the_student_of_another_plan_is_another_run(model, tmp_path):
+def test_run_of_another_plan_is_refused(model, tmp_path):
     traced = df.trace(model, INPUTS)
     one, two = (df.rewrite(traced, df.Plan(cuts, cuts)) for cuts in ((1,), (2,)))
-    assert one.state_dict().keys() == two.state_dict().keys()  # only the graph tells them apart
+    assert one.state_dict().keys() == two.state_dict().keys()  # only the graphs differ
     finetune(one, TASK, RECIPE, run=tmp_path)
     with pytest.raises(CheckpointError, match=r"the model is 'network \w+, plan .*\[1\].*' there and .*\[2\].*' here"):
         finetune(two, TASK, RECIPE, run=tmp_path)
 
 
-def test_another_task_or_teacher_is_another_run(model, tmp_path):
+def test_run_of_another_task_or_teacher_is_refused(model, tmp_path):
     student = df.rewrite(df.trace(model, INPUTS), df.Plan((2,), (2,)))
     finetune(student, TASK, RECIPE, teacher=model, run=tmp_path)
     with pytest.raises(CheckpointError, match=r"the teacher is 'Original \w+' there and None here\. Give this one a"):
@@ -144,7 +141,7 @@ def test_another_task_or_teacher_is_another_run(model, tmp_path):
         finetune(student, other, RECIPE, teacher=model, run=tmp_path)
 
 
-def test_what_the_first_version_left_cannot_be_read_as_fine_tuned(tmp_path):
+def test_checkpoint_of_another_version_is_refused(tmp_path):
     finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     path = tmp_path / "finetuning" / "last.safetensors"
     document, tensors = checkpoint.read(path)
@@ -156,16 +153,16 @@ def test_what_the_first_version_left_cannot_be_read_as_fine_tuned(tmp_path):
         finetuned(SmallNet(), tmp_path)
 
 
-def test_a_recipe_may_be_named(tmp_path):
-    told = []
+def test_recipe_can_be_given_by_name(tmp_path):
+    calls = []
 
     def progress(what, total, done):
-        told.append((what, total, done))
+        calls.append((what, total, done))
         return _stop
 
-    with pytest.raises(KeyboardInterrupt):  # after the first of its steps: the name was understood
+    with pytest.raises(KeyboardInterrupt):  # after the first step
         finetune(SmallNet(), TASK, "quick", progress=progress)
-    assert told == [("steps", preset("quick").steps, 0)]
+    assert calls == [("steps", preset("quick").steps, 0)]
     with pytest.raises(InvalidValue, match=r"There is no recipe 'quik'. Did you mean 'quick'\?"):
         finetune(SmallNet(), TASK, "quik")
 
@@ -174,39 +171,39 @@ def _stop():
     raise KeyboardInterrupt
 
 
-def test_the_best_weights_are_kept_where_the_recipe_says_so(tmp_path):
+def test_best_weights_are_kept_if_the_recipe_says_so(tmp_path):
     def scored():
         values = iter([0.9, 0.1])
         return FunctionTask(loss=TASK.loss, score=lambda model, split: next(values))
 
     last = finetune(SmallNet(), scored(), RECIPE)
-    best = finetune(SmallNet(), scored(), RECIPE.but(keep="best"))
-    kept = finetune(SmallNet(), scored(), RECIPE.but(keep="best"), run=tmp_path)
+    best = finetune(SmallNet(), scored(), RECIPE.replace(keep="best"))
+    kept = finetune(SmallNet(), scored(), RECIPE.replace(keep="best"), run=tmp_path)
     assert equal(best, kept)
     assert not equal(best, last)
     assert best.norm.num_batches_tracked.item() == 4
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
-def test_trained_to_the_end_but_not_scored(keep, tmp_path):
+def test_finished_training_without_the_last_score(keep, tmp_path):
     def fails(model, split):
         raise OSError("the disk is gone")
 
-    recipe = RECIPE.but(keep=keep, evaluate=None)
+    recipe = RECIPE.replace(keep=keep, evaluate=None)
     with pytest.raises(OSError, match="the disk is gone"):
         finetune(SmallNet(), FunctionTask(loss=TASK.loss, score=fails), recipe, run=tmp_path)
     if keep == "best":
         with pytest.raises(
-            CheckpointError, match=r"has taken its 8 steps, but not the last score, so that the best wei"
+            CheckpointError, match=r"has all 8 steps but not the last score, so the best weights are unknown"
         ):
             finetuned(SmallNet(), tmp_path)
-    else:  # these are the weights that it will end with, whatever their score
+    else:  # the last weights do not depend on the score
         assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, recipe))
     scored = finetune(SmallNet(), FunctionTask(loss=_never, score=TASK.score), recipe, run=tmp_path)
     assert equal(scored, finetuned(SmallNet(), tmp_path))
 
 
-def test_a_task_that_holds_out_nothing_is_trained_without_scores(model, tmp_path):
+def test_task_without_holdout_is_trained_without_scores(model, tmp_path):
     generator = torch.Generator().manual_seed(0)
     pair = torch.randn(24, 2, 5, 5, generator=generator), torch.arange(24) % 3
     task = df.ClassificationTask.tensors(train=pair, holdout=0)
@@ -218,21 +215,21 @@ def test_a_task_that_holds_out_nothing_is_trained_without_scores(model, tmp_path
     assert not equal(trained, model)
 
 
-def test_the_best_of_no_scores_is_refused_before_the_first_step(model, tmp_path):
+def test_keep_best_without_scores_is_refused_before_the_first_step(model, tmp_path):
     task = df.ClassificationTask.tensors(train=(torch.zeros(6, 2, 5, 5), torch.arange(6) % 3), holdout=0)
     with pytest.raises(InvalidValue) as caught:
-        finetune(model, task, RECIPE.but(keep="best"), run=tmp_path / "run")
+        finetune(model, task, RECIPE.replace(keep="best"), run=tmp_path / "run")
     assert str(caught.value) == (
-        'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the task '
-        'a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
+        'The recipe keeps the weights of the best score (keep="best"), but there is no hold-out set to score on. Give '
+        'the task one (for example holdout=0.1), or use recipe.replace(keep="last").'
     )
     assert not (tmp_path / "run").exists()
 
 
-def test_something_else_is_refused():
+def test_wrong_arguments_are_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)
-    text = r"^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$"
+    text = r"^The run folder must be a path, found 5. Give it as text, or as a pathlib.Path.$"
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
         with pytest.raises(InvalidValue, match=text):
             call()

@@ -15,8 +15,7 @@ import depthfold as df
 from depthfold.core import FlaggedSpan
 from depthfold.errors import PlanError
 from depthfold.importance import importance_plan, importance_student, measure_importance
-from depthfold.training.loop import train
-from depthfold.training.task import mix
+from depthfold.training import derive_seed, train
 from tiny_importance import RECIPE, STANDS, Tiny, TinyTask, batch, holdout_score, tiny_network
 
 NETWORK = tiny_network()
@@ -85,7 +84,7 @@ def trained_by_hand(model, seed):
 
 def by_hand(key, seed):
     i, j, a, b = key
-    fresh = mix(seed, "reset", (i, j, bool(a), bool(b))) if j == i + 1 else None
+    fresh = derive_seed(seed, "reset", (i, j, bool(a), bool(b))) if j == i + 1 else None
     return ByHand(i, j, STANDS[key], fresh)
 
 
@@ -120,7 +119,9 @@ def test_activations_padding_and_what_begins_afresh(key):
 @pytest.mark.parametrize("key", STANDS, ids=str)
 def test_the_trained_weights(key):
     seed = 9
-    student = importance_student(NETWORK, FlaggedSpan(*key), mix(seed, "reset", (*key[:2], *map(bool, key[2:]))))
+    student = importance_student(
+        NETWORK, FlaggedSpan(*key), derive_seed(seed, "reset", (*key[:2], *map(bool, key[2:])))
+    )
     trained = train(student, TinyTask(), RECIPE, seed=seed)
     reference = trained_by_hand(by_hand(key, seed), seed)
     assert close(student.state_dict(), reference.net.state_dict(), 1e-6)

@@ -27,8 +27,7 @@ from depthfold.importance.entry import EntrySetup
 from depthfold.jobs import Processes
 from depthfold.store import Journal
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.training.loop import train
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask, train
 from depthfold.vision import import_torchvision
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
 
@@ -52,11 +51,11 @@ def curves(run):
 
 def test_several_seeds_are_kept_with_their_curves_and_survive_json(tmp_path):
     task, run = TinyTask(folder=str(tmp_path)), tmp_path / "run"
-    recipe = RECIPE.but(steps=4, evaluate=2)
+    recipe = RECIPE.replace(steps=4, evaluate=2)
     table = measure_importance(PAIR, task, recipe, seeds=2, run=run)
     assert ImportanceTable.loads(table.dumps()) == table
     runs = [tmp_path / f"seed {seed}" for seed in (5, 6)]
-    singles = [measure_importance(PAIR, TinyTask(), recipe.but(seed=5 + n), run=one) for n, one in enumerate(runs)]
+    singles = [measure_importance(PAIR, TinyTask(), recipe.replace(seed=5 + n), run=one) for n, one in enumerate(runs)]
     learned = curves(run)
     assert learned == curves(runs[0]) | curves(runs[1]) and len(learned) == 2 * len(table.entries)
     assert {tuple(step for step, _, _ in curve) for curve in learned.values()} == {(2, 4)}
@@ -90,9 +89,9 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
         return str(raised.value)
 
     start, end = r"The journal \S*importance.jsonl belongs to other importances \(", r"\)\. Continue with what it was"
-    refused(f"{start}recipe: lr: 0.05 there, 0.1 here{end}", recipe=RECIPE.but(lr=0.1))
+    refused(f"{start}recipe: lr: 0.05 there, 0.1 here{end}", recipe=RECIPE.replace(lr=0.1))
     text = refused(
-        f"{start}recipe: steps: 3 there, 4 here; recipe: seed: 5 there, 6", recipe=RECIPE.but(steps=4, seed=6)
+        f"{start}recipe: steps: 3 there, 4 here; recipe: seed: 5 there, 6", recipe=RECIPE.replace(steps=4, seed=6)
     )
     assert text.endswith("give this run a folder of its own, or delete the journal to start again.")
     refused(f"{start}task: tiny there, other here{end}", task=TinyTask(identity="other"))
@@ -426,7 +425,7 @@ def test_the_recipe_by_name_and_progress():
     def no_loss(model, step):
         raise ValueError(str((step.recipe.lr, step.recipe.crop)))
 
-    task = FunctionTask(loss=no_loss, score=lambda model, split: 1.0, epoch=1)
+    task = FunctionTask(loss=no_loss, score=lambda model, split: 1.0, epoch_steps=1)
     with pytest.raises(TableError, match=r"ValueError: \(0\.1, 'resized'\)"):
         measure_importance(PAIR, task, progress=progress)
     assert told == [("trainings", 4, 0), *["one more"] * 4]

@@ -13,7 +13,7 @@ from cli_workshop import CONFIG, NET, depthfold, refused
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency, TraceError
 from depthfold.jobs import Processes, RayCluster
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask
 from lacking import needs
 
 pytestmark = needs("plotly")  # compress() asks for it before it looks at anything else
@@ -86,8 +86,8 @@ def test_tasks_of_the_user_s_own_are_asked_only_what_they_offer(compress):
         compress(own_task(), **given)
     with pytest.raises(MeasuredTooEarly):
         compress(FunctionTask(loss=max, score=max), **given)
-    with pytest.raises(InvalidValue, match="this task holds out nothing"):
-        compress(own_task(holds_out=False), **given)
+    with pytest.raises(InvalidValue, match="but this task has none"):
+        compress(own_task(has_holdout=False), **given)
 
 
 def test_a_test_set_that_is_missing(compress, tmp_path):
@@ -104,7 +104,7 @@ def test_a_test_set_that_is_missing(compress, tmp_path):
 
 
 def test_a_hold_out_that_is_missing(compress):
-    with pytest.raises(InvalidValue, match="this task holds out nothing"):
+    with pytest.raises(InvalidValue, match="but this task has none"):
         compress(task(holdout=0))
     with pytest.raises(DataError, match="cannot be split with holdout=8"):
         compress(task(holdout=8), example_inputs=torch.rand(1, 1, 8, 8))
@@ -119,7 +119,7 @@ def test_images_of_other_channels_than_the_model_takes(wrap, compress):
 def test_a_model_that_has_not_one_score_for_each_class(compress):
     pixels, labels = images()
     four = task(train=(pixels, torch.arange(len(labels)) % 4))
-    with pytest.raises(DataError, match=r"the shape \(1, 3\), and the data has 4 classes: expected \(batch, 4\)"):
+    with pytest.raises(DataError, match=r"the shape \(1, 3\), expected \(batch, 4\) for the 4 classes"):
         compress(four)
 
 
@@ -220,7 +220,7 @@ def test_what_no_training_needs_may_be_missing(compress, monkeypatch):
     ("change", "options", "said"),
     [
         ((", test=(images[64:], labels[64:])", ""), (), "This task has no test images."),
-        (("holdout=0.25", "holdout=0"), (), "this task holds out nothing."),
+        (("holdout=0.25", "holdout=0"), (), "but this task has none."),
         (("rand(96, 1", "rand(96, 2"), ("--input", "1x8x8"), "The images of the task have 2 channels"),
     ],
 )

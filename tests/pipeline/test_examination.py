@@ -6,8 +6,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.pipeline import examination
-from depthfold.training.place import Place
-from depthfold.training.task import FunctionTask
+from depthfold.training import DeviceContext, FunctionTask
 
 ELSEWHERE = torch.device("cuda", 3)
 
@@ -46,7 +45,7 @@ def network():
 
 
 def test_scores_are_taken_where_trainings_run(monkeypatch, told):
-    monkeypatch.setattr(examination, "find_place", lambda: Place(device=ELSEWHERE))
+    monkeypatch.setattr(examination, "device_context", lambda: DeviceContext(device=ELSEWHERE))
     seen, both = [], (Traveller(2, 2).train(), Traveller(2, 2).eval())
 
     def score(model, split):
@@ -62,7 +61,7 @@ def test_scores_are_taken_where_trainings_run(monkeypatch, told):
 
 
 def test_networks_come_back_from_a_score_that_fails(monkeypatch, told):
-    monkeypatch.setattr(examination, "find_place", lambda: Place(device=ELSEWHERE))
+    monkeypatch.setattr(examination, "device_context", lambda: DeviceContext(device=ELSEWHERE))
     one = Traveller(2, 2).train()
 
     def score(*_):

@@ -1,4 +1,4 @@
-"""Augmentation of a batch, against the same thing done image by image."""
+"""Augmentation of a batch, compared with the same augmentation image by image."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,19 @@ import torch
 from torchvision.transforms import v2
 
 from depthfold.errors import InvalidValue
-from depthfold.tasks.augment import OPERATIONS, augment, augment_normalised, erase, flip, operate, pad_crop, randaugment
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Step
+from depthfold.tasks.augment import (
+    OPERATIONS,
+    apply_operation,
+    augment,
+    augment_normalised,
+    erase,
+    flip,
+    pad_crop,
+    randaugment,
+)
+from depthfold.training import Recipe, Step
 
-# torchvision's names for our operations.
+# torchvision's names of the operations.
 NAMES = {
     "shear x": "ShearX",
     "shear y": "ShearY",
@@ -30,7 +38,7 @@ NAMES = {
 
 
 def batch(count, height=16, width=24, channels=3, seed=0):
-    """Photographs have structure; these have a gradient under the noise."""
+    """Return noise on a gradient, so that the images have structure, as photographs do."""
     noise = np.random.default_rng(seed).integers(0, 120, (count, channels, height, width))
     slope = np.linspace(0, 130, width).astype(int) + np.linspace(0, 5, height).astype(int)[:, None]
     return torch.from_numpy((noise + slope).astype(np.uint8))
@@ -40,7 +48,7 @@ def rows(*shape, seed=0):
     return np.random.default_rng(seed).random(shape)
 
 
-def test_pad_crop_image_by_image():
+def test_pad_crop_matches_cropping_image_by_image():
     images, random = batch(200), rows(200, 2)
     found = pad_crop(images, random)
     offsets = set()
@@ -49,11 +57,11 @@ def test_pad_crop_image_by_image():
         top, left = int(u * 5), int(v * 7)
         assert np.array_equal(ours, padded[:, top : top + 16, left : left + 24])
         offsets.add((top, left))
-    assert len(offsets) == 35  # every window there is
-    assert pad_crop(images, np.full((200, 2), 1.0)).shape == images.shape  # a number rounded up is no error
+    assert len(offsets) == 35  # all windows
+    assert pad_crop(images, np.full((200, 2), 1.0)).shape == images.shape  # also for numbers rounded up to 1
 
 
-def test_flip_half_of_the_images():
+def test_flip_mirrors_half_of_the_images():
     images, random = batch(200), rows(200)
     found = flip(images, random)
     for image, u, ours in zip(images.numpy(), random, found.numpy(), strict=True):
@@ -61,11 +69,11 @@ def test_flip_half_of_the_images():
     assert 70 < (random < 0.5).sum() < 130
 
 
-def test_erase_puts_noise_in_a_rectangle_of_the_chosen():
+def test_erase_replaces_a_box_of_the_chosen_images_with_noise():
     images = torch.zeros(300, 3, 32, 32)
     chosen = rows(300) < 0.25
     found = erase(images, chosen, rows(300, 10, 4, seed=1), torch.Generator().manual_seed(0))
-    assert torch.equal(images, torch.zeros_like(images))  # what was given is not changed
+    assert torch.equal(images, torch.zeros_like(images))  # the input is not changed
     for image, is_chosen in zip(found, chosen, strict=True):
         hit = (image != 0).all(dim=0)
         assert bool(hit.any()) == is_chosen
@@ -78,36 +86,35 @@ def test_erase_puts_noise_in_a_rectangle_of_the_chosen():
 
 
 class One(v2.RandAugment):
-    """torchvision's RandAugment, left with one operation."""
+    """torchvision's RandAugment with a single operation."""
 
     def __init__(self, name, magnitude):
         super().__init__(num_ops=1, magnitude=magnitude)
         self._AUGMENTATION_SPACE = {NAMES[name]: v2.RandAugment._AUGMENTATION_SPACE[NAMES[name]]}
 
 
-def test_all_of_torchvisions_operations():
+def test_all_operations_of_torchvision_are_there():
     assert {NAMES[name] for name in OPERATIONS} == set(v2.RandAugment._AUGMENTATION_SPACE)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_torchvisions(name, channels):
+def test_operation_matches_torchvision(name, channels):
     images, directed = batch(3, channels=channels), v2.RandAugment._AUGMENTATION_SPACE[NAMES[name]][1]
     for magnitude in (0, 5, 9, 30):
-        ours = [operate(name, images, sign * magnitude / 30) for sign in ((1, -1) if directed else (1,))]
+        ours = [apply_operation(name, images, sign * magnitude / 30) for sign in ((1, -1) if directed else (1,))]
         met = set()
         for seed in range(12):
             torch.manual_seed(seed)
             theirs = One(name, magnitude)(images)
-            # One level either way: their strengths are in float32, and pixels are cut off to whole numbers.
+            # Up to one level: torchvision's strengths are float32, and pixels are truncated to integers.
             alike = [n for n, image in enumerate(ours) if (image.int() - theirs.int()).abs().max() <= 1]
             assert alike, (magnitude, seed)
             met |= {*alike}
-        assert met == {*range(len(ours))}  # both directions, and each is one of theirs
+        assert met == {*range(len(ours))}  # both directions occur
 
 
-def test_each_image_goes_its_own_way():
-    """A batch at once is the same as its images one by one."""
+def test_randaugment_of_a_batch_matches_single_images():
     images, random = batch(60), rows(60, 2, 2)
     found = randaugment(images, random, 9)
     one_by_one = [randaugment(images[n : n + 1], random[n : n + 1], 9) for n in range(60)]
@@ -118,27 +125,27 @@ def test_each_image_goes_its_own_way():
         for u, v in random[n]:
             name = names[int(u * 14)]
             directed = v2.RandAugment._AUGMENTATION_SPACE[NAMES[name]][1]
-            image = operate(name, image, 0.3 * (-1 if directed and v < 0.5 else 1))
+            image = apply_operation(name, image, 0.3 * (-1 if directed and v < 0.5 else 1))
         assert torch.equal(found[n : n + 1], image), n
     assert not torch.equal(found, images)
-    assert torch.equal(images, batch(60))  # what was given is not changed
+    assert torch.equal(images, batch(60))  # the input is not changed
 
 
-def test_randaugment_under_autocast_is_the_same():
+def test_randaugment_is_the_same_under_autocast():
     images, random = batch(60, height=64, width=96), rows(60, 2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under = randaugment(images, random, 9)
     assert torch.equal(under, randaugment(images, random, 9))
 
 
-def test_what_randaugment_refuses():
-    with pytest.raises(InvalidValue, match=r"RandAugment works on pixels from 0 to 255 in uint8, and these images are"):
+def test_randaugment_refuses_wrong_input():
+    with pytest.raises(InvalidValue, match=r"RandAugment needs uint8 images, found torch.float32"):
         randaugment(batch(2).float(), rows(2, 1, 2), 9)
-    with pytest.raises(InvalidValue, match="The magnitude of RandAugment must lie between 0 and 30, found 31"):
+    with pytest.raises(InvalidValue, match="The magnitude of RandAugment must be between 0 and 30, found 31"):
         randaugment(batch(2), rows(2, 1, 2), 31)
 
 
-def test_a_recipe_that_asks_for_nothing_changes_nothing():
+def test_recipe_without_augmentation_changes_nothing():
     images, step = batch(6), Step(number=3, seed=1, recipe=Recipe(steps=9, batch=6))
     assert augment(images, step, 100) is images
     assert augment_normalised(images, step, 100) is images

@@ -1,4 +1,4 @@
-"""The classification task: its loss, its score, and how it travels."""
+"""ClassificationTask: its loss, its score, and pickling."""
 
 import math
 from collections import OrderedDict
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from depthfold.errors import DataError, InvalidValue
-from depthfold.tasks.classification import ClassificationTask, main_output
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Step, Task
+from depthfold.tasks import ClassificationTask
+from depthfold.tasks.classification import main_output
+from depthfold.training import Recipe, Step, Task
 from layouts import labels, pictures, write_cifar10, write_cifar100, write_fashion_mnist, write_folder
 
 
@@ -35,7 +35,7 @@ def softmax(values):
 
 
 class Knows(nn.Module):
-    """Answers by the first pixel, which the data of the test makes the class."""
+    """A model that reads the class from the first pixel."""
 
     def __init__(self, classes=3):
         super().__init__()
@@ -48,8 +48,8 @@ class Knows(nn.Module):
         return nn.functional.one_hot(label, self.classes).to(images.dtype)
 
 
-def telling(count=60, wrong=0):
-    """Images whose first pixel is their label, but for `wrong` of them."""
+def readable(count=60, wrong=0):
+    """Return images whose first pixel is their label, except for `wrong` of them."""
     x, y = data(count)
     x[:, 0, 0, 0] = y
     x[:wrong, 0, 0, 0] = (y[:wrong] + 1) % 3
@@ -59,12 +59,12 @@ def telling(count=60, wrong=0):
 PLAIN = ((0.0,), (1.0,))
 
 
-def test_it_is_a_task():
+def test_classification_task_is_a_task():
     assert isinstance(ClassificationTask.tensors(train=data()), Task)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_by_hand(smoothing):
+def test_cross_entropy_matches_hand_computation(smoothing):
     task, model = ClassificationTask.tensors(train=data()), linear()
     images, y = task.batch(step())
     expected = 0.0
@@ -78,7 +78,7 @@ def test_cross_entropy_by_hand(smoothing):
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.3), (4.0, 0.3), (2.0, 1.0), (2.0, 0.0)])
-def test_distillation_by_hand(temperature, share):
+def test_distillation_matches_hand_computation(temperature, share):
     task, model = ClassificationTask.tensors(train=data()), linear()
     teacher = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     images, y = task.batch(step())
@@ -87,14 +87,14 @@ def test_distillation_by_hand(temperature, share):
         soft = zip(softmax([t / temperature for t in taught]), softmax([s / temperature for s in scores]), strict=True)
         expected -= share * temperature**2 * sum(t * math.log(s) for t, s in soft)
         expected -= (1 - share) * math.log(softmax(scores)[label])
-    asked = step(teacher, distillation=share, temperature=temperature, label_smoothing=0.2)  # which is then not used
+    asked = step(teacher, distillation=share, temperature=temperature, label_smoothing=0.2)  # smoothing is not used
     loss = task.loss(model, asked)
     assert loss.item() == pytest.approx(expected / 5, rel=1e-5)
     loss.backward()
     assert teacher[1].weight.grad is None
 
 
-def test_the_output_that_counts():
+def test_main_output_is_found():
     main, other = torch.zeros(1, 2), torch.ones(1, 2)
     for output in (
         main,
@@ -109,11 +109,13 @@ def test_the_output_that_counts():
     ):
         assert main_output(output) is main
     for output in (None, 3, (), {}, "text", SimpleNamespace(loss=other)):
-        with pytest.raises(DataError, match=rf"The model returned {type(output).__name__}, expected a tensor, or some"):
+        with pytest.raises(
+            DataError, match=rf"The model returned {type(output).__name__}, expected a tensor, or an object"
+        ):
             main_output(output)
 
 
-def test_models_with_further_outputs_are_trained_and_scored():
+def test_model_with_several_outputs_is_trained_and_scored():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -128,8 +130,8 @@ def test_models_with_further_outputs_are_trained_and_scored():
 
 
 @pytest.mark.parametrize("batch", [1, 7, 512])
-def test_the_score_is_in_percentage_points(batch):
-    train, test = telling(), telling(30, wrong=3)
+def test_score_is_in_per_cent(batch):
+    train, test = readable(), readable(30, wrong=3)
     task = ClassificationTask.tensors(train=train, test=test, normalise=PLAIN, score_batch=batch)
     assert task.score(Knows(), "holdout") == 100.0
     assert task.score(Knows(), "test") == 90.0
@@ -139,7 +141,7 @@ def test_the_score_is_in_percentage_points(batch):
     assert not any(parameter.grad_fn for parameter in model.parameters())
 
 
-def test_scoring_leaves_the_global_random_state_alone():
+def test_global_random_state_is_not_changed():
     task, model = ClassificationTask.tensors(train=data()), linear()
     before = torch.get_rng_state()
     task.score(model, "holdout")
@@ -147,16 +149,16 @@ def test_scoring_leaves_the_global_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_holdout_is_never_trained_on():
+def test_holdout_images_are_never_trained_on():
     x = torch.arange(60).view(60, 1, 1, 1).expand(60, 1, 8, 8).to(torch.uint8)
     task = ClassificationTask.tensors(train=(x, data()[1]), normalise=PLAIN)
 
-    class Notes(nn.Module):
+    class Recorder(nn.Module):
         def forward(self, images):
             self.seen = {*(images[:, 0, 0, 0] * 255).round().long().tolist()}
             return torch.zeros(len(images), 3)
 
-    model = Notes()
+    model = Recorder()
     task.score(model, "holdout")
     held = model.seen
     trained = set()
@@ -168,7 +170,7 @@ def test_the_holdout_is_never_trained_on():
 
 
 def made(kind, root):
-    """The task, the file or folder of its test set, and the number of values of an image."""
+    """Return the task, the path of its test set, and the numbers of classes and of values per image."""
     if kind == "cifar10":
         write_cifar10(root / "cifar-10-batches-bin")
         return ClassificationTask.cifar10(root), root / "cifar-10-batches-bin/test_batch.bin", (10, 3072)
@@ -186,7 +188,7 @@ KINDS = ("cifar10", "cifar100", "fashion", "folder")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_test_set_is_read_for_its_own_score_alone(tmp_path, kind):
+def test_test_set_is_read_only_to_be_scored(tmp_path, kind):
     task, test, (classes, inputs) = made(kind, tmp_path)
     assert 0.0 <= task.score(linear(classes, inputs), "test") <= 100.0
     test.rename(tmp_path / "gone")
@@ -200,30 +202,30 @@ def test_the_test_set_is_read_for_its_own_score_alone(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_task_travels_without_its_data(tmp_path, kind):
+def test_task_is_pickled_without_its_data(tmp_path, kind):
     task, _, (classes, inputs) = made(kind, tmp_path)
     model = linear(classes, inputs)
     score, loss = task.score(model, "holdout"), task.loss(model, step(flip=True)).item()
     text = cloudpickle.dumps(task)
     assert len(text) < 3000
     other = cloudpickle.loads(text)
-    assert not other._data._kept
+    assert not other._data._cache
     assert (other.score(model, "holdout"), other.loss(model, step(flip=True)).item()) == (score, loss)
     assert repr(other) == repr(task)
 
 
-def test_tensors_travel_with_their_task():
+def test_tensors_are_pickled_with_their_task():
     task, model = ClassificationTask.tensors(train=data(), test=data(9, seed=1), size=12), linear(inputs=432)
     other = cloudpickle.loads(cloudpickle.dumps(task))
     assert torch.equal(other.batch(step())[0], task.batch(step())[0])
     assert other.score(model, "test") == task.score(model, "test")
 
 
-def test_the_model_has_other_outputs_than_there_are_classes():
+def test_model_with_wrong_number_of_outputs_is_refused():
     task = ClassificationTask.tensors(train=data())
     message = (
-        r"The model's output has the shape \(., 7\), and the data has 3 classes: expected \(batch, 3\)\. Replace the "
-        "model's last layer, or choose other data"
+        r"The model's output has the shape \(., 7\), expected \(batch, 3\) for the 3 classes of the data\. Replace the "
+        "model's last layer, or use other data"
     )
     with pytest.raises(DataError, match=message):
         task.loss(linear(7), step())
@@ -231,7 +233,7 @@ def test_the_model_has_other_outputs_than_there_are_classes():
         task.score(linear(7), "holdout")
 
 
-def test_floats_are_taken_as_they_are():
+def test_float_images_are_not_normalised():
     x = torch.randn(60, 2, 4, 4)
     task = ClassificationTask.tensors(train=(x, data()[1]), holdout=0)
     images, _ = task.batch(Step(number=0, seed=1, recipe=Recipe(steps=1, batch=60)))
@@ -260,7 +262,7 @@ def refused(call, error, message):
         (
             (torch.zeros(4, 1, 8, 8), torch.zeros(3, dtype=torch.long)),
             None,
-            "The train labels are torch.int64 of shape (3,), expected one whole number for each of the 4 images",
+            "The train labels are torch.int64 of shape (3,), expected an integer for each of the 4 images",
         ),
         ((torch.zeros(4, 1, 8, 8), torch.zeros(4)), None, "The train labels are torch.float32 of shape (4,), expected"),
         (
@@ -270,47 +272,45 @@ def refused(call, error, message):
         ),
     ],
 )
-def test_tensors_that_are_no_images(train, test, message):
+def test_wrong_tensors_are_refused(train, test, message):
     refused(lambda: ClassificationTask.tensors(train=train, test=test), DataError, message)
 
 
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (5, "train must be a pair of tensors, train=(images, labels); found int."),
-        (data()[0], "train must be a pair of tensors, train=(images, labels); found Tensor."),
-        ((data()[0],), "train must be a pair of tensors, train=(images, labels); found 1 things."),
+        (5, "train must be a pair of tensors, train=(images, labels), found int."),
+        (data()[0], "train must be a pair of tensors, train=(images, labels), found Tensor."),
+        ((data()[0],), "train must be a pair of tensors, train=(images, labels), found 1 items."),
         (("images", data()[1]), "The train images must be a tensor, found str: "),
         ((data()[0], [object()]), "The train labels must be a tensor, found list: "),
     ],
 )
-def test_what_is_no_pair_of_tensors(train, message):
+def test_values_other_than_a_pair_of_tensors_are_refused(train, message):
     refused(lambda: ClassificationTask.tensors(train=train), InvalidValue, message)
 
 
-def test_scores_that_cannot_be_taken():
+def test_missing_or_wrong_split_is_refused():
     x, y = data()
     task = ClassificationTask.tensors(train=(x, y), test=(x, y + 1), holdout=0)
-    refused(lambda: task.score(linear(), "holdout"), DataError, "This task holds out nothing (holdout=0), so there is")
+    refused(lambda: task.score(linear(), "holdout"), DataError, "This task has no hold-out set to score (holdout=0)")
     refused(
         lambda: task.score(linear(), "test"),
         DataError,
-        "is 3, expected 0 to 2 (20 such labels in all)",
+        "is 3, expected 0 to 2 (20 such labels in total)",
     )
     refused(lambda: task.score(linear(), "val"), InvalidValue, "A split is 'holdout' or 'test', found 'val'.")
     alone = ClassificationTask.tensors(train=(x, y))
-    refused(
-        lambda: alone.score(linear(), "test"), DataError, "This task has no test images. Give ClassificationTask.te"
-    )
+    refused(lambda: alone.score(linear(), "test"), DataError, "This task has no test images. Pass test=")
 
 
-def test_labels_with_a_gap():
+def test_class_without_images_is_refused():
     x, y = data()
     task = ClassificationTask.tensors(train=(x, y * 2))
-    refused(lambda: task.score(linear(), "holdout"), DataError, "class '1' has no image\n  class '3' has no image")
+    refused(lambda: task.score(linear(), "holdout"), DataError, "class '1' has no images\n  class '3' has no images")
 
 
-def test_options_that_make_no_sense():
+def test_wrong_options_are_refused():
     for size in (0, -3, 1.5, (3,), (3, 0), "8"):
         with pytest.raises(InvalidValue, match="size must be a"):
             ClassificationTask.tensors(train=data(), size=size)
@@ -321,21 +321,21 @@ def test_options_that_make_no_sense():
         refused(
             lambda: ClassificationTask.tensors(train=data(), normalise=normalise),  # noqa: B023
             InvalidValue,
-            f"normalise must be (means, deviations), a number for every channel in each; found {normalise!r}. For",
+            f"normalise must be (means, deviations) with a number for each channel, found {normalise!r}. For",
         )
     for normalise in (((0.5,), (0.0,)), ((float("nan"),), (1.0,))):
         refused(
             lambda: ClassificationTask.tensors(train=data(), normalise=normalise),  # noqa: B023
             InvalidValue,
-            f"normalise must have finite means, and deviations above 0; found {normalise!r}.",
+            f"normalise must have finite means and deviations above 0, found {normalise!r}.",
         )
     refused(
-        lambda: ClassificationTask.cifar10(5), InvalidValue, "The place of a dataset must be a path, found 5. Give it"
+        lambda: ClassificationTask.cifar10(5), InvalidValue, "The path of a dataset must be a path, found 5. Give it"
     )
     refused(lambda: ClassificationTask.image_folder("x", classes=5), InvalidValue, "classes must be several values in")
     task = ClassificationTask.tensors(train=data(), normalise=[[0.1, 0.2], [0.3, 0.4]])
     refused(
         lambda: task.batch(step()),
         InvalidValue,
-        "normalise has 2 means and 2 deviations, and the images have 3 channels. Give one of each for every channel",
+        "normalise has 2 means and 2 deviations, but the images have 3 channels. Give one of each per channel",
     )

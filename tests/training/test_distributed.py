@@ -1,4 +1,4 @@
-"""Two processes train as one: the same weights in both, and those of one process that has the whole batch."""
+"""Training with two processes: both have the same weights, equal to those of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe, train
 from small_training import TASK, SmallNet
 
 RECIPE = Recipe(steps=8, batch=8, lr=0.1, checkpoint=3, evaluate=4, ema=0.8)
@@ -30,12 +29,10 @@ SCRIPT = """
     from small_training import TASK, SmallNet, failing_at, loss, score
     from torch import nn
     from depthfold.errors import DepthfoldError
-    from depthfold.training.loop import train
-    from depthfold.training.recipe import Recipe
-    from depthfold.training.task import FunctionTask
+    from depthfold.training import FunctionTask, Recipe, train
 
     out, rank, recipe = Path(sys.argv[1]), os.environ["RANK"], Recipe.loads(sys.argv[2])
-    said = {{}}
+    result = {{}}
 
     def keep(name, model):
         save_file({{key: value.clone() for key, value in model.state_dict().items()}}, out / f"{{name}}-{{rank}}.st")
@@ -55,41 +52,41 @@ SCRIPT = """
         except DepthfoldError as error:
             return f"{{type(error).__name__}}: {{error}}"
 
-    # Dropout and batch norm see each process's part only; without them the whole batch is the mean of its parts.
+    # Without dropout and batch norm, the gradient of the whole batch is the mean of those of its parts.
     plain = SmallNet(dropout=0.0)
     plain.norm = nn.Identity()
-    said["plain"] = train(plain, TASK, recipe).score
+    result["plain"] = train(plain, TASK, recipe).score
     keep("plain", plain)
 
     whole, folder = SmallNet(), out / f"folder-{{rank}}"
-    said["whole"] = [point.loss for point in train(whole, TASK, recipe).curve]
+    result["whole"] = [point.loss for point in train(whole, TASK, recipe).curve]
     keep("whole", whole)
     try:
         train(SmallNet(), failing_at(5, stop), recipe, folder=folder)
     except Stop:
-        said["stopped"] = True
-    resumed = SmallNet() if rank == "0" else SmallNet(seed=8)  # the first process's weights count
-    said["resumed"] = [point.loss for point in train(resumed, TASK, recipe, folder=folder).curve]
+        result["stopped"] = True
+    resumed = SmallNet() if rank == "0" else SmallNet(seed=8)  # the weights of the main process are used
+    result["resumed"] = [point.loss for point in train(resumed, TASK, recipe, folder=folder).curve]
     keep("resumed", resumed)
 
-    said["nan"] = refused(SmallNet(), FunctionTask(loss=nan, score=score), recipe)
-    said["other"] = refused(SmallNet(), TASK, recipe.but(lr=0.2), folder=folder)
-    said["odd"] = refused(SmallNet(), TASK, recipe.but(batch=3))
-    (out / f"said-{{rank}}.json").write_text(json.dumps(said))
+    result["nan"] = refused(SmallNet(), FunctionTask(loss=nan, score=score), recipe)
+    result["other"] = refused(SmallNet(), TASK, recipe.replace(lr=0.2), folder=folder)
+    result["odd"] = refused(SmallNet(), TASK, recipe.replace(batch=3))
+    (out / f"result-{{rank}}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
 """
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """What two processes leave behind, in the environment that `torchrun` makes for them."""
+    """Return the folder in which two processes, started as by `torchrun`, wrote their results."""
     folder = tmp_path_factory.mktemp("two")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent)))
     common = dict(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    common |= dict(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")  # on the CPU, even where there is a GPU
+    common |= dict(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1")  # also on a machine with a GPU
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, str(folder), RECIPE.dumps()],
@@ -108,18 +105,18 @@ def out(tmp_path_factory):
     return folder
 
 
-def said(out, rank):
-    return json.loads((out / f"said-{rank}.json").read_text())
+def result(out, rank):
+    return json.loads((out / f"result-{rank}.json").read_text())
 
 
 @pytest.mark.parametrize("name", ["plain", "whole", "resumed"])
 def test_both_processes_have_the_same_weights(name, out):
     one, two = (load_file(out / f"{name}-{rank}.st") for rank in range(2))
     assert all(torch.equal(one[key], two[key]) for key in one)
-    assert said(out, 0) == said(out, 1)
+    assert result(out, 0) == result(out, 1)
 
 
-def test_they_are_those_of_one_process_with_the_whole_batch(out):
+def test_weights_match_one_process_with_the_whole_batch(out):
     model = SmallNet(dropout=0.0)
     model.norm = torch.nn.Identity()
     train(model, TASK, RECIPE, device="cpu")
@@ -129,14 +126,14 @@ def test_they_are_those_of_one_process_with_the_whole_batch(out):
     assert not torch.allclose(found["conv.weight"], SmallNet().conv.weight, atol=1e-3)
 
 
-def test_an_interrupted_training_goes_on_to_the_same_weights(out):
+def test_resumed_training_ends_with_the_same_weights(out):
     whole, resumed = (load_file(out / f"{name}-0.st") for name in ("whole", "resumed"))
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-    assert said(out, 0)["stopped"]
-    assert said(out, 0)["whole"] == said(out, 0)["resumed"]
+    assert result(out, 0)["stopped"]
+    assert result(out, 0)["whole"] == result(out, 0)["resumed"]
 
 
-def test_only_the_first_process_writes(out):
+def test_only_the_main_process_writes(out):
     assert {path.name for path in (out / "folder-0").iterdir()} == {
         "best.safetensors",
         "last.safetensors",
@@ -147,13 +144,13 @@ def test_only_the_first_process_writes(out):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_both_processes_raise_the_same(rank, out):
-    messages = said(out, rank)
+def test_both_processes_raise_the_same_error(rank, out):
+    messages = result(out, rank)
     assert messages["nan"].startswith("NotFinite: The loss is nan at step 3 of 8, with the learning rate ")
     assert (
         f"CheckpointError: The folder {out / 'folder-0'} holds another training: the recipe's lr is 0.1 there"
         in (messages["other"])
     )
     assert messages["odd"] == (
-        "InvalidValue: The recipe's batch of 3 cannot be parted evenly among 2 processes. Take a multiple of 2."
+        "InvalidValue: The recipe's batch of 3 cannot be divided evenly among 2 processes. Use a multiple of 2."
     )

@@ -1,4 +1,4 @@
-"""A task is told from others by its data, wherever that lies."""
+"""The identity of a task depends on its data, not on the path."""
 
 import pickle
 import shutil
@@ -21,15 +21,15 @@ each_kind = pytest.mark.parametrize(("task", "write", "file"), KINDS.values(), i
 
 
 @each_kind
-def test_the_same_data_elsewhere_is_the_same(task, write, file, tmp_path):
+def test_same_data_at_another_path_has_the_same_identity(task, write, file, tmp_path):
     write(tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "deep/under another name")
     assert task(tmp_path / "one").identity == task(tmp_path / "deep/under another name").identity
 
 
 @each_kind
-def test_other_data_of_the_same_name_is_other_data(task, write, file, tmp_path):
-    """One byte in the middle of the training set differs, and no size."""
+def test_changed_byte_changes_the_identity(task, write, file, tmp_path):
+    """One byte in the middle of the training set differs; all file sizes are equal."""
     write(tmp_path / "one/data")
     before = task(tmp_path / "one/data").identity
     shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -39,7 +39,7 @@ def test_other_data_of_the_same_name_is_other_data(task, write, file, tmp_path):
     assert task(tmp_path / "two/data").identity != before
 
 
-def test_packed_and_unpacked_are_the_same(tmp_path):
+def test_compressed_and_plain_files_have_the_same_identity(tmp_path):
     for name in ("packed", "unpacked"):
         write_fashion_mnist(tmp_path / name, packed=name == "packed")
     one, two = (df.ClassificationTask.fashion_mnist(tmp_path / name).identity for name in ("packed", "unpacked"))
@@ -59,7 +59,7 @@ def _move(folder):
 
 
 @pytest.mark.parametrize("change", [_enlarge, _rename, _move])
-def test_a_folder_with_another_image(change, tmp_path):
+def test_changed_image_folder_changes_the_identity(change, tmp_path):
     write_folder(tmp_path)
     before = df.ClassificationTask.image_folder(tmp_path).identity
     assert "image folder of 24 images in 3 classes, " in before
@@ -67,22 +67,22 @@ def test_a_folder_with_another_image(change, tmp_path):
     assert df.ClassificationTask.image_folder(tmp_path).identity != before
 
 
-def test_what_is_no_image_and_the_test_set_do_not_count(tmp_path):
-    """Importances do not depend on them, so what was trained for stays."""
+def test_other_files_and_the_test_set_do_not_change_the_identity(tmp_path):
+    """Importances do not depend on them, so entries that were trained stay valid."""
     write_folder(tmp_path)
     before = df.ClassificationTask.image_folder(tmp_path).identity
-    (tmp_path / "train/cat/notes.txt").write_text("no image")
+    (tmp_path / "train/cat/notes.txt").write_text("not an image")
     shutil.rmtree(tmp_path / "val")
     assert df.ClassificationTask.image_folder(tmp_path).identity == before
 
 
-def test_the_order_of_the_classes_counts(tmp_path):
+def test_order_of_the_classes_changes_the_identity(tmp_path):
     write_folder(tmp_path)
     names = (("cat", "dog"), ("dog", "cat"), ("cat",))
     assert len({df.ClassificationTask.image_folder(tmp_path, classes=chosen).identity for chosen in names}) == 3
 
 
-def test_it_is_looked_at_once_for_all_processes(tmp_path):
+def test_identity_is_pickled_with_the_task(tmp_path):
     write_folder(tmp_path)
     task = df.ClassificationTask.image_folder(tmp_path)
     before = task.identity

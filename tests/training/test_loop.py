@@ -1,4 +1,4 @@
-"""The loop against a plain one of twenty lines, and against computations by hand."""
+"""The training loop against a plain loop of twenty lines, and against hand computations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import torch
 from torch import nn
 
 from depthfold.errors import InvalidValue, NotFinite
+from depthfold.training import FunctionTask, Recipe, Step, derive_seed, train
 from depthfold.training.curve import Point
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import FunctionTask, Step, mix
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=12, batch=8, lr=0.1, weight_decay=1e-3, warmup=3, clip=0.5)
 
 
 def plain_loop(model, recipe, seed, teacher=None, evaluated=()):
-    """What the recipe says, written down a second time."""
+    """Train as the recipe says, independently of the package."""
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-3
     )
@@ -30,7 +28,7 @@ def plain_loop(model, recipe, seed, teacher=None, evaluated=()):
     for number in range(12):
         rate = (number + 1) / 4 if number < 3 else (1 + math.cos(math.pi * (number - 3) / 9)) / 2
         optimizer.param_groups[0]["lr"] = recipe.lr * rate
-        torch.manual_seed(mix(seed, "step", number, 0))
+        torch.manual_seed(derive_seed(seed, "step", number, 0))
         optimizer.zero_grad()
         loss(model, Step(number=number, seed=seed, recipe=recipe, teacher=teacher)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -38,7 +36,7 @@ def plain_loop(model, recipe, seed, teacher=None, evaluated=()):
     return model
 
 
-def test_the_weights_are_those_of_a_plain_loop():
+def test_weights_match_a_plain_loop():
     ours = SmallNet()
     trained = train(ours, TASK, RECIPE, seed=5)
     plain = plain_loop(SmallNet(), RECIPE, seed=5)
@@ -48,16 +46,16 @@ def test_the_weights_are_those_of_a_plain_loop():
     assert trained.score == score(plain.eval(), "holdout")
 
 
-def test_the_seed_decides():
+def test_seed_determines_the_weights():
     one, two, recipes = SmallNet(), SmallNet(), SmallNet()
     train(one, TASK, RECIPE, seed=1)
     train(two, TASK, RECIPE, seed=2)
-    train(recipes, TASK, RECIPE.but(seed=2))
+    train(recipes, TASK, RECIPE.replace(seed=2))
     assert not equal(one, two)
     assert equal(two, recipes)
 
 
-def test_gradients_that_were_there_do_not_count():
+def test_existing_gradients_are_ignored():
     dirty, clean = SmallNet(), SmallNet()
     for parameter in dirty.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -67,7 +65,7 @@ def test_gradients_that_were_there_do_not_count():
     assert all(p.grad is None for p in dirty.parameters() if p.requires_grad)
 
 
-def test_frozen_parameters_stay():
+def test_frozen_parameters_do_not_change():
     model = SmallNet()
     before = copy.deepcopy(model.frozen.state_dict())
     train(model, TASK, RECIPE)
@@ -75,9 +73,9 @@ def test_frozen_parameters_stay():
     assert [p.requires_grad for p in model.frozen.parameters()] == [False, False]
 
 
-def test_the_teacher_teaches_and_is_put_back():
+def test_teacher_is_used_and_restored():
     teacher = SmallNet(seed=9)
-    teacher.norm.eval()  # a mode of its own, in a model that is training
+    teacher.norm.eval()  # in a model in training mode
     before, modes = copy.deepcopy(teacher), [module.training for module in teacher.modules()]
     seen = []
 
@@ -96,7 +94,7 @@ def test_the_teacher_teaches_and_is_put_back():
     assert equal(taught, plain_loop(SmallNet(), RECIPE, seed=0, teacher=lambda x: before.eval()(x).detach()))
 
 
-def test_a_teacher_that_would_change_with_its_student_is_refused():
+def test_teacher_that_shares_parameters_is_refused():
     model = SmallNet()
     with pytest.raises(InvalidValue, match=r"^The teacher shares parameters with the model that it teaches"):
         train(model, TASK, RECIPE, teacher=nn.Sequential(model.conv))
@@ -104,7 +102,7 @@ def test_a_teacher_that_would_change_with_its_student_is_refused():
         train(model, TASK, RECIPE, teacher=loss)
 
 
-def test_the_average_is_the_one_computed_by_hand():
+def test_averaged_weights_match_hand_computation():
     weights = []
 
     def watching(model, step):
@@ -112,7 +110,7 @@ def test_the_average_is_the_one_computed_by_hand():
         return loss(model, step)
 
     averaged = SmallNet()
-    trained = train(averaged, FunctionTask(loss=watching, score=score), RECIPE.but(ema=0.8))
+    trained = train(averaged, FunctionTask(loss=watching, score=score), RECIPE.replace(ema=0.8))
     last = SmallNet()
     train(last, TASK, RECIPE)
     weights.append(last)
@@ -123,10 +121,10 @@ def test_the_average_is_the_one_computed_by_hand():
         assert torch.allclose(found.double(), expected, atol=1e-6), name
     assert not torch.allclose(averaged.conv.weight, last.conv.weight, atol=1e-4)
     assert torch.equal(averaged.norm.running_mean, last.norm.running_mean)
-    assert trained.score == score(averaged.eval(), "holdout")  # the average is what is scored
+    assert trained.score == score(averaged.eval(), "holdout")  # the averaged weights are scored
 
 
-def test_the_gradient_is_clipped():
+def test_gradient_is_clipped():
     model = nn.Linear(3, 1, bias=False)
     before = model.weight.detach().clone()
     task = FunctionTask(loss=lambda m, step: 1000 * m(torch.ones(1, 3)).sum(), score=lambda m, split: 0.0)
@@ -135,7 +133,7 @@ def test_the_gradient_is_clipped():
     assert torch.linalg.vector_norm(model.weight - before).item() == pytest.approx(0.25 * 2.0, rel=1e-4)
 
 
-def test_the_learning_curve_and_the_best_weights():
+def test_learning_curve_and_best_weights():
     scores = iter([0.1, 0.7, 0.3, 0.6, 0.2, 0.65])
     kept = {}
 
@@ -149,24 +147,24 @@ def test_the_learning_curve_and_the_best_weights():
 
     model = SmallNet()
     task = FunctionTask(loss=loss, score=scoring)
-    trained = train(model, task, RECIPE.but(evaluate=4, keep="best"), split="test")
+    trained = train(model, task, RECIPE.replace(evaluate=4, keep="best"), split="test")
     assert [(point.step, point.score) for point in trained.curve] == [(4, 0.1), (8, 0.7), (12, 0.3)]
     assert trained.best == trained.curve[1]
     assert trained.score == 0.7
     assert equal(model, kept[0.7])
-    again = train(SmallNet(), task, RECIPE.but(evaluate=4), split="test")
+    again = train(SmallNet(), task, RECIPE.replace(evaluate=4), split="test")
     assert (again.score, again.best.score) == (0.65, 0.65)
     assert isinstance(again.best, Point)
     assert again.loss == again.curve[-1].loss == trained.loss
 
 
-def test_without_a_split_nothing_is_scored():
+def test_training_without_a_split_is_not_scored():
     task = FunctionTask(loss=loss, score=lambda model, split: pytest.fail("scored"))
-    trained = train(SmallNet(), task, RECIPE.but(evaluate=2), split=None)
+    trained = train(SmallNet(), task, RECIPE.replace(evaluate=2), split=None)
     assert (trained.score, trained.best, trained.curve) == (None, None, ())
 
 
-def test_modes_are_put_back_and_batch_norms_are_trained():
+def test_modes_are_restored_and_batch_norms_are_trained():
     model = SmallNet().eval()
     model.dropout.train()
     modes = [module.training for module in model.modules()]
@@ -176,12 +174,12 @@ def test_modes_are_put_back_and_batch_norms_are_trained():
 
 
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.5}, {"evaluate": 3}], ids=str)
-def test_what_is_in_evaluation_mode_in_a_model_that_is_training_stays_so(changes):
+def test_parts_in_evaluation_mode_stay_so_in_a_training_model(changes):
     model, plain = SmallNet(), SmallNet()
     for part in (model.norm, model.dropout):
         part.eval()
     modes = [module.training for module in model.modules()]
-    train(model, TASK, RECIPE.but(**changes))
+    train(model, TASK, RECIPE.replace(**changes))
     assert model.norm.num_batches_tracked.item() == 0
     assert torch.equal(model.norm.running_mean, torch.zeros(4))
     assert [module.training for module in model.modules()] == modes
@@ -189,7 +187,7 @@ def test_what_is_in_evaluation_mode_in_a_model_that_is_training_stays_so(changes
         assert equal(model, plain_loop(plain, RECIPE, seed=0, evaluated=("norm", "dropout")))
 
 
-def test_the_users_random_numbers_are_untouched():
+def test_global_random_state_is_restored():
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -203,7 +201,7 @@ def _raise(model, step):
     raise RuntimeError("mine")
 
 
-def test_gradients_are_computed_even_where_they_are_switched_off():
+def test_training_works_inside_no_grad():
     one, two = SmallNet(), SmallNet()
     train(one, TASK, RECIPE)
     with torch.no_grad():
@@ -211,7 +209,7 @@ def test_gradients_are_computed_even_where_they_are_switched_off():
     assert equal(one, two)
 
 
-def test_channels_last_is_given_back():
+def test_channels_last_is_undone_afterwards():
     formats = []
 
     def watching(model, step):
@@ -219,12 +217,12 @@ def test_channels_last_is_given_back():
         return loss(model, step)
 
     model = SmallNet()
-    train(model, FunctionTask(loss=watching, score=score), RECIPE.but(channels_last=True))
+    train(model, FunctionTask(loss=watching, score=score), RECIPE.replace(channels_last=True))
     assert formats == [True] * 12
     assert model.conv.weight.is_contiguous()
 
 
-def test_a_loss_that_is_no_number_stops_the_training():
+def test_nan_loss_stops_the_training():
     def breaking(model, step):
         return loss(model, step) * (math.nan if step.number == 6 else 1)
 
@@ -233,32 +231,32 @@ def test_a_loss_that_is_no_number_stops_the_training():
     assert caught.value.step == 7
     assert caught.value.lr == pytest.approx(0.25 * (1 + math.cos(math.pi * 0.6)))
     assert str(caught.value) == (
-        "The loss is nan at step 7 of 10, with the learning rate 0.1727. Take a smaller learning rate than 0.5 (lr), "
-        "or let it rise slowly at first (warmup), or limit the norm of the gradient (clip)."
+        "The loss is nan at step 7 of 10, with the learning rate 0.1727. Use a smaller learning rate than 0.5 (lr), "
+        "or raise it slowly at first (warmup), or limit the norm of the gradient (clip)."
     )
 
 
-def test_weights_that_are_no_numbers_after_the_last_step_are_noticed():
+def test_nan_weights_after_the_last_step_are_detected():
     def breaking(model, step):
         value = loss(model, step)
         if step.number == 3:  # a finite loss whose gradient is not
             value = value + (model.mix.bias.sum() * 0).sqrt().sum()
         return value
 
-    with pytest.raises(NotFinite, match=r"^The weights are no longer finite after step 4 of 4, with the learning rate"):
+    with pytest.raises(NotFinite, match=r"^The weights are not finite after step 4 of 4, with the learning rate"):
         train(SmallNet(), FunctionTask(loss=breaking, score=score), Recipe(steps=4, batch=8))
 
 
 class Masked(SmallNet):
-    """With a constant mask, as attention has one."""
+    """A network with a constant mask, as in attention."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, RECIPE.but(ema=0.5), RECIPE.but(precision="float16")])
-def test_a_constant_of_minus_infinity_is_no_divergence(recipe, tmp_path):
+@pytest.mark.parametrize("recipe", [RECIPE, RECIPE.replace(ema=0.5), RECIPE.replace(precision="float16")])
+def test_constant_of_minus_infinity_is_not_a_divergence(recipe, tmp_path):
     masked, plain = Masked(), SmallNet()
     train(masked, TASK, recipe, folder=tmp_path)
     train(plain, TASK, recipe)
@@ -268,32 +266,35 @@ def test_a_constant_of_minus_infinity_is_no_divergence(recipe, tmp_path):
     def breaking(model, step):
         return loss(model, step) + (model.mix.bias.sum() * 0).sqrt()  # a finite loss whose gradient is not
 
-    if recipe.precision == "float32":  # float16 leaves such steps out
-        with pytest.raises(NotFinite, match=r"^The weights are no longer finite after step 1 of 1"):
+    if recipe.precision == "float32":  # float16 skips such steps
+        with pytest.raises(NotFinite, match=r"^The weights are not finite after step 1 of 1"):
             train(Masked(), FunctionTask(loss=breaking, score=score), Recipe(steps=1, batch=8))
 
 
-def test_a_score_that_is_no_number_is_refused():
+def test_nan_score_is_refused():
     task = FunctionTask(loss=loss, score=lambda model, split: math.nan)
-    with pytest.raises(NotFinite, match=r"^The task's score is nan after step 12 of 12; expected a finite number"):
+    with pytest.raises(NotFinite, match=r"^The task's score is nan after step 12 of 12, expected a finite number"):
         train(SmallNet(), task, RECIPE)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (lambda model: 1.0, "The task's loss must be a tensor with one number in it, found float."),
-        (lambda model: model.conv.weight, "The task's loss must be a tensor with one number in it, found a tensor of"),
-        (lambda model: torch.tensor(1.0), "The task's loss does not depend on the model's parameters"),
+        (lambda model: 1.0, "The task's loss must be a tensor with a single number, found float."),
+        (lambda model: model.conv.weight, "The task's loss must be a tensor with a single number, found a tensor of"),
+        (
+            lambda model: torch.tensor(1.0),
+            "The task's loss has no gradient: it does not depend on the model's parameters",
+        ),
     ],
 )
-def test_a_loss_that_cannot_be_trained_on_is_refused(value, message):
+def test_loss_without_a_gradient_is_refused(value, message):
     with pytest.raises(InvalidValue, match=message):
         train(SmallNet(), FunctionTask(loss=lambda model, step: value(model), score=score), RECIPE)
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path):
-    with pytest.raises(InvalidValue, match=r"^train\(\) trains an nn.Module, found str.$"):
+def test_wrong_arguments_are_refused(tmp_path):
+    with pytest.raises(InvalidValue, match=r"^train\(\) takes an nn.Module, found str.$"):
         train("model", TASK, RECIPE)
     with pytest.raises(
         InvalidValue, match=r"^A task has the methods loss, score and steps_per_epoch; object lacks one"
@@ -301,24 +302,24 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
         train(SmallNet(), object(), RECIPE)
     with pytest.raises(InvalidValue, match=r"^train\(\) takes a Recipe, found 'quick'."):
         train(SmallNet(), TASK, "quick")
-    with pytest.raises(InvalidValue, match=r"^No parameter of the model takes a gradient"):
+    with pytest.raises(InvalidValue, match=r"^No parameter of the model requires a gradient"):
         train(SmallNet().requires_grad_(False), TASK, RECIPE)
-    with pytest.raises(InvalidValue, match=r"^TensorBoard's files go into the folder of the training"):
+    with pytest.raises(InvalidValue, match=r"^TensorBoard's files are written into the folder of the training"):
         train(SmallNet(), TASK, RECIPE, tensorboard=True)
     with pytest.raises(
         InvalidValue, match=r"^The folder of a training must be a path, found 5. Give it as text, or as"
     ):
         train(SmallNet(), TASK, RECIPE, folder=5)
-    with pytest.raises(InvalidValue, match=r"^There is no device 'gpu': .* Name one such as \"cpu\" or \"cuda:0\".$"):
+    with pytest.raises(InvalidValue, match=r"^There is no device 'gpu': .* Use one such as \"cpu\" or \"cuda:0\".$"):
         train(SmallNet(), TASK, RECIPE, device="gpu")
 
 
-def test_progress_is_told_of_every_step():
-    told, ticks = [], []
+def test_progress_is_called_for_every_step():
+    calls, ticks = [], []
 
     def progress(what, total, done):
-        told.append((what, total, done))
+        calls.append((what, total, done))
         return lambda: ticks.append(1)
 
     train(SmallNet(), TASK, RECIPE, progress=progress)
-    assert (told, len(ticks)) == ([("steps", 12, 0)], 12)
+    assert (calls, len(ticks)) == ([("steps", 12, 0)], 12)

@@ -1,4 +1,4 @@
-"""Precision is the recipe's, whatever else is in the process; accelerate's own state is left as it was."""
+"""The recipe alone sets the precision, and accelerate's state is not changed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
 from depthfold.errors import MissingDependency, NotFinite
-from depthfold.training import place
-from depthfold.training.loop import train
-from depthfold.training.recipe import Recipe
+from depthfold.training import FunctionTask, Recipe, Step, device, train
 from depthfold.training.stepper import learning_rate
-from depthfold.training.task import FunctionTask, Step
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=6, batch=8, lr=0.05)
 
 
 @pytest.fixture(autouse=True)
-def fresh():
-    """No state of accelerate's, before and after."""
+def reset_accelerate():
+    """Reset the state of accelerate before and after the test."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    place._own_reading.cache_clear()
+    device._read_new_state.cache_clear()
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
-    place._own_reading.cache_clear()
+    device._read_new_state.cache_clear()
 
 
-def kinds(recipe, teacher=None):
-    """The types that student and teacher compute in, and the one that is scored in."""
+def dtypes(recipe, teacher=None):
+    """Return the dtypes in which student and teacher compute and in which the model is scored."""
     seen = set()
 
     def watching(model, step):
@@ -51,32 +48,32 @@ def kinds(recipe, teacher=None):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_the_recipe_says_the_precision(precision):
-    kind = getattr(torch, precision)
-    expected = {("student", kind), ("teacher", kind), ("score", torch.float32)}
-    assert kinds(RECIPE.but(precision=precision), teacher=SmallNet(seed=4)) == expected
+def test_recipe_sets_the_precision(precision):
+    dtype = getattr(torch, precision)
+    expected = {("student", dtype), ("teacher", dtype), ("score", torch.float32)}
+    assert dtypes(RECIPE.replace(precision=precision), teacher=SmallNet(seed=4)) == expected
 
 
-def test_two_precisions_in_one_process():
+def test_precision_can_change_within_a_process():
     order = ("bfloat16", "float32", "float16", "bfloat16")
     nets = [SmallNet() for _ in order]
     for net, precision in zip(nets, order, strict=True):
-        train(net, TASK, RECIPE.but(precision=precision))
+        train(net, TASK, RECIPE.replace(precision=precision))
     assert equal(nets[0], nets[3])
     assert not equal(nets[0], nets[1])
     assert not equal(nets[1], nets[2])
     assert torch.allclose(nets[0].conv.weight, nets[1].conv.weight, atol=0.05)
 
 
-def test_an_accelerator_of_the_users_is_left_alone():
+def test_existing_accelerator_is_not_changed():
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
-    assert kinds(RECIPE) == {("student", torch.float32), ("score", torch.float32)}
+    assert dtypes(RECIPE) == {("student", torch.float32), ("score", torch.float32)}
     assert accelerator.mixed_precision == "bf16"
     assert Accelerator().mixed_precision == "bf16"
 
 
-def test_whoever_asks_accelerate_later_finds_it_unasked():
-    train(SmallNet(), TASK, RECIPE.but(precision="bfloat16"))
+def test_training_leaves_no_accelerate_state():
+    train(SmallNet(), TASK, RECIPE.replace(precision="bfloat16"))
     assert PartialState._shared_state == {}
     assert Accelerator(mixed_precision="no", cpu=True).mixed_precision == "no"
     train(SmallNet(), TASK, RECIPE)
@@ -85,8 +82,8 @@ def test_whoever_asks_accelerate_later_finds_it_unasked():
 @pytest.mark.parametrize("teacher", [None, SmallNet(seed=4)])
 @pytest.mark.parametrize("ema", [None, 0.5])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_an_autocast_around_it_changes_nothing(precision, ema, teacher):
-    recipe = RECIPE.but(precision=precision, ema=ema, evaluate=2)
+def test_surrounding_autocast_changes_nothing(precision, ema, teacher):
+    recipe = RECIPE.replace(precision=precision, ema=ema, evaluate=2)
     alone = SmallNet()
     expected = train(alone, TASK, recipe, teacher=teacher)
     for kind in (torch.bfloat16, torch.float16):
@@ -99,10 +96,10 @@ def test_an_autocast_around_it_changes_nothing(precision, ema, teacher):
         assert found.curve == expected.curve
 
 
-def test_every_step_computes_with_the_weights_of_the_one_before():
-    """PyTorch keeps what an autocast has cast as long as another one is open around it."""
+def test_each_step_uses_the_updated_weights():
+    """PyTorch keeps cast weights until the outermost autocast ends."""
     ours, plain = SmallNet(dropout=0.0), SmallNet(dropout=0.0)
-    recipe = RECIPE.but(precision="bfloat16", momentum=0, nesterov=False, weight_decay=0)
+    recipe = RECIPE.replace(precision="bfloat16", momentum=0, nesterov=False, weight_decay=0)
     train(ours, TASK, recipe)
     optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad])
     for number in range(6):
@@ -115,31 +112,31 @@ def test_every_step_computes_with_the_weights_of_the_one_before():
     assert equal(ours, plain)
 
 
-def test_a_score_in_an_autocast_of_its_own_is_of_the_weights_as_they_are():
+def test_score_inside_autocast_uses_the_current_weights():
     def scoring(model, split):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return score(model, split)
 
     model = SmallNet()
-    trained = train(model, FunctionTask(loss=loss, score=scoring), RECIPE.but(precision="bfloat16", evaluate=2))
+    trained = train(model, FunctionTask(loss=loss, score=scoring), RECIPE.replace(precision="bfloat16", evaluate=2))
     assert trained.score == scoring(model.eval(), "holdout")
 
 
-def test_weights_that_are_read_take_the_place_of_what_was_cast_before(tmp_path):
+def test_loaded_weights_replace_cached_casts(tmp_path):
     x = torch.randn(3, 2, 5, 5)
     expected = SmallNet()
     train(expected, TASK, RECIPE, folder=tmp_path)
     model = SmallNet()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model.eval()(x)
-        train(model, TASK, RECIPE, folder=tmp_path)  # it is finished, so its weights are only read
+        train(model, TASK, RECIPE, folder=tmp_path)  # it is finished, so its weights are only loaded
         found = model(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(found, expected.eval()(x))
 
 
-def test_float16_leaves_out_the_steps_that_overflow():
-    """The scale starts so high that gradients overflow; it is halved until they do not, and training goes on."""
+def test_float16_skips_steps_that_overflow():
+    """The scale starts so high that gradients overflow, and is halved until they do not."""
     model = nn.Linear(4, 1, bias=False)
     before = model.weight.detach().clone()
     weights = []
@@ -150,11 +147,11 @@ def test_float16_leaves_out_the_steps_that_overflow():
 
     recipe = Recipe(steps=12, lr=1e-6, precision="float16", momentum=0, nesterov=False, weight_decay=0)
     train(model, FunctionTask(loss=overflowing, score=lambda m, split: 0.0), recipe)
-    assert torch.equal(weights[1], before)  # the first step was left out
+    assert torch.equal(weights[1], before)  # the first step was skipped
     assert not torch.equal(model.weight, before)
 
 
-def test_float16_clips_the_gradient_itself_and_not_the_scaled_one():
+def test_float16_clips_the_unscaled_gradient():
     model = nn.Linear(4, 1, bias=False)
     before = model.weight.detach().clone()
     task = FunctionTask(loss=lambda m, step: m(torch.ones(1, 4)).float().sum() / 8, score=lambda m, split: 0.0)
@@ -163,7 +160,7 @@ def test_float16_clips_the_gradient_itself_and_not_the_scaled_one():
     assert torch.linalg.vector_norm(model.weight - before).item() == pytest.approx(0.5 * 0.125, rel=1e-3)
 
 
-def test_float16_with_gradients_that_are_never_numbers_is_noticed():
+def test_float16_with_nan_gradients_is_detected():
     def hopeless(m, step):
         return m(torch.ones(1, 4)).sum() + (m.weight.sum() * 0).sqrt()
 
@@ -172,14 +169,14 @@ def test_float16_with_gradients_that_are_never_numbers_is_noticed():
         train(nn.Linear(4, 1), task, Recipe(steps=60, precision="float16"))
 
 
-def test_without_accelerate_the_extra_is_named(monkeypatch):
+def test_missing_accelerate_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "accelerate.state", None)
     with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[train\]"):
         train(SmallNet(), TASK, RECIPE)
-    train(SmallNet(), TASK, RECIPE, device="cpu")  # a device that is named needs nobody to find it
+    train(SmallNet(), TASK, RECIPE, device="cpu")  # not needed if the device is given
 
 
-def test_threads_are_left_alone():
+def test_number_of_threads_is_not_changed():
     before = torch.get_num_threads()
     train(SmallNet(), FunctionTask(loss=loss, score=score), RECIPE)
     assert torch.get_num_threads() == before

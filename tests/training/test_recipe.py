@@ -1,4 +1,4 @@
-"""The recipe refuses nonsense, and goes through JSON; the presets are the paper's."""
+"""Recipes: validation, JSON, and the presets of the paper."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from depthfold.errors import InvalidValue
-from depthfold.training.recipe import PRESETS, Recipe, preset
+from depthfold.training import Recipe, preset
+from depthfold.training.recipe import PRESETS
 
-RANDAUGMENT = "The recipe's randaugment is (how many operations, their magnitude from 0 to 30)"
+RANDAUGMENT = "The recipe's randaugment must be (number of operations, magnitude from 0 to 30)"
 BAD = [
     (dict(batch=0), "The recipe's batch must be a whole number from 1 on, found 0."),
     (dict(batch=True), "The recipe's batch must be a whole number from 1 on, found True."),
@@ -45,24 +46,20 @@ BAD = [
     (dict(randaugment=(0, 9)), f"{RANDAUGMENT}, found (0, 9)."),
     (dict(randaugment=(2, 31)), f"{RANDAUGMENT}, found (2, 31)."),
     (dict(randaugment=(2, 1.5)), f"{RANDAUGMENT}, found (2, 1.5)."),
-    (dict(momentum=0), "Nesterov's momentum needs a momentum: raise it above 0, or set nesterov=False."),
-    (
-        dict(warmup=10),
-        "The recipe warms up for 10 of its 10 steps; fewer must be left for the warm-up, so that the learning rate "
-        "falls again.",
-    ),
+    (dict(momentum=0), "Nesterov momentum needs a momentum above 0. Raise it, or set nesterov=False."),
+    (dict(warmup=10), "The recipe's warmup (10) must be shorter than its 10 steps."),
 ]
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD, ids=[str(fields) for fields, _ in BAD])
-def test_nonsense_is_refused(fields, message):
+def test_invalid_value_is_refused(fields, message):
     with pytest.raises(InvalidValue) as caught:
         Recipe(**dict(steps=10) | fields)
     assert str(caught.value) == message
 
 
-def test_the_length_is_in_epochs_or_in_steps():
-    with pytest.raises(InvalidValue, match=r"^A recipe takes epochs=... or steps=..., one of the two; found neither.$"):
+def test_length_is_either_epochs_or_steps():
+    with pytest.raises(InvalidValue, match=r"^A recipe takes either epochs=... or steps=..., found neither.$"):
         Recipe()
     with pytest.raises(InvalidValue, match=r"found epochs=1 and steps=2.$"):
         Recipe(epochs=1, steps=2)
@@ -70,7 +67,7 @@ def test_the_length_is_in_epochs_or_in_steps():
         Recipe(epochs=0)
 
 
-def test_numbers_of_other_kinds_are_taken():
+def test_numpy_numbers_and_lists_are_accepted():
     recipe = Recipe(steps=np.int64(3), lr=np.float32(0.5), ema=np.float64(0.9), randaugment=[2, 9], clip=5)
     assert recipe == Recipe(steps=3, lr=0.5, ema=0.9, randaugment=(2, 9), clip=5.0)
     assert type(recipe.steps) is int
@@ -81,12 +78,12 @@ FULL = Recipe(epochs=0.5, clip=1.0, randaugment=(2, 15), precision="bfloat16", c
 
 
 @pytest.mark.parametrize("recipe", [FULL, Recipe(steps=3), *PRESETS.values()])
-def test_a_recipe_goes_through_json(recipe):
+def test_recipe_survives_json(recipe):
     assert Recipe.loads(recipe.dumps()) == recipe
     assert hash(Recipe.loads(recipe.dumps())) == hash(recipe)
 
 
-def test_json_that_is_wrong_is_refused():
+def test_invalid_json_is_refused():
     data = json.loads(FULL.dumps())
     with pytest.raises(InvalidValue, match=r"Recipe.precision: expected one of 'float32', .* found 'tf32'"):
         Recipe.from_json(data | {"precision": "tf32"})
@@ -96,18 +93,20 @@ def test_json_that_is_wrong_is_refused():
         Recipe.from_json(data | {"randaugment": [1, 2, 3]})
 
 
-def test_but_changes_a_recipe():
+def test_replace_returns_a_changed_copy():
     recipe = Recipe(epochs=3, lr=0.1)
-    assert recipe.but(lr=0.2, batch=8) == Recipe(epochs=3, lr=0.2, batch=8)
-    assert recipe.but(steps=7) == Recipe(steps=7, lr=0.1)
-    assert recipe.but(steps=7).but(epochs=2) == Recipe(epochs=2, lr=0.1)
-    with pytest.raises(InvalidValue, match=r"^A recipe has no 'momentun'. Did you mean 'momentum'\? It has epochs, "):
-        recipe.but(momentun=0.8)
+    assert recipe.replace(lr=0.2, batch=8) == Recipe(epochs=3, lr=0.2, batch=8)
+    assert recipe.replace(steps=7) == Recipe(steps=7, lr=0.1)
+    assert recipe.replace(steps=7).replace(epochs=2) == Recipe(epochs=2, lr=0.1)
+    with pytest.raises(
+        InvalidValue, match=r"^A recipe has no field 'momentun'. Did you mean 'momentum'\? Its fields are epochs, "
+    ):
+        recipe.replace(momentun=0.8)
     with pytest.raises(InvalidValue, match="must be more than 0"):
-        recipe.but(lr=-1)
+        recipe.replace(lr=-1)
 
 
-def test_the_presets_are_the_papers():
+def test_presets_match_the_paper():
     plain = dict(batch=256, momentum=0.9, nesterov=True, weight_decay=1e-5, warmup=0, crop="resized", flip=True)
     rich = dict(lr=0.1, label_smoothing=0.1, clip=5.0, erasing=0.25, randaugment=(2, 15))
     bare = dict(label_smoothing=0.0, clip=None, erasing=0.0, randaugment=None)
@@ -122,17 +121,17 @@ def test_the_presets_are_the_papers():
         for field, value in (plain | fields).items():
             assert getattr(preset(name), field) == value, (name, field)
     assert all(recipe.distillation == 0.3 and recipe.temperature == 1.0 for recipe in PRESETS.values())
-    assert preset("quick").steps is not None  # any task can follow it
+    assert preset("quick").steps is not None  # so that it works with any task
 
 
-def test_an_unknown_preset_is_refused():
+def test_unknown_preset_is_refused():
     with pytest.raises(InvalidValue) as caught:
         preset("mobilnetv2-1.0")
     assert str(caught.value) == (
-        "There is no recipe 'mobilnetv2-1.0'. Did you mean 'mobilenetv2-1.0'? Known are mobilenetv2-1.0, "
+        "There is no recipe 'mobilnetv2-1.0'. Did you mean 'mobilenetv2-1.0'? The presets are mobilenetv2-1.0, "
         "mobilenetv2-1.4, imagenet-100, vgg19-bn, importance, quick."
     )
-    with pytest.raises(InvalidValue, match=r"^There is no recipe 'x'. Known are "):
+    with pytest.raises(InvalidValue, match=r"^There is no recipe 'x'. The presets are "):
         preset("x")
 
 

@@ -1,4 +1,4 @@
-"""Tasks that make no sense are refused in a sentence, before anything is trained; an autocast of a task's own works."""
+"""Invalid tasks are refused before anything is trained, and a task may use autocast."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ import torch
 import depthfold as df
 from depthfold.errors import InvalidValue
 from depthfold.jobs import Processes
-from depthfold.training.loop import train
-from depthfold.training.task import FunctionTask
+from depthfold.training import FunctionTask, train
 from small_training import SmallNet, loss
 from tiny_importance import Tiny
 
@@ -16,15 +15,15 @@ RECIPE = df.Recipe(steps=2, batch=4, lr=0.01)
 
 
 @pytest.mark.parametrize("seed", [None, 1.5, "0", -1])
-def test_the_seed_of_a_split_is_a_whole_number(seed):
+def test_seed_of_a_split_must_be_a_whole_number(seed):
     with pytest.raises(InvalidValue, match="The seed of a task must be a whole number from 0 on"):
         _task(seed=seed)
 
 
-def test_seeds_that_look_alike_are_alike():
+def test_equal_seeds_of_different_types_give_the_same_split():
     one, two = _task(seed=3), _task(seed=np.int64(3))
     assert one.identity == two.identity
-    labels = [task._data.scored("holdout").labels.tolist() for task in (one, two)]
+    labels = [task._data.cached("holdout").labels.tolist() for task in (one, two)]
     assert labels[0] == labels[1]
 
 
@@ -34,20 +33,22 @@ def _task(**options):
     return df.ClassificationTask.tensors(train=(images, labels), test=(images, labels), holdout=0.5, **options)
 
 
-def test_functions_that_are_none():
-    with pytest.raises(InvalidValue, match="The score of a task is a function, found 6"):
+def test_function_task_with_wrong_arguments_is_refused():
+    with pytest.raises(InvalidValue, match="The score of a task must be a function, found 6"):
         FunctionTask(loss=loss, score=6)
-    with pytest.raises(InvalidValue, match="The steps of an epoch must be a whole number"):
-        FunctionTask(loss=loss, score=lambda *_: 0.0, epoch="x")
+    with pytest.raises(InvalidValue, match="epoch_steps must be a whole number"):
+        FunctionTask(loss=loss, score=lambda *_: 0.0, epoch_steps="x")
 
 
 @pytest.mark.parametrize("score", [None, torch.zeros(3)])
-def test_a_score_that_is_no_number(score):
-    with pytest.raises(InvalidValue, match="The task's score must be one number, higher for a better model, found"):
+def test_score_that_is_not_a_number_is_refused(score):
+    with pytest.raises(
+        InvalidValue, match="The task's score must be a single number, higher for a better model, found"
+    ):
         train(SmallNet(), FunctionTask(loss=loss, score=lambda *_: score), RECIPE)
 
 
-def test_an_identity_that_is_a_method():
+def test_identity_that_is_a_method_is_refused():
     class Mine:
         def loss(self, model, step):
             return loss(model, step)
@@ -65,19 +66,19 @@ def test_an_identity_that_is_a_method():
         train(SmallNet(), Mine(), RECIPE)
 
 
-def test_devices_are_given_by_name():
+def test_devices_must_be_given_by_name():
     with pytest.raises(InvalidValue, match="each named once"):
         Processes(devices=(torch.device("cuda:0"),))
 
 
-def test_importances_need_a_hold_out():
+def test_importances_need_a_holdout_set():
     task = _task()
     without = df.ClassificationTask(source=task.source, holdout=0)
-    with pytest.raises(InvalidValue, match=r"this task holds out nothing\. Give it one: holdout=0\.1"):
+    with pytest.raises(InvalidValue, match=r"but this task has none\. Give it one, for example holdout=0\.1"):
         df.measure_importance(df.trace(Tiny(), torch.zeros(1, 2, 6, 6)), without, RECIPE)
 
 
-def test_an_autocast_of_the_tasks_own_sees_the_weights_as_they_are():
+def test_autocast_in_a_task_uses_the_current_weights():
     seen = []
 
     def score(model, split):

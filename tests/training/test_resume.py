@@ -26,12 +26,12 @@ from small_training import TASK, SmallNet, equal, failing_at, loss, score
 RECIPE = Recipe(epochs=3, batch=8, lr=0.1, warmup=2, clip=1.0, checkpoint=4, evaluate=3)  # 12 steps
 RECIPES = {
     "plain": RECIPE,
-    "average": RECIPE.but(ema=0.9),
-    "bfloat16": RECIPE.but(precision="bfloat16", ema=0.9, channels_last=True),
-    "float16": RECIPE.but(precision="float16"),
-    "without momentum": RECIPE.but(momentum=0, nesterov=False),
-    "best": RECIPE.but(keep="best", ema=0.5),
-    "no interval": RECIPE.but(checkpoint=None),
+    "average": RECIPE.replace(ema=0.9),
+    "bfloat16": RECIPE.replace(precision="bfloat16", ema=0.9, channels_last=True),
+    "float16": RECIPE.replace(precision="float16"),
+    "without momentum": RECIPE.replace(momentum=0, nesterov=False),
+    "best": RECIPE.replace(keep="best", ema=0.5),
+    "no interval": RECIPE.replace(checkpoint=None),
 }
 TESTS = Path(__file__).parent.parent
 
@@ -122,7 +122,7 @@ def _counting(taken):
         taken.append(step.number)
         return loss(model, step)
 
-    return FunctionTask(loss=counted, score=score, epoch=4)
+    return FunctionTask(loss=counted, score=score, epoch_steps=4)
 
 
 @pytest.mark.parametrize(("steps", "at", "left"), [(100, 99, 90), (25, 11, 9), (7, 6, 6)])
@@ -141,10 +141,10 @@ def test_a_recipe_without_an_interval_has_ten_checkpoints(steps, at, left, tmp_p
 
 def test_a_finished_training_is_only_read(tmp_path):
     first, again = SmallNet(), SmallNet()
-    expected = train(first, TASK, RECIPE.but(ema=0.9), folder=tmp_path)
+    expected = train(first, TASK, RECIPE.replace(ema=0.9), folder=tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    task = FunctionTask(loss=_never, score=_never, epoch=4)
-    assert train(again, task, RECIPE.but(ema=0.9), folder=tmp_path).curve == expected.curve
+    task = FunctionTask(loss=_never, score=_never, epoch_steps=4)
+    assert train(again, task, RECIPE.replace(ema=0.9), folder=tmp_path).curve == expected.curve
     assert equal(first, again)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
 
@@ -158,7 +158,7 @@ def test_the_metrics_have_every_line_once(tmp_path):
         return -model.norm.num_batches_tracked.item()
 
     def task(at):
-        return FunctionTask(loss=failing_at(at, interrupt).loss, score=worse, epoch=4)
+        return FunctionTask(loss=failing_at(at, interrupt).loss, score=worse, epoch_steps=4)
 
     train(SmallNet(), task(None), RECIPE, folder=tmp_path / "whole")
     for at in (7, 11):
@@ -194,7 +194,7 @@ def test_last_and_best_weights_can_be_loaded(tmp_path):
         return next(scores)
 
     trained = SmallNet()
-    train(trained, FunctionTask(loss=loss, score=scoring, epoch=4), RECIPE.but(ema=0.9), folder=tmp_path)
+    train(trained, FunctionTask(loss=loss, score=scoring, epoch_steps=4), RECIPE.replace(ema=0.9), folder=tmp_path)
     best, last = SmallNet(), SmallNet()
     assert load_weights(best, tmp_path, "best").best.score == 0.9
     load_weights(last, tmp_path)
@@ -221,14 +221,14 @@ def drawing(fails=None):
 @pytest.mark.parametrize("checkpoint", [4, 12])
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, checkpoint, fails, tmp_path):
-    recipe = RECIPE.but(checkpoint=checkpoint, evaluate=4, ema=0.9, keep=keep)
+    recipe = RECIPE.replace(checkpoint=checkpoint, evaluate=4, ema=0.9, keep=keep)
     whole, resumed = SmallNet(), SmallNet()
-    expected = train(whole, FunctionTask(loss=loss, score=drawing(), epoch=4), recipe, folder=tmp_path / "whole")
+    expected = train(whole, FunctionTask(loss=loss, score=drawing(), epoch_steps=4), recipe, folder=tmp_path / "whole")
     with pytest.raises(Interruption):
-        task = FunctionTask(loss=loss, score=drawing(fails), epoch=4)
+        task = FunctionTask(loss=loss, score=drawing(fails), epoch_steps=4)
         train(SmallNet(), task, recipe, folder=tmp_path / "parts")
     taken = []
-    counting = FunctionTask(loss=_counting(taken).loss, score=drawing(), epoch=4)
+    counting = FunctionTask(loss=_counting(taken).loss, score=drawing(), epoch_steps=4)
     found = train(resumed, counting, recipe, folder=tmp_path / "parts")
     assert taken == list(range(4 * fails, 12))  # at the end, nothing but the score is left
     assert equal(whole, resumed)
@@ -236,7 +236,7 @@ def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, checkpoint, 
     lines_of = [[line | {"seconds": 0} for line in lines(tmp_path / each)] for each in ("whole", "parts")]
     assert lines_of[0] == lines_of[1]
     files = {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
-    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch=4), recipe, folder=tmp_path / "parts")
+    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch_steps=4), recipe, folder=tmp_path / "parts")
     assert {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()} == files
 
 
@@ -253,7 +253,7 @@ def test_interrupted_between_the_last_line_and_the_last_checkpoint(tmp_path, mon
         train(SmallNet(), TASK, RECIPE, folder=tmp_path)
     monkeypatch.undo()
     assert [line["step"] for line in lines(tmp_path)][-1] == 12
-    train(SmallNet(), FunctionTask(loss=_never, score=score, epoch=4), RECIPE, folder=tmp_path)
+    train(SmallNet(), FunctionTask(loss=_never, score=score, epoch_steps=4), RECIPE, folder=tmp_path)
     assert [line["step"] for line in lines(tmp_path)] == [3, 4, 6, 8, 9, 12]
 
 
@@ -304,7 +304,7 @@ def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
 
 
 def named(identity):
-    return FunctionTask(loss=loss, score=score, epoch=4, identity=identity)
+    return FunctionTask(loss=loss, score=score, epoch_steps=4, identity=identity)
 
 
 class Other(SmallNet):
@@ -312,14 +312,14 @@ class Other(SmallNet):
 
 
 OTHERS = {
-    "the recipe's lr is 0.1 there and 0.2 here": dict(recipe=RECIPE.but(lr=0.2)),
+    "the recipe's lr is 0.1 there and 0.2 here": dict(recipe=RECIPE.replace(lr=0.2)),
     "the seed is 0 there and 5 here": dict(seed=5),
     "the model starts from other weights": dict(model=SmallNet(seed=1)),
     "the model has parameters of other names or shapes": dict(model=torch.nn.Sequential(SmallNet())),
     "the model is 'plan A' there and 'plan B' here": dict(about="plan B"),
     "the split that is scored is 'holdout' there and 'test' here": dict(split="test"),
     "the number of steps is 12 there and 15 here": dict(
-        task=FunctionTask(loss=loss, score=score, epoch=5),
+        task=FunctionTask(loss=loss, score=score, epoch_steps=5),
     ),
     "the task is 'FunctionTask' there and 'another' here": dict(task=named("another")),
     "the teacher is 'SmallNet A' there and 'SmallNet B' here": dict(teacher=SmallNet(seed=3)),
@@ -347,7 +347,7 @@ def test_the_folder_of_another_training_is_refused(difference, tmp_path):
 def test_the_functions_of_a_task_with_a_name_may_change(tmp_path):
     given = dict(recipe=RECIPE, folder=tmp_path)
     train(SmallNet(), named("one"), **given)
-    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch=4, identity="one"), **given)
+    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch_steps=4, identity="one"), **given)
     with pytest.raises(CheckpointError, match="the task is 'one' there and 'FunctionTask' here"):
         train(SmallNet(), TASK, **given)
     with pytest.raises(InvalidValue, match=r"^The identity of a task must be text, found 5\.$"):
@@ -358,7 +358,7 @@ def test_the_same_teacher_is_the_same_training(tmp_path):
     """Whatever mode it is in, and however often it was made: what it computes as a teacher counts."""
     first, again = SmallNet(), SmallNet()
     train(first, TASK, RECIPE, teacher=SmallNet(seed=2), folder=tmp_path)
-    never = FunctionTask(loss=_never, score=_never, epoch=4)
+    never = FunctionTask(loss=_never, score=_never, epoch_steps=4)
     train(again, never, RECIPE, teacher=SmallNet(seed=2).eval().requires_grad_(False), folder=tmp_path)
     assert equal(first, again)
 
@@ -406,8 +406,8 @@ def test_numbers_that_are_not_finite_leave_the_last_good_checkpoint(tmp_path):
         # Finite, but not its gradient: the weights are spoilt in the very step after which a checkpoint is due.
         return value + (model.mix.bias.sum() * 0).sqrt() if step.number == 7 else value
 
-    with pytest.raises(NotFinite, match=r"The weights are no longer finite after step 8 of 12"):
-        train(SmallNet(), FunctionTask(loss=breaking, score=score, epoch=4), RECIPE, folder=tmp_path)
+    with pytest.raises(NotFinite, match=r"The weights are not finite after step 8 of 12"):
+        train(SmallNet(), FunctionTask(loss=breaking, score=score, epoch_steps=4), RECIPE, folder=tmp_path)
     whole, resumed = SmallNet(), SmallNet()
     assert load_weights(SmallNet(), tmp_path).step < 8
     train(resumed, TASK, RECIPE, folder=tmp_path)

@@ -9,7 +9,7 @@ from torch import nn
 
 from depthfold.core import ImportanceTable
 from depthfold.demo.network import small_mobilenet
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 
 SHIPPED = Path(__file__).parent / "shipped"
 WEIGHTS = SHIPPED / "weights.safetensors"

@@ -12,7 +12,7 @@ from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, student_parts
 from depthfold.tracing.functional import hold_weights
-from depthfold.training.borrowing import own_random_numbers
+from depthfold.training import fork_rng
 
 
 def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
@@ -47,7 +47,7 @@ def _reset(student: nn.Module, traced: TracedNetwork, l: int, seed: int) -> None
     site = traced.blueprint.sites[l - 1]
     nodes = {node.name: node for node in part.graph.nodes}
     hold_weights(part, {site.conv})
-    with own_random_numbers(torch.device("cpu")) as reseed:
+    with fork_rng(torch.device("cpu")) as reseed:
         reseed(seed)
         for name in (site.conv, site.norm):
             module: Any = None if name is None else part.get_submodule(str(nodes[name].target))

@@ -14,11 +14,7 @@ from depthfold.importance.definition import importance_student
 from depthfold.jobs.base import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training.borrowing import own_precision, own_random_numbers
-from depthfold.training.loop import train
-from depthfold.training.place import find_place
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, mix
+from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train
 
 # What a job is called with: the block's (i, j, a, b) and the seed of the training, or None for the original network.
 Payload = tuple[tuple[int, int, bool, bool], int] | None
@@ -54,7 +50,7 @@ class EntrySetup:
             return self._original()
         ends, seed = payload
         block = FlaggedSpan(*ends)
-        student = importance_student(self.traced, block, seed=mix(seed, "reset", ends), afresh=self.afresh)
+        student = importance_student(self.traced, block, seed=derive_seed(seed, "reset", ends), afresh=self.afresh)
         try:
             trained = train(student, self.task, self.recipe, seed=seed)
         finally:
@@ -66,10 +62,10 @@ class EntrySetup:
         return Result(score=trained.score, curve=curve, seconds=trained.seconds)
 
     def _original(self) -> Result:
-        device = find_place().device
+        device = device_context().device
         original = rewrite(self.traced, self.traced.vanilla).eval().to(device)
-        with torch.no_grad(), own_precision(device), own_random_numbers(device) as reseed:
-            reseed(mix(self.recipe.seed, "original"))
+        with torch.no_grad(), disable_autocast(device), fork_rng(device) as reseed:
+            reseed(derive_seed(self.recipe.seed, "original"))
             score = float(self.task.score(original, "holdout"))
         if not math.isfinite(score):
             raise NotFinite(f"The score of the original network is {score}; expected a finite number.")

@@ -16,8 +16,7 @@ from depthfold.store import HeaderMismatch, Journal
 from depthfold.support.coerce import as_path
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, task_name
+from depthfold.training import Recipe, Task, task_name
 
 FILE = "importance.jsonl"  # inside the folder of a run
 BASE = "base"

@@ -18,8 +18,7 @@ from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
 from depthfold.support.text import count
 from depthfold.tracing import TracedNetwork, expect_traced
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import Task, expect_holdout, expect_task, task_name
+from depthfold.training import Recipe, Task, expect_holdout, expect_task, preset, task_name
 
 AS_THEY_ARE = "; blocks of one layer begin as they are"
 

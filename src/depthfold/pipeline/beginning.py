@@ -14,11 +14,9 @@ from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver import checked_alpha
 from depthfold.support.text import count, one_line
-from depthfold.tasks.classification import ClassificationTask, class_scores
+from depthfold.tasks import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
-from depthfold.training.borrowing import modes_kept
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import expect_holdout, expect_task
+from depthfold.training import Recipe, expect_holdout, expect_task, preserve_modes, preset
 
 
 def recipe_given(name: str, given: object) -> Recipe:
@@ -28,7 +26,7 @@ def recipe_given(name: str, given: object) -> Recipe:
     if not isinstance(given, Recipe):
         raise InvalidValue(
             f"compress() takes as {name} a Recipe or the name of one, found {given!r:.80}. "
-            'preset("quick").but(steps=100) makes one, say.'
+            'preset("quick").replace(steps=100) makes one, say.'
         )
     return given
 
@@ -97,7 +95,7 @@ def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
     """Refuse a model that has not one score for each class. It runs once, on one image."""
     image, device, dtype = task.example(), device_of(model), dtype_of(model)
     try:
-        with modes_kept(model), torch.no_grad():
+        with preserve_modes(model), torch.no_grad():
             output = model.eval()(image.to(device, dtype))
     except Exception as error:  # whatever a forward of the user's raises
         if lacks_memory(error) or spoils_device(error):

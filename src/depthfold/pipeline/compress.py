@@ -28,8 +28,7 @@ from depthfold.rewriting import rewrite
 from depthfold.solver import solve
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RunFolder
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training import Recipe, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

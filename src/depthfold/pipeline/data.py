@@ -7,8 +7,8 @@ from pathlib import Path
 from depthfold.errors import DataError
 from depthfold.pipeline.user_file import call, find_in_file, names_file
 from depthfold.support.text import did_you_mean
-from depthfold.tasks.classification import ClassificationTask
-from depthfold.training.task import Task
+from depthfold.tasks import ClassificationTask
+from depthfold.training import Task
 
 KINDS = {
     "cifar10": ClassificationTask.cifar10,

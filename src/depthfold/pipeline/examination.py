@@ -23,11 +23,9 @@ from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CONFIG
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.borrowing import modes_kept, own_precision, visiting
-from depthfold.training.place import find_place
-from depthfold.training.task import Task
+from depthfold.training import Task, device_context, disable_autocast, moved_to, preserve_modes
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
 
@@ -144,8 +142,8 @@ def _evaluation(model: nn.Module, task: Task, tick: Tick) -> Evaluation:
     def forward_done(*_: object) -> None:  # what a hook returns would take the place of the output
         tick()
 
-    device = find_place().device
-    with modes_kept(model), visiting(model.eval(), device), own_precision(device), torch.no_grad():
+    device = device_context().device
+    with preserve_modes(model), moved_to(model.eval(), device), disable_autocast(device), torch.no_grad():
         if isinstance(task, ClassificationTask):
             with model.register_forward_hook(forward_done):
                 return Evaluation(score=task.score(model, "test") / 100.0, images=task.count("test"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from depthfold.errors import InvalidValue
 from depthfold.support.document import decode_fields
-from depthfold.training.recipe import Recipe, preset
+from depthfold.training import Recipe, preset
 
 SUFFIXES = (".toml", ".json")
 
@@ -29,7 +29,7 @@ def _from_table(table: Mapping[str, Any]) -> Recipe:
     if "format" in fields:  # a document, as Recipe.dumps() writes it
         return Recipe.from_json(fields)
     if (name := fields.pop("preset", None)) is not None:
-        return preset(name).but(**fields)
+        return preset(name).replace(**fields)
     recipe: Recipe = decode_fields(Recipe, fields, "recipe")
     return recipe
 

@@ -11,7 +11,7 @@ from torch import nn
 from depthfold.core import Plan
 from depthfold.exporting import save
 from depthfold.store.run_folder import FINDINGS, RESULT, RESULT_OF, STUDENTS, RunFolder
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe
 
 
 def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe, *, distil: bool) -> Path:

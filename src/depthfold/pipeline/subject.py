@@ -26,7 +26,7 @@ from depthfold.store import RunFolder
 from depthfold.support.coerce import as_text
 from depthfold.support.text import amount
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.task import Task
+from depthfold.training import Task
 
 CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of control groups, version 2, as a container sees its own
 FLOAT = 4  # bytes of a number: example inputs are in float32

@@ -12,8 +12,7 @@ from depthfold.latency.notebook import Notebook
 from depthfold.progress import Progress
 from depthfold.store.run_folder import IMPORTANCE, LATENCY, LATENCY_JOURNAL, RunFolder
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training import Recipe, Task
 
 
 def latency_of(

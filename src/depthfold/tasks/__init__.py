@@ -1,1 +1,5 @@
-"""Tasks that ship: image classification over several data sets."""
+"""Built-in tasks: image classification."""
+
+from depthfold.tasks.classification import ClassificationTask, class_scores
+
+__all__ = ["ClassificationTask", "class_scores"]

@@ -1,4 +1,4 @@
-"""Images that are in memory already, as tensors."""
+"""Datasets that fit into memory: CIFAR, Fashion-MNIST, and the user's tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from depthfold.errors import DataError, InvalidValue
 from depthfold.support.text import one_line
-from depthfold.tasks.collection import Collection, Normal, Part, digest, listed
-from depthfold.tasks.pictures import Held
+from depthfold.tasks.images import MemoryImages
+from depthfold.tasks.source import DatasetPart, MeanStd, Part, digest, indented
 
-# CIFAR-10 and CIFAR-100 in their official binary layout. Their other layout is pickled; nothing is unpickled here.
+# --- CIFAR-10 and CIFAR-100, in the binary layout. The other official layout is pickled and is not read. ---
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
@@ -26,7 +26,7 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cifar:
-    """A file is a row of records: the label bytes, the last of which counts, and the red, green and blue planes."""
+    """A file is a sequence of records: label bytes, of which the last is used, then the red, green and blue planes."""
 
     folder: ClassVar[str]
     pickled: ClassVar[str]
@@ -35,33 +35,33 @@ class _Cifar:
     label_bytes: ClassVar[int]
     class_count: ClassVar[int]
     name: ClassVar[str]
-    normal: ClassVar[Normal]
+    mean_std: ClassVar[MeanStd]
 
-    path: Path  # the folder, or the one it lies in
+    path: Path  # the folder, or its parent
 
     @property
-    def title(self) -> str:
+    def identity(self) -> str:
         folder = self._complete("train")
         return f"{self.name}, {digest((folder / file).read_bytes() for file in self.files['train'])}"
 
-    def read(self, part: Part) -> Collection:
+    def read(self, part: Part) -> DatasetPart:
         folder = self._complete(part)
         records = np.concatenate([self._records(folder / name) for name in self.files[part]])
         pixels = torch.from_numpy(records[:, self.label_bytes :].reshape(-1, 3, _SIDE, _SIDE).copy())
-        return Collection(
+        return DatasetPart(
             where=f"{folder} ({part})",
             classes=self._classes(folder / self.names),
             labels=torch.from_numpy(records[:, self.label_bytes - 1].astype(np.int64)),
             keys=range(len(records)),
-            pictures=Held(pixels=pixels),
+            images=MemoryImages(pixels=pixels),
         )
 
     def _complete(self, part: Part) -> Path:
-        """The folder, with all files of the part."""
+        """Return the folder. Raise DataError if it lacks a file of the part."""
         folder = self._found()
         missing = [name for name in (*self.files[part], self.names) if not (folder / name).is_file()]
         if missing:
-            raise DataError(f"{folder} lacks files of its binary layout:{listed(missing)}\n{self._advice()}")
+            raise DataError(f"{folder} lacks files of the binary layout:{indented(missing)}\n{self._advice()}")
         return folder
 
     def _found(self) -> Path:
@@ -69,14 +69,14 @@ class _Cifar:
         for folder in (self.path, self.path / self.folder):
             if any((folder / name).is_file() for name in every):
                 return folder
-        found = "does not exist" if not self.path.exists() else f"has neither these files nor a folder {self.folder}"
+        problem = "does not exist" if not self.path.exists() else f"has neither these files nor a folder {self.folder}"
         if any((folder / self.pickled).exists() for folder in (self.path, self.path.parent)):
-            found += f" (but {self.pickled}, which is pickled, and not read)"
-        raise DataError(f"Expected {', '.join(sorted(every))} in {self.path}, which {found}. {self._advice()}")
+            problem += f" ({self.pickled}, the pickled version, is not read)"
+        raise DataError(f"Expected {', '.join(sorted(every))} in {self.path}, which {problem}. {self._advice()}")
 
     def _advice(self) -> str:
         return (
-            f"Name the folder {self.folder} or the one it lies in; fetch it, in the binary version, from "
+            f"Give the folder {self.folder} or its parent; download the binary version from "
             "https://www.cs.toronto.edu/~kriz/cifar.html"
         )
 
@@ -85,17 +85,15 @@ class _Cifar:
         data = np.fromfile(file, dtype=np.uint8)
         if not len(data) or len(data) % length:
             raise DataError(
-                f"{file} has {len(data)} bytes, expected a multiple of {length}, the length of a record. It was cut "
-                "short, or is another file; fetch it again."
+                f"{file} has {len(data)} bytes, expected a multiple of the record length {length}. It is truncated or "
+                "another file; download it again."
             )
         return data.reshape(-1, length)
 
     def _classes(self, file: Path) -> tuple[str, ...]:
         names = tuple(filter(None, (line.strip() for line in file.read_text().splitlines())))
         if len(names) != self.class_count:
-            raise DataError(
-                f"{file} has {len(names)} class names, expected {self.class_count}, one a line. Fetch it again."
-            )
+            raise DataError(f"{file} has {len(names)} class names, expected {self.class_count}. Download it again.")
         return names
 
 
@@ -113,7 +111,7 @@ class Cifar10(_Cifar):
     label_bytes: ClassVar[int] = 1
     class_count: ClassVar[int] = 10
     name: ClassVar[str] = "CIFAR-10"
-    normal: ClassVar[Normal] = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    mean_std: ClassVar[MeanStd] = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,42 +122,42 @@ class Cifar100(_Cifar):
     pickled: ClassVar[str] = "cifar-100-python"
     names: ClassVar[str] = "fine_label_names.txt"
     files: ClassVar[dict[Part, tuple[str, ...]]] = {"train": ("train.bin",), "test": ("test.bin",)}
-    label_bytes: ClassVar[int] = 2  # the coarse one first
+    label_bytes: ClassVar[int] = 2  # the coarse label first
     class_count: ClassVar[int] = 100
     name: ClassVar[str] = "CIFAR-100"
-    normal: ClassVar[Normal] = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    mean_std: ClassVar[MeanStd] = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
-# Fashion-MNIST in its official IDX files, unpacked or not, as torchvision lays them out.
+# --- Fashion-MNIST, in its IDX files, plain or compressed ---
 
 _CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _PREFIX: dict[Part, str] = {"train": "train", "test": "t10k"}
-_UBYTE = 0x08  # the kind of number, in the third byte of an IDX file; the fourth is how many dimensions there are
+_UBYTE = 0x08  # the dtype, in the third byte of an IDX file; the fourth is the number of dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FashionMnist:
-    """60,000 training and 10,000 test images of 10 classes, 28 x 28, of one channel."""
+    """60,000 training and 10,000 test images of 10 classes: 28 x 28, one channel."""
 
-    normal: ClassVar[Normal] = ((0.2860,), (0.3530,))
+    mean_std: ClassVar[MeanStd] = ((0.2860,), (0.3530,))
 
-    path: Path  # where FashionMNIST/raw lies, or one of these two folders
+    path: Path  # the folder raw, FashionMNIST, or its parent
 
     @property
-    def title(self) -> str:
-        # What the files hold, as the same ones may lie packed here and unpacked there.
+    def identity(self) -> str:
+        # By contents, so that it does not depend on compression.
         images, labels = self._files("train")
         return f"Fashion-MNIST, {digest((_idx(images, dimensions=3).tobytes(), _idx(labels, dimensions=1).tobytes()))}"
 
-    def read(self, part: Part) -> Collection:
+    def read(self, part: Part) -> DatasetPart:
         images, labels = self._files(part)
         pixels = _idx(images, dimensions=3)
-        return Collection(
+        return DatasetPart(
             where=f"{images.parent} ({part})",
             classes=_CLASSES,
             labels=torch.from_numpy(_idx(labels, dimensions=1).astype(np.int64)),
             keys=range(len(pixels)),
-            pictures=Held(pixels=torch.from_numpy(pixels[:, None].copy())),
+            images=MemoryImages(pixels=torch.from_numpy(pixels[:, None].copy())),
         )
 
     def _files(self, part: Part) -> tuple[Path, Path]:
@@ -172,49 +170,51 @@ class FashionMnist:
                 if file.is_file():
                     return file
         raise DataError(
-            f"Expected {name} or {name}.gz in {self.path}, in raw/ or in FashionMNIST/raw/ below it, found neither. "
-            "Name the folder that holds FashionMNIST/raw, or fetch the files from "
+            f"Expected {name} or {name}.gz in {self.path}, or in raw/ or FashionMNIST/raw/ below it, found neither. "
+            "Give the folder that contains FashionMNIST/raw, or download the files from "
             "https://github.com/zalandoresearch/fashion-mnist"
         )
 
 
 def _idx(file: Path, dimensions: int) -> np.ndarray:
-    """An IDX file: four bytes that say what it is, the length of each dimension, and the bytes themselves."""
+    """Return the array in an IDX file: a magic number, the length of each dimension, and the data."""
     try:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} cannot be unpacked: {error}. Fetch it again.") from None
+        raise DataError(f"{file} cannot be decompressed: {error}. Download it again.") from None
     expected = bytes((0, 0, _UBYTE, dimensions))
     if data[:4] != expected:
         raise DataError(
-            f"{file} begins with 0x{data[:4].hex()}, expected the magic number 0x{expected.hex()} of an IDX file of "
-            f"bytes in {dimensions} dimensions. It is another file; fetch it again."
+            f"{file} starts with 0x{data[:4].hex()}, expected 0x{expected.hex()}, the magic number of an IDX file of "
+            f"bytes in {dimensions} dimensions. It is another file; download it again."
         )
     start = 4 + 4 * dimensions
     lengths = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()
     size = int(np.prod(lengths, dtype=object)) if lengths else 1
     if not lengths or len(data) - start != size:
         raise DataError(
-            f"{file} has {len(data)} bytes, expected {start + size if lengths else f'{start} or more'} by its header. "
-            "It was cut short; fetch it again."
+            f"{file} has {len(data)} bytes, but its header says {start + size if lengths else f'{start} or more'}. "
+            "Download it again."
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(lengths)
 
 
-Pair = tuple[Tensor, Tensor]
+# --- Tensors ---
+
+Pair = tuple[Tensor, Tensor]  # images and labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InMemory:
-    """Images (N x C x H x W, uint8 or float) and their labels (N whole numbers), of which the test part may lack.
+    """Images (N x C x H x W, uint8 or float) and labels (N integers). The test part is optional.
 
-    Images in uint8 are normalised by their own mean and deviation; those in float are taken to be as they should.
+    uint8 images are normalised by their own mean and standard deviation; float images are not normalised.
     """
 
     train: Pair = field(repr=False)
     test: Pair | None = field(default=None, repr=False)
     classes: tuple[str, ...] = field(default=(), repr=False)
-    normal: Normal = field(init=False)
+    mean_std: MeanStd = field(init=False)
 
     def __post_init__(self) -> None:
         train = _checked("train", self.train)
@@ -225,32 +225,32 @@ class InMemory:
                 f"{train[0].shape[1]} of {train[0].dtype}; expected the same."
             )
         classes = self.classes or tuple(map(str, range(int(train[1].max()) + 1)))
-        values = {"train": train, "test": test, "classes": classes, "normal": _normal(train[0])}
+        values = {"train": train, "test": test, "classes": classes, "mean_std": _mean_std(train[0])}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
-    def title(self) -> str:
+    def identity(self) -> str:
         found = digest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.train)
         return f"{len(self.train[0])} images in memory, {found}"
 
-    def read(self, part: Part) -> Collection:
+    def read(self, part: Part) -> DatasetPart:
         pair = self.train if part == "train" else self.test
         if pair is None:
-            raise DataError("This task has no test images. Give ClassificationTask.tensors test=(images, labels).")
-        return Collection(
+            raise DataError("This task has no test images. Pass test=(images, labels) to ClassificationTask.tensors.")
+        return DatasetPart(
             where=f"The {part} part in memory",
             classes=self.classes,
             labels=pair[1],
             keys=range(len(pair[0])),
-            pictures=Held(pixels=pair[0]),
+            images=MemoryImages(pixels=pair[0]),
         )
 
 
 def _checked(part: str, pair: Pair) -> Pair:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        found = f"{len(pair)} things" if isinstance(pair, tuple | list) else type(pair).__name__
-        raise InvalidValue(f"{part} must be a pair of tensors, {part}=(images, labels); found {found}.")
+        found = f"{len(pair)} items" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InvalidValue(f"{part} must be a pair of tensors, {part}=(images, labels), found {found}.")
     images, labels = _tensor(f"{part} images", pair[0]), _tensor(f"{part} labels", pair[1])
     if images.ndim != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise DataError(
@@ -259,8 +259,8 @@ def _checked(part: str, pair: Pair) -> Pair:
         )
     if labels.shape != images.shape[:1] or labels.is_floating_point() or labels.is_complex() or not len(labels):
         raise DataError(
-            f"The {part} labels are {labels.dtype} of shape {tuple(labels.shape)}, expected one whole number for each "
-            f"of the {len(images)} images, of which there must be some."
+            f"The {part} labels are {labels.dtype} of shape {tuple(labels.shape)}, expected an integer for each of the "
+            f"{len(images)} images, and at least one image."
         )
     return images, labels.long()
 
@@ -268,20 +268,18 @@ def _checked(part: str, pair: Pair) -> Pair:
 def _tensor(what: str, value: object) -> Tensor:
     try:
         return torch.as_tensor(value).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch's three ways to say that it cannot
-        raise InvalidValue(
-            f"The {what} must be a tensor, found {type(value).__name__}: {one_line(error)}. Make a tensor of it first."
-        ) from error
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises any of these
+        raise InvalidValue(f"The {what} must be a tensor, found {type(value).__name__}: {one_line(error)}.") from error
 
 
-def _normal(images: Tensor) -> Normal:
+def _mean_std(images: Tensor) -> MeanStd:
     if images.dtype != torch.uint8:
         return (0.0,), (1.0,)
-    # From how often each of the 256 values occurs: exact, so the same on every machine.
+    # From the counts of the 256 values: exact, so the same on every machine.
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)]).double()
     shares = counts / counts.sum(dim=1, keepdim=True)
     means = shares @ values
     deviations = (shares @ values.square() - means.square()).clamp(min=0.0).sqrt()
-    # A channel that is one colour throughout has no deviation, and none to divide by.
+    # A constant channel has the deviation 0, which cannot divide.
     return tuple(means.tolist()), tuple(deviation or 1.0 for deviation in deviations.tolist())

@@ -1,8 +1,7 @@
-"""A folder of image files: train/ and val/, and in each a folder for every class."""
+"""A dataset of image files: the folders train/ and val/, each with a folder per class."""
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,58 +14,64 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from depthfold.errors import DataError, InvalidValue, MissingDependency
+from depthfold.errors import DataError, InvalidValue
 from depthfold.support.coerce import as_tuple_of
+from depthfold.support.optional import load
 from depthfold.support.text import count, did_you_mean
-from depthfold.tasks.collection import Collection, Normal, Part, Pictures, Request, Size, digest, listed
-from depthfold.tasks.pictures import Held, centre_box, crop_boxes
+from depthfold.tasks.images import MemoryImages, centre_box, crop_boxes
+from depthfold.tasks.source import BatchRequest, DatasetPart, Images, MeanStd, Part, Size, digest, indented
 
-# Pictures in files, decoded batch by batch in processes of their own, ahead of their use.
-
-_CHANNELS = 3  # whatever a file holds is converted to RGB
-_AT_ONCE = 256  # images of a batch when all are read
+_CHANNELS = 3  # all images are converted to RGB
+_CACHE_BATCH = 256  # images per batch when all of them are read into memory
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """`workers` processes decode (None: one per core, 8 at most; 0, and in a process that may have no children: this
-    one decodes); `memory` is how many bytes of decoded pixels may be held; `share` of the centre is what is seen where
-    no random part is asked for."""
+class FileImages:
+    """Images in files, decoded by worker processes ahead of their use.
+
+    `workers` is the number of processes (None: one per core, at most 8). With 0, or in a daemon process, which must not
+    have children, this process decodes. `memory` limits the bytes of decoded images in memory, and `crop_ratio`
+    applies to centre crops.
+    """
 
     paths: tuple[str, ...]
     workers: int | None = None
     memory: int = 2 * 10**9
-    share: float = 1.0
+    crop_ratio: float = 1.0
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def subset(self, indices: Sequence[int]) -> Files:
+    def subset(self, indices: Sequence[int]) -> FileImages:
         paths = tuple(self.paths[index] for index in indices)
-        return Files(paths=paths, workers=self.workers, memory=self.memory, share=self.share)
+        return FileImages(paths=paths, workers=self.workers, memory=self.memory, crop_ratio=self.crop_ratio)
 
-    def settle(self, size: Size | None, *, cropped: bool) -> Pictures:
-        """In memory, if nothing is lost by it. A random part is taken of the whole image, so images of different sizes
-        stay in their files for it; of those that are only seen as their centres, the centres are held."""
-        seen = None if cropped else size
-        height, width = seen or _size(self.paths[0])
+    def cached(self, size: Size | None, *, cropped: bool) -> Images:
+        """Return the images in memory if they fit, otherwise in files.
+
+        Random crops need whole images, which must then have equal sizes; otherwise only the centre crops are kept.
+        """
+        kept = None if cropped else size
+        height, width = kept or _size(self.paths[0])
         if len(self) * _CHANNELS * height * width > self.memory:
             return self
         if cropped and any(_size(path) != (height, width) for path in self.paths[1:]):
             return self
-        requests = (Request(indices=np.arange(i, min(i + _AT_ONCE, len(self)))) for i in range(0, len(self), _AT_ONCE))
-        pixels = torch.cat(tuple(self.read(requests, seen, torch.device("cpu"))))
-        return Held(pixels=pixels, share=self.share if cropped else 1.0)
+        starts = range(0, len(self), _CACHE_BATCH)
+        requests = (BatchRequest(indices=np.arange(i, min(i + _CACHE_BATCH, len(self)))) for i in starts)
+        pixels = torch.cat(tuple(self.read(requests, kept, torch.device("cpu"))))
+        return MemoryImages(pixels=pixels, crop_ratio=self.crop_ratio if cropped else 1.0)
 
-    def read(self, requests: Iterable[Request], size: Size | None, device: torch.device) -> Iterator[Tensor]:
+    def read(self, requests: Iterable[BatchRequest], size: Size | None, device: torch.device) -> Iterator[Tensor]:
         workers = self._processes()
         loader: DataLoader[Tensor | DataError] = DataLoader(
-            _Decoder(paths=self.paths, share=self.share, size=size),
+            _Decoder(paths=self.paths, crop_ratio=self.crop_ratio, size=size),
             batch_size=None,  # a request is a whole batch
             sampler=requests,
             num_workers=workers,
             pin_memory=device.type == "cuda",
-            # Without one of its own, the loader draws from the global generator, and dropout would depend on it.
+            # Otherwise the loader draws from the global generator, and dropout would depend on it.
             generator=torch.Generator(),
         )
         for images in loader:
@@ -85,132 +90,122 @@ class Files:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decoder(Dataset["Tensor | DataError"]):
-    """What runs in the processes: a request in, a batch out."""
+    """The dataset of the worker processes: maps a request to a batch."""
 
     paths: tuple[str, ...]
-    share: float
+    crop_ratio: float
     size: Size | None
 
-    def __getitem__(self, request: Request) -> Tensor | DataError:
-        # An error is handed over as a value: raised here, it would arrive wrapped in the text of a traceback.
+    def __getitem__(self, request: BatchRequest) -> Tensor | DataError:
+        # The error is returned: if raised, the loader would wrap it in the text of a traceback.
         try:
-            tries = [None] * len(request.indices) if request.crop is None else request.crop[:, None]
-            pairs = zip(request.indices, tries, strict=True)
-            return torch.from_numpy(np.stack(self._of_one_size([self._picture(i, tried) for i, tried in pairs])))
+            crops = [None] * len(request.indices) if request.crop is None else request.crop[:, None]
+            images = [self._image(index, crop) for index, crop in zip(request.indices, crops, strict=True)]
+            return torch.from_numpy(np.stack(self._expect_equal_sizes(images)))
         except DataError as error:
             return error
 
-    def _picture(self, index: int, tries: np.ndarray | None) -> tuple[str, np.ndarray]:
+    def _image(self, index: int, crop: np.ndarray | None) -> tuple[str, np.ndarray]:
         path = self.paths[index]
-        image = decoded(path)
+        image = decode(path)
         to = self.size or (image.height, image.width)
-        if tries is None:
-            box = centre_box(image.height, image.width, self.size, self.share)
+        if crop is None:
+            box = centre_box(image.height, image.width, self.size, self.crop_ratio)
         else:
-            box = crop_boxes(tries, image.height, image.width)
-        seen = image.resize((to[1], to[0]), _pillow().Resampling.BILINEAR, box=tuple(box[0].tolist()))
-        return path, np.asarray(seen).transpose(2, 0, 1)
+            box = crop_boxes(crop, image.height, image.width)
+        resized = image.resize((to[1], to[0]), _pillow().Resampling.BILINEAR, box=tuple(box[0].tolist()))
+        return path, np.asarray(resized).transpose(2, 0, 1)
 
-    def _of_one_size(self, pictures: list[tuple[str, np.ndarray]]) -> list[np.ndarray]:
-        (first, expected), *rest = pictures
+    def _expect_equal_sizes(self, images: list[tuple[str, np.ndarray]]) -> list[np.ndarray]:
+        (first, expected), *rest = images
         for path, found in rest:
             if found.shape != expected.shape:
                 raise DataError(
-                    f"The images differ in size: {first} is {_words(expected.shape[1:])}, {path} is "
-                    f"{_words(found.shape[1:])}. Give the task size=..., to bring them to one."
+                    f"The images differ in size: {first} is {_text(expected.shape[1:])}, {path} is "
+                    f"{_text(found.shape[1:])}. Give the task size=... to resize them."
                 )
-        return [image for _, image in pictures]
+        return [image for _, image in images]
 
 
-def decoded(path: str) -> Any:
-    """The image in RGB."""
+def decode(path: str) -> Any:
+    """Return the image in RGB."""
     try:
         with _pillow().open(path) as image:
             return image.convert("RGB")
-    except _pillow().DecompressionBombError as error:  # no kin of the others
+    except _pillow().DecompressionBombError as error:  # not an OSError
+        raise DataError(f"The image {path} is too large: {error} Resize it, or remove it from its folder.") from None
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow raises any of these for a damaged file
         raise DataError(
-            f"The image {path} is too large: {error} Make it smaller, or take it out of its folder."
-        ) from None
-    except (OSError, ValueError, SyntaxError) as error:  # Pillow's three ways to say that a file is damaged
-        raise DataError(
-            f"The image {path} cannot be read: {error}. Fetch it again, or take it out of its folder."
+            f"The image {path} cannot be read: {error}. Download it again, or remove it from its folder."
         ) from None
 
 
 def _size(path: str) -> Size:
-    """From the file's first bytes alone."""
+    """Return the size, from the header of the file only."""
     try:
         with _pillow().open(path) as image:
             return image.height, image.width
     except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError):
-        image = decoded(path)  # raises, and says why
+        image = decode(path)  # raises DataError
         return image.height, image.width
 
 
-def _words(size: Sequence[int]) -> str:
+def _text(size: Sequence[int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
 def _pillow() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingDependency(
-            "Pillow, which reads images, is not installed. Install it with: pip install depthfold[train]"
-        ) from error
-
-
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+    return load("PIL.Image", "train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolder:
-    """`classes` are the folders that count, and a label is a place in this list; None: all of train/, by name.
+    """A folder with the folders `train` and `test`, which have a folder per class.
 
-    `train` and `test` are the names of the two folders. Files that do not end like an image's are left alone.
-    `share`, `workers` and `memory` are those of Files.
+    `classes` selects class folders, and a label is an index into it; None: all folders of `train`, sorted by name.
+    Files without the suffix of an image are ignored. `crop_ratio`, `workers` and `memory` are those of FileImages.
     """
 
-    normal: ClassVar[Normal] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
+    mean_std: ClassVar[MeanStd] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of ImageNet
 
     path: Path
     classes: tuple[str, ...] | None = None
     train: str = "train"
     test: str = "val"
-    share: float = 0.875
+    crop_ratio: float = 0.875
     workers: int | None = None
     memory: int = 2 * 10**9
 
     @property
-    def title(self) -> str:
+    def identity(self) -> str:
         folder = self._folder("train")
         classes = self._classes(folder)
         listing = [f"{name}/{file} {size}\n" for name in classes for file, size in _sizes(folder / name)]
         found = digest((*map(os.fsencode, listing), *(_first(folder / name) for name in classes)))
         parts = f"{len(listing)} images in {len(classes)} classes"
-        return f"image folder of {parts}, {found} ({self.train}, {self.test}; share {self.share})"
+        return f"image folder of {parts}, {found} ({self.train}, {self.test}; crop ratio {self.crop_ratio})"
 
-    def read(self, part: Part) -> Collection:
+    def read(self, part: Part) -> DatasetPart:
         folder = self._folder(part)
         classes = self._classes(folder)
         files = [_images(folder / name) for name in classes]
-        problems = [f"{folder / name}" for name, found in zip(classes, files, strict=True) if not found]
-        if problems:
+        empty = [f"{folder / name}" for name, found in zip(classes, files, strict=True) if not found]
+        if empty:
             raise DataError(
-                f"{count(len(problems), 'class folder')} without an image ({', '.join(_SUFFIXES)}):{listed(problems)}\n"
-                "Fetch the images again, or name the classes that you want by classes=..."
+                f"{count(len(empty), 'class folder')} without an image ({', '.join(_SUFFIXES)}):{indented(empty)}\n"
+                "Download the images again, or select classes with classes=..."
             )
         named = [(name, label, file) for label, name in enumerate(classes) for file in files[label]]
-        return Collection(
+        return DatasetPart(
             where=f"{folder}",
             classes=classes,
             labels=torch.tensor([label for _, label, _ in named]),
             keys=[f"{name}/{file}" for name, _, file in named],
-            pictures=Files(
-                paths=tuple(os.path.join(folder, name, file) for name, _, file in named),  # noqa: PTH118  # a million
+            images=FileImages(
+                paths=tuple(os.path.join(folder, name, file) for name, _, file in named),  # noqa: PTH118
                 workers=self.workers,
                 memory=self.memory,
-                share=self.share,
+                crop_ratio=self.crop_ratio,
             ),
         )
 
@@ -219,20 +214,20 @@ class ImageFolder:
         if not (self.path / name).is_dir():
             there = ", ".join(_folders(self.path)) or "none" if self.path.is_dir() else f"no folder {self.path}"
             raise DataError(
-                f"Expected a folder {name} in {self.path}, found {there}. Name the folder that holds {self.train}/ and "
-                f"{self.test}/, or give train=... and test=..., the names that they have."
+                f"Expected a folder {name} in {self.path}, found {there}. Give the folder that contains {self.train}/ "
+                f"and {self.test}/, or set their names with train=... and test=..."
             )
         return self.path / name
 
     def _classes(self, folder: Path) -> tuple[str, ...]:
-        """The classes, all of which the folder has."""
+        """Return the classes. Raise DataError if the folder lacks one."""
         found = _folders(folder)
         if self.classes is not None:
             missing = [_missing(name, found) for name in self.classes if name not in set(found)]
             if missing:
                 raise DataError(
-                    f"{folder} lacks {len(missing)} of the {len(self.classes)} classes:{listed(missing)}\nA class is "
-                    "named as its folder is."
+                    f"{folder} lacks {len(missing)} of the {len(self.classes)} classes:{indented(missing)}\nThe name "
+                    "of a class must be the name of its folder."
                 )
             return self.classes
         classes = _folders(self._folder("train"))
@@ -240,21 +235,21 @@ class ImageFolder:
             only_here, only_there = sorted({*found} - {*classes}), sorted({*classes} - {*found})
             raise DataError(
                 f"{self.train}/ and {self.test}/ of {self.path} have different classes:"
-                + listed([f"only in {self.test}/: {name}" for name in only_here])
-                + listed([f"only in {self.train}/: {name}" for name in only_there])
-                + "\nFetch what is missing, or name the classes that you want by classes=..."
+                + indented([f"only in {self.test}/: {name}" for name in only_here])
+                + indented([f"only in {self.train}/: {name}" for name in only_there])
+                + "\nDownload the missing classes, or select classes with classes=..."
             )
         if not classes:
-            raise DataError(f"{folder} has no folders, expected one for every class, with its images in it.")
+            raise DataError(f"{folder} has no folders, expected one with images for each class.")
         return classes
 
 
 def class_list(classes: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ...]:
-    """Class names as they are, or out of a file that has one a line."""
+    """Return the class names, which may be in a file with one name per line."""
     if isinstance(classes, str | os.PathLike):
         file = Path(classes)
         if not file.is_file():
-            raise DataError(f"classes={str(file)!r} is no file, expected one with the name of a class in each line.")
+            raise DataError(f"classes={str(file)!r} is not a file, expected one with a class name per line.")
         classes = filter(None, (line.strip() for line in file.read_text().splitlines()))
         where = f"The list of classes {file}"
     else:
@@ -263,7 +258,7 @@ def class_list(classes: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ..
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         found = f"has {', '.join(map(repr, twice))} more than once" if twice else "is empty"
-        raise DataError(f"{where} {found}, expected every class once.")
+        raise DataError(f"{where} {found}, expected each class once.")
     return names
 
 
@@ -273,21 +268,21 @@ def _folders(path: Path) -> tuple[str, ...]:
 
 
 def _images(folder: Path) -> list[str]:
-    """Sorted, because a file system has no order, and the hidden ones left out, which other systems leave behind."""
+    """Return the names of the images, sorted, without hidden files."""
     with os.scandir(folder) as entries:
         names = (entry.name for entry in entries)
         return sorted(name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith("."))
 
 
 def _sizes(folder: Path) -> list[tuple[str, int]]:
-    """The images with their sizes: what tells one dataset from another without reading a million files."""
+    """Return the names and sizes of the images, which identify a dataset without reading all files."""
     with os.scandir(folder) as entries:
         sizes = {entry.name: entry.stat().st_size for entry in entries}
     return [(name, sizes[name]) for name in _images(folder)]
 
 
 def _first(folder: Path) -> bytes:
-    """One image of a class, as files that are not compressed all have the same size."""
+    """Return the contents of one image, because uncompressed images all have the same size."""
     try:
         return b"".join((folder / name).read_bytes() for name in _images(folder)[:1])
     except OSError as error:

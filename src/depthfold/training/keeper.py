@@ -15,8 +15,8 @@ from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.tracing.weights import weights
 from depthfold.training import checkpoint
 from depthfold.training.curve import Point
+from depthfold.training.device import DeviceContext
 from depthfold.training.metrics import Metrics
-from depthfold.training.place import Place
 from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into
 
@@ -26,22 +26,22 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 class Keeper:
     """Keeps what a training needs to go on, and finds it again. Its methods are called in all processes."""
 
-    def __init__(self, folder: str | Path, place: Place, tensorboard: bool) -> None:
-        self.folder, self._place, self._tensorboard = Path(folder), place, tensorboard
+    def __init__(self, folder: str | Path, context: DeviceContext, tensorboard: bool) -> None:
+        self.folder, self._context, self._tensorboard = Path(folder), context, tensorboard
         self._metrics: Metrics | None = None  # of the first process
 
     @contextlib.contextmanager
     def resumed(self, identity: Identity, stepper: Stepper) -> Iterator[State | None]:
         """Hold the folder, and put its last checkpoint, if there is one of the same training, into the stepper."""
         with contextlib.ExitStack() as stack:
-            found = self._place.by_main(lambda: self._find(identity, stepper, stack))
+            found = self._context.run_on_main(lambda: self._find(identity, stepper, stack))
             if found is None:
                 yield None
                 return
             state, names = found
-            if not self._place.main:
-                stepper.expect_momentum(names)
-            self._place.share(stepper.tensors().values())
+            if not self._context.is_main:
+                stepper.allocate_momentum(names)
+            self._context.broadcast(stepper.tensors().values())
             if state.scale is not None:
                 stepper.scaler.load_state_dict(
                     stepper.scaler.state_dict() | {"scale": state.scale, "_growth_tracker": state.growth}
@@ -53,7 +53,7 @@ class Keeper:
             if self._metrics is not None:
                 self._metrics.log(line)
 
-        self._place.by_main(write)
+        self._context.run_on_main(write)
 
     def save(self, state: State, stepper: Stepper) -> None:
         """Keep everything, to go on from here. A better score first: the last checkpoint says which one is the best."""
@@ -63,15 +63,15 @@ class Keeper:
             if self._metrics is not None:
                 self._metrics.sync()
             if state.best is not None and state.best.step == state.step:
-                checkpoint.write(self.folder / BEST, document, stepper.kept())
+                checkpoint.write(self.folder / BEST, document, stepper.scored_weights())
             checkpoint.write(self.folder / LAST, document, stepper.tensors())
 
-        self._place.by_main(write)
+        self._context.run_on_main(write)
 
     def put_best(self, model: nn.Module) -> Point | None:
         """Give the model the weights of the best score, and say which that is."""
-        state = self._place.by_main(lambda: load_weights(model, self.folder, "best"))
-        self._place.share(weights(model).values())
+        state = self._context.run_on_main(lambda: load_weights(model, self.folder, "best"))
+        self._context.broadcast(weights(model).values())
         return state.best
 
     def _find(
@@ -88,7 +88,7 @@ class Keeper:
         if found is None:
             return None
         state, tensors = found
-        stepper.expect_momentum(tensors)
+        stepper.allocate_momentum(tensors)
         copy_into(stepper.tensors(), tensors)
         return state, tuple(tensors)
 

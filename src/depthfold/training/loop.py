@@ -1,11 +1,11 @@
-"""train(): the one loop, for the importances' short trainings and for fine-tuning."""
+"""The training loop, used for importances and for fine-tuning."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,50 +17,61 @@ from depthfold.errors import InvalidValue, NotFinite
 from depthfold.progress import Progress, silent
 from depthfold.support.coerce import as_path
 from depthfold.tracing.weights import weights
-from depthfold.training.borrowing import Seed, lent, modes_kept, own_precision, own_random_numbers, placed
+from depthfold.training.contexts import (
+    SeedFunction,
+    channels_last,
+    disable_autocast,
+    fork_rng,
+    preserve_modes,
+    teacher_outputs,
+)
 from depthfold.training.curve import Point, Trained
+from depthfold.training.device import DeviceContext, device_context
 from depthfold.training.keeper import Keeper
-from depthfold.training.place import Place, find_place
 from depthfold.training.recipe import Recipe
 from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, total_steps
-from depthfold.training.task import Split, Step, Task, expect_task, mix
+from depthfold.training.task import Split, Step, Task, derive_seed, expect_task
 
-# The losses of the steps, on their way from the device, and what is said when one of them is no number.
-
-# Reading a loss waits until the device has computed it; so there they are read many at a time.
-TOGETHER = 50
+READ_TOGETHER = 50  # losses: reading one waits until the device has computed it
+CHECKPOINTS = 10  # in a training with a folder, unless the recipe sets their interval
+LOG = 50  # steps between two lines of the metrics; scores and checkpoints also have a line
 
 
 class Losses:
-    """Takes a loss after each step. Raises NotFinite, in all processes alike, when one of them is not finite: at once
-    on a CPU, on other devices at the latest TOGETHER steps later, and always before anything is written."""
+    """Collects the loss of each step.
 
-    def __init__(self, recipe: Recipe, place: Place, total: int) -> None:
-        self._recipe, self._place, self._total = recipe, place, total
-        self._together = 1 if place.device.type == "cpu" else TOGETHER
-        self._waiting: list[tuple[int, float, Tensor]] = []
-        self.pending: list[float] = []  # read, and of no mean yet
+    Raises NotFinite in all processes if a loss is not finite: immediately on a CPU, on other devices at most
+    READ_TOGETHER steps later, and always before anything is written.
+    """
+
+    def __init__(self, recipe: Recipe, context: DeviceContext, total: int) -> None:
+        self._recipe, self._context, self._total = recipe, context, total
+        self._together = 1 if context.device.type == "cpu" else READ_TOGETHER
+        self._unread: list[tuple[int, float, Tensor]] = []
+        self.pending: list[float] = []  # read, but not yet part of a mean
 
     def add(self, number: int, lr: float, loss: Tensor) -> None:
-        self._waiting.append((number, lr, loss))
-        if len(self._waiting) >= self._together:
-            self._settle()
+        self._unread.append((number, lr, loss))
+        if len(self._unread) >= self._together:
+            self._read()
 
-    def mean(self, *, so_far: bool = False) -> float:
-        """The mean over the steps since this was asked last, and over the processes. With `so_far` it does not count as
-        asked: the next mean is over these steps, too."""
-        self._settle()
+    def mean(self, *, keep: bool = False) -> float:
+        """Return the mean over the processes and over the steps since the last mean.
+
+        With `keep`, these steps are also part of the next mean.
+        """
+        self._read()
         mean = fmean(self.pending)
-        if not so_far:
+        if not keep:
             self.pending.clear()
         return mean
 
-    def _settle(self) -> None:
-        if not self._waiting:
+    def _read(self) -> None:
+        if not self._unread:
             return
-        losses = self._place.mean(torch.stack([loss.float() for _, _, loss in self._waiting])).tolist()
-        for (number, lr, _), loss in zip(self._waiting, losses, strict=True):
+        losses = self._context.mean(torch.stack([loss.float() for _, _, loss in self._unread])).tolist()
+        for (number, lr, _), loss in zip(self._unread, losses, strict=True):
             if not math.isfinite(loss):
                 raise NotFinite(
                     f"The loss is {loss} at step {number + 1} of {self._total}, with the learning rate {lr:.4g}. "
@@ -68,15 +79,15 @@ class Losses:
                     step=number + 1,
                     lr=lr,
                 )
-        self._waiting.clear()
+        self._unread.clear()
         self.pending.extend(losses)
 
 
 def advice(recipe: Recipe) -> str:
-    """What to try when a training has left the finite numbers, of the things that the recipe does not do yet."""
-    ways = [f"take a smaller learning rate than {recipe.lr:g} (lr)"]
+    """Return what to try after a divergence, leaving out what the recipe already does."""
+    ways = [f"use a smaller learning rate than {recipe.lr:g} (lr)"]
     if not recipe.warmup:
-        ways.append("let it rise slowly at first (warmup)")
+        ways.append("raise it slowly at first (warmup)")
     if recipe.clip is None:
         ways.append("limit the norm of the gradient (clip)")
     if recipe.precision != "float32":
@@ -85,15 +96,9 @@ def advice(recipe: Recipe) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-# A training under way: its steps, and what is due after each of them.
-
-CHECKPOINTS = 10  # of a training that has a folder, and whose recipe does not say how often
-LOG = 50  # steps between two lines of the metrics; a score and a checkpoint have a line, too
-
-
 @dataclass(slots=True, kw_only=True)
-class Run:
-    """How far a training is. Everything that differs from one process to another happens inside stepper and keeper."""
+class TrainingRun:
+    """A training in progress. Everything that differs between processes happens in the stepper and the checkpoints."""
 
     task: Task
     stepper: Stepper
@@ -101,59 +106,77 @@ class Run:
     split: Split | None
     losses: Losses
     seed: int
-    reseed: Seed  # the global random numbers
-    keeper: Keeper | None = None
-    identity: Identity | None = None  # goes with the keeper
+    reseed: SeedFunction  # of the global generators
+    checkpoints: Keeper | None = None
+    identity: Identity | None = None  # set together with the checkpoints
     done: int = 0
     loss: float = math.nan
     curve: tuple[Point, ...] = ()
     best: Point | None = None
-    best_weights: dict[str, Tensor] | None = None  # where the best are to be kept, and there is no folder to keep them
-    before: float = 0.0  # seconds, in the processes before this one
+    best_weights: dict[str, Tensor] | None = None  # if they are wanted, and there is no folder for them
+    seconds_before: float = 0.0  # before this training was resumed
     started: float = field(default_factory=time.perf_counter)
 
-    def take_up(self, state: State | None) -> None:
-        """Go on from a checkpoint. A score that was due there and was not taken is taken now."""
+    def resume(self, state: State | None) -> None:
+        """Continue from a checkpoint. If the score of its step is missing, compute it now."""
         if state is None:
             return
-        self.done, self.loss, self.before = state.step, state.loss, state.seconds
+        self.done, self.loss, self.seconds_before = state.step, state.loss, state.seconds
         self.curve, self.best = state.curve, state.best
         self.losses.pending.extend(state.pending)
         if state.unscored:
             lr = learning_rate(self.stepper.recipe, self.done - 1, self.total)
-            self._settle(lr, score=True, checkpoint=True)
+            self._report(lr, score=True, checkpoint=True)
 
-    def take(self, step: Step) -> None:
-        """Take one step, and do what is due after it."""
-        # What draws from the global random numbers (dropout) depends on the step alone, so that a resumed training need
-        # not know what was drawn before it.
-        self.reseed(mix(self.seed, "step", step.number, step.rank))
+    def finish(self, teacher: Callable[[Tensor], Tensor] | None, progress: Progress) -> Trained:
+        """Take the remaining steps, load the weights that the recipe keeps into the model, and return the result."""
+        context = self.stepper.context
+        tick = progress("steps", self.total, self.done) if context.is_main else silent("", 0, 0)
+        for number in range(self.done, self.total):
+            self._take(
+                Step(
+                    number=number,
+                    seed=self.seed,
+                    recipe=self.stepper.recipe,
+                    device=context.device,
+                    teacher=teacher,
+                    rank=context.rank,
+                    world_size=context.world_size,
+                )
+            )
+            tick()
+        return self._result()
+
+    def _take(self, step: Step) -> None:
+        """Take one step, then score, log and save if due."""
+        # Dropout draws from the global generators. Their seed depends only on the step, so a resumed training draws the
+        # same numbers.
+        self.reseed(derive_seed(self.seed, "step", step.number, step.rank))
         lr = learning_rate(step.recipe, step.number, self.total)
         self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
         self.done = step.number + 1
         score, checkpoint = self.split is not None and self._due(step.recipe.evaluate), self._due(self._interval)
-        # A mean of the losses is taken whether there is a folder or not, so that the curve is the same.
-        line = score or self._due(step.recipe.checkpoint) or self._due(LOG)
-        if line or checkpoint:
-            self.loss = self.losses.mean(so_far=not line)
+        # The curve must be the same with and without a folder, so only these steps end a mean of the losses.
+        report = score or self._due(step.recipe.checkpoint) or self._due(LOG)
+        if report or checkpoint:
+            self.loss = self.losses.mean(keep=not report)
         if score or checkpoint:
             self._expect_finite(lr)
-        if score or (checkpoint and not line):
-            self._save()  # before the score: that is the task's code and may fail, and must not take the steps with it
-        if line:
-            self._settle(lr, score=score, checkpoint=checkpoint)
+        if score or (checkpoint and not report):
+            self._save()  # before the score, which is the user's code and may fail
+        if report:
+            self._report(lr, score=score, checkpoint=checkpoint)
 
-    def finish(self) -> Trained:
-        """Leave the model with the weights that the recipe wants, and tell how it went."""
+    def _result(self) -> Trained:
         model, last = self.stepper.model, self.curve[-1] if self.curve else None
         if self.stepper.recipe.keep == "best" and self.best is not None:
             if self.best_weights is not None:
                 copy_into(weights(model), self.best_weights)
-            elif self.keeper is not None:
-                self.best = self.keeper.put_best(model)
+            elif self.checkpoints is not None:
+                self.best = self.checkpoints.put_best(model)
             last = self.best
         elif self.stepper.average is not None:
-            copy_into(weights(model), self.stepper.kept())
+            copy_into(weights(model), self.stepper.scored_weights())
         return Trained(
             steps=self.total,
             seconds=self._seconds(),
@@ -165,46 +188,45 @@ class Run:
 
     @property
     def _interval(self) -> int | None:
-        """Steps between two checkpoints."""
-        default = None if self.keeper is None else math.ceil(self.total / CHECKPOINTS)
+        """The number of steps between two checkpoints."""
+        default = None if self.checkpoints is None else math.ceil(self.total / CHECKPOINTS)
         return self.stepper.recipe.checkpoint or default
 
     def _due(self, every: int | None) -> bool:
         return due(every, self.done, self.total)
 
     def _expect_finite(self, lr: float) -> None:
-        self.stepper.gather()
-        if not self.stepper.finite():
-            recipe = self.stepper.recipe
+        self.stepper.sync_buffers()
+        if not self.stepper.is_finite():
             raise NotFinite(
-                f"The weights are no longer finite after step {self.done} of {self.total}, with the learning rate "
-                f"{lr:.4g}. {advice(recipe)}",
+                f"The weights are not finite after step {self.done} of {self.total}, with the learning rate {lr:.4g}. "
+                f"{advice(self.stepper.recipe)}",
                 step=self.done,
                 lr=lr,
             )
 
-    def _settle(self, lr: float, *, score: bool, checkpoint: bool) -> None:
-        better = self._score(lr) if score else False
+    def _report(self, lr: float, *, score: bool, checkpoint: bool) -> None:
+        is_best = self._score(lr) if score else False
         self._log(lr, scored=score)
-        if checkpoint or better:
+        if checkpoint or is_best:
             self._save()
 
     def _score(self, lr: float) -> bool:
-        """Score the model, and say whether it is the best so far."""
+        """Score the model, and return True if this is the best score so far."""
         stepper, split = self.stepper, self.split
         if split is None:
             return False
-        self.reseed(mix(self.seed, "score", self.done))  # taken after a resumption, it is the same
+        self.reseed(derive_seed(self.seed, "score", self.done))  # the same if it is repeated after resuming
         stepper.model.eval()
         with torch.no_grad():
-            own = _number(self.task.score(stepper.scored, split))
+            own = _number(self.task.score(stepper.scored_model, split))
         stepper.train_mode()
-        # Each process has scored the same weights; that of the first counts, lest they disagree about the best.
-        score = float(stepper.place.by_main(lambda: own))
+        # Rounding may differ between processes. They use one score, so that they agree on the best.
+        score = float(stepper.context.run_on_main(lambda: own))
         if not math.isfinite(score):
             raise NotFinite(
-                f"The task's score is {score} after step {self.done} of {self.total}; expected a finite number, higher "
-                f"for a better model. If the model's outputs are not finite: {advice(stepper.recipe)}",
+                f"The task's score is {score} after step {self.done} of {self.total}, expected a finite number. If the "
+                f"model's outputs are not finite: {advice(stepper.recipe)}",
                 step=self.done,
                 lr=lr,
             )
@@ -213,15 +235,15 @@ class Run:
         if self.best is not None and score <= self.best.score:
             return False
         self.best = point
-        if self.keeper is None and stepper.recipe.keep == "best":
-            self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.kept().items()}
+        if self.checkpoints is None and stepper.recipe.keep == "best":
+            self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.scored_weights().items()}
         return True
 
     def _log(self, lr: float, *, scored: bool) -> None:
-        if self.keeper is None:
+        if self.checkpoints is None:
             return
         epochs = self.stepper.recipe.epochs
-        self.keeper.log(
+        self.checkpoints.log(
             {
                 "step": self.done,
                 "epoch": None if epochs is None else round(epochs * self.done / self.total, 6),
@@ -233,9 +255,9 @@ class Run:
         )
 
     def _save(self) -> None:
-        if self.keeper is None or self.identity is None:
+        if self.checkpoints is None or self.identity is None:
             return
-        scaler = self.stepper.scaler.state_dict()  # empty where there is none
+        scaler = self.stepper.scaler.state_dict()  # empty if it is disabled
         state = State(
             identity=self.identity,
             step=self.done,
@@ -247,10 +269,10 @@ class Run:
             scale=scaler.get("scale"),
             growth=scaler.get("_growth_tracker", 0),
         )
-        self.keeper.save(state, self.stepper)
+        self.checkpoints.save(state, self.stepper)
 
     def _seconds(self) -> float:
-        return self.before + time.perf_counter() - self.started
+        return self.seconds_before + time.perf_counter() - self.started
 
 
 def _number(score: object) -> float:
@@ -258,7 +280,7 @@ def _number(score: object) -> float:
         return float(score)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidValue(
-            f"The task's score must be one number, higher for a better model, found {score!r:.80}."
+            f"The task's score must be a single number, higher for a better model, found {score!r:.80}."
         ) from error
 
 
@@ -276,67 +298,56 @@ def train(
     tensorboard: bool = False,
     progress: Progress = silent,
 ) -> Trained:
-    """Train the model, in place, and score it on `split`.
+    """Train the model in place, and score it on `split`.
 
-    The device, and the other processes of an `accelerate launch`, are accelerate's to say; with `device` this process
-    trains alone on it. The model stays there. Without a `seed` the recipe's is taken: model, task, recipe and seed
-    decide every step, and the global random numbers are afterwards as they were. With a `folder` the training keeps
-    checkpoints and metrics there and, run again, goes on from the last one, to the same weights; `about` says what
-    kind of model it is where its weights do not. The teacher is put back as it was found. A model in training mode may
-    have parts in evaluation mode, which stay so; one in evaluation mode is trained as a whole.
+    - accelerate determines the device, and the other processes of an `accelerate launch`. With `device`, this process
+      trains alone on that device. The model is left there; the teacher is moved back.
+    - Model, task, recipe and seed (by default the recipe's) determine every step. The states of the global generators
+      are restored.
+    - With a `folder`, checkpoints and metrics are written there. A second call resumes from the last checkpoint, and
+      ends with the same weights. `about` describes the model beyond its weights, for example the plan of a student.
+    - If the model is in training mode, parts in evaluation mode stay so. If the whole model is in evaluation mode, all
+      of it is trained.
     """
     _expect(model, task, recipe, split, folder, tensorboard)
-    place, total = find_place(device), total_steps(recipe, task)
-    if recipe.batch % place.world:
+    context, total = device_context(device), total_steps(recipe, task)
+    if recipe.batch % context.world_size:
         raise InvalidValue(
-            f"The recipe's batch of {recipe.batch} cannot be parted evenly among {place.world} processes. Take a "
-            f"multiple of {place.world}."
+            f"The recipe's batch of {recipe.batch} cannot be divided evenly among {context.world_size} processes. Use "
+            f"a multiple of {context.world_size}."
         )
     seed = recipe.seed if seed is None else seed
     with contextlib.ExitStack() as stack:
-        stack.enter_context(modes_kept(model))
-        stack.enter_context(placed(model, place.device, recipe.channels_last))
+        stack.enter_context(preserve_modes(model))
+        stack.enter_context(channels_last(model.to(context.device), enabled=recipe.channels_last))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(own_precision(place.device))
-        lesson = stack.enter_context(lent(teacher, model, place.device))
-        reseed = stack.enter_context(own_random_numbers(place.device))
-        stepper = Stepper(model, recipe, place)
-        losses = Losses(recipe, place, total)
-        run = Run(task=task, stepper=stepper, total=total, split=split, losses=losses, seed=seed, reseed=reseed)
+        stack.enter_context(disable_autocast(context.device))
+        outputs = stack.enter_context(teacher_outputs(teacher, model, context.device))
+        reseed = stack.enter_context(fork_rng(context.device))
+        stepper = Stepper(model, recipe, context)
+        losses = Losses(recipe, context, total)
+        run = TrainingRun(task=task, stepper=stepper, total=total, split=split, losses=losses, seed=seed, reseed=reseed)
         if folder is not None:
             run.identity = Identity.of(
                 model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
             )
-            run.keeper = Keeper(folder, place, tensorboard)
-            run.take_up(stack.enter_context(run.keeper.resumed(run.identity, stepper)))
-        tick = progress("steps", total, run.done) if place.main else silent("", 0, 0)
-        step = Step(
-            number=0,
-            seed=seed,
-            recipe=recipe,
-            device=place.device,
-            teacher=lesson,
-            rank=place.rank,
-            world=place.world,
-        )
-        for number in range(run.done, total):
-            run.take(dataclasses.replace(step, number=number))
-            tick()
-        return run.finish()
+            run.checkpoints = Keeper(folder, context, tensorboard)
+            run.resume(stack.enter_context(run.checkpoints.resumed(run.identity, stepper)))
+        return run.finish(outputs, progress)
 
 
 def _expect(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
     if not isinstance(model, nn.Module):
-        raise InvalidValue(f"train() trains an nn.Module, found {type(model).__name__}.")
+        raise InvalidValue(f"train() takes an nn.Module, found {type(model).__name__}.")
     expect_task(task)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
     if split is None and recipe.keep == "best":
         raise InvalidValue(
-            'The recipe keeps the weights of the best score (keep="best"), and there is nothing to score on. Give the '
-            'task a hold-out set (holdout=0.1, say), or keep the last weights: recipe.but(keep="last").'
+            'The recipe keeps the weights of the best score (keep="best"), but there is no hold-out set to score on. '
+            'Give the task one (for example holdout=0.1), or use recipe.replace(keep="last").'
         )
     if folder is not None:
         as_path("The folder of a training", folder, InvalidValue)
     elif tensorboard:
-        raise InvalidValue("TensorBoard's files go into the folder of the training: give it one.")
+        raise InvalidValue("TensorBoard's files are written into the folder of the training. Pass folder=...")

@@ -1,9 +1,10 @@
-"""The recipe: every hyper-parameter of a training, as frozen data."""
+"""The recipe: all hyper-parameters of a training, and the presets."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 from types import MappingProxyType
@@ -11,26 +12,28 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from depthfold.core import Document
 from depthfold.errors import InvalidValue
-from depthfold.support.coerce import as_float, as_tuple
+from depthfold.support.coerce import as_float, as_tuple, as_whole
 from depthfold.support.text import did_you_mean
 
 Precision = Literal["float32", "bfloat16", "float16"]
-Crop = Literal["none", "pad", "resized"]  # "pad": by an eighth on each side and cropped; "resized": a random part
+Crop = Literal["none", "pad", "resized"]  # "pad": pad by an eighth and crop at random; "resized": resize a random part
 Keep = Literal["last", "best"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Document):
-    """How to train: SGD with Nesterov momentum and a learning rate that falls as a cosine to 0, step by step.
+    """The hyper-parameters of a training: SGD with a learning rate that follows a cosine to 0, updated every step.
 
-    The length is `epochs` or `steps`, one of the two. `batch` is the batch of all processes together. `warmup` steps
-    raise the learning rate linearly first. `weight_decay` is on all parameters, as in the paper. `clip` is a limit on
-    the norm of the gradient. With a teacher, the loss is `distillation` times the cross-entropy with the teacher's
-    softened outputs plus the rest times the cross-entropy with the labels, without label smoothing. `ema` is the decay
-    of an average of the weights, which is then what is scored and kept. The score is taken every `evaluate` steps and
-    at the end (None: only there). Where the training has a folder, a checkpoint is written there every `checkpoint`
-    steps (None: about ten times), after a score that is the best so far, and at the end. `keep` says which weights the
-    training ends with: the last ones, as in the paper, or those of the best score.
+    - The length is either `epochs` or `steps`. `batch` is the batch of all processes together.
+    - `warmup` is the number of steps in which the learning rate first rises linearly to `lr`.
+    - `weight_decay` applies to all parameters, as in the paper. `clip` is the largest norm of the gradient.
+    - With a teacher, the loss is `distillation` times the cross-entropy with the teacher's outputs at `temperature`,
+      plus the rest times the cross-entropy with the labels, without label smoothing.
+    - `ema` is the decay of an average of the weights; the averaged weights are then scored and kept.
+    - The model is scored every `evaluate` steps and at the end (None: only at the end).
+    - A training with a folder writes a checkpoint every `checkpoint` steps (None: about ten in all), after each score
+      that is the best so far, and at the end.
+    - `keep` selects the weights at the end: the last ones, as in the paper, or those of the best score.
     """
 
     FORMAT: ClassVar[str] = "depthfold.recipe"
@@ -47,7 +50,7 @@ class Recipe(Document):
     label_smoothing: float = 0.0
     crop: Crop = "none"
     flip: bool = False
-    randaugment: tuple[int, int] | None = None  # how many operations, and their magnitude of 30
+    randaugment: tuple[int, int] | None = None  # number of operations, and their magnitude from 0 to 30
     erasing: float = 0.0
     distillation: float = 0.3
     temperature: float = 1.0
@@ -62,7 +65,7 @@ class Recipe(Document):
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             found = "neither" if self.steps is None else f"epochs={self.epochs!r} and steps={self.steps!r}"
-            raise InvalidValue(f"A recipe takes epochs=... or steps=..., one of the two; found {found}.")
+            raise InvalidValue(f"A recipe takes either epochs=... or steps=..., found {found}.")
         for name in ("steps", "batch", "evaluate", "checkpoint"):
             self._whole(name, least=1)
         for name in ("warmup", "seed"):
@@ -82,13 +85,13 @@ class Recipe(Document):
         self._check_randaugment()
         self._check_together()
 
-    def but(self, **changes: Any) -> Self:
-        """The same recipe with other values. A length in steps takes the place of one in epochs, and the reverse."""
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with changes. A length in steps replaces one in epochs, and the reverse."""
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
                 hint = did_you_mean(name, known)
-                raise InvalidValue(f"A recipe has no {name!r}. {hint}It has {', '.join(known)}.")
+                raise InvalidValue(f"A recipe has no field {name!r}. {hint}Its fields are {', '.join(known)}.")
         for given, other in (("steps", "epochs"), ("epochs", "steps")):
             if changes.get(given) is not None:
                 changes.setdefault(other, None)
@@ -101,16 +104,14 @@ class Recipe(Document):
         value = getattr(self, name)
         if value is None and name in _OPTIONAL:
             return
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise InvalidValue(f"The recipe's {name} must be a whole number from {least} on, found {value!r}.")
-        self._set(name, int(value))
+        self._set(name, as_whole(f"The recipe's {name}", value, InvalidValue, least))
 
-    def _number(self, name: str, expected: str, holds: Any) -> None:
+    def _number(self, name: str, expected: str, valid: Callable[[float], bool]) -> None:
         value = getattr(self, name)
         if value is None and name in _OPTIONAL:
             return
         number = as_float(f"The recipe's {name}", value, InvalidValue)
-        if not math.isfinite(number) or not holds(number):
+        if not math.isfinite(number) or not valid(number):
             raise InvalidValue(f"The recipe's {name} must be {expected}, found {value!r}.")
         self._set(name, number)
 
@@ -127,55 +128,52 @@ class Recipe(Document):
         whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in pair)
         if len(pair) != 2 or not whole or pair[0] < 1 or not 0 <= pair[1] <= 30:  # type: ignore[operator]
             raise InvalidValue(
-                "The recipe's randaugment is (how many operations, their magnitude from 0 to 30), found "
+                "The recipe's randaugment must be (number of operations, magnitude from 0 to 30), found "
                 f"{self.randaugment!r}."
             )
         self._set("randaugment", tuple(int(number) for number in pair))  # type: ignore[call-overload]
 
     def _check_together(self) -> None:
         if self.nesterov and self.momentum == 0:
-            raise InvalidValue("Nesterov's momentum needs a momentum: raise it above 0, or set nesterov=False.")
+            raise InvalidValue("Nesterov momentum needs a momentum above 0. Raise it, or set nesterov=False.")
         if self.steps is not None and self.warmup >= self.steps:
-            raise InvalidValue(
-                f"The recipe warms up for {self.warmup} of its {self.steps} steps; fewer must be left for the warm-up, "
-                "so that the learning rate falls again."
-            )
+            raise InvalidValue(f"The recipe's warmup ({self.warmup}) must be shorter than its {self.steps} steps.")
 
 
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Recipe) if field.default is None)
 
 
-# Recipes by name: those of the paper, and one for a laptop.
+# --- Presets ---
 
-# The paper's section 5.1 and appendix: 180 epochs, batch 256, Nesterov momentum 0.9, weight decay 1e-5 on all
-# parameters, cosine to 0 step by step, no warm-up. The plain recipe is MobileNetV2-1.0's on ImageNet.
+# Section 5.1 and the appendix of the paper: 180 epochs, batch 256, Nesterov momentum 0.9, weight decay 1e-5 on all
+# parameters, a cosine to 0 updated every step, no warm-up. This one is for MobileNetV2-1.0 on ImageNet.
 _PLAIN = Recipe(epochs=180, batch=256, lr=0.05, weight_decay=1e-5, crop="resized", flip=True)
 
-# MobileNetV2-1.4 on ImageNet, and everything on ImageNet-100. The paper's RandAugment is timm's rand-m5-mstd0.5-inc1:
-# two operations of magnitude 5 on a scale of 10. Ours differs in three ways: magnitudes count to 30, so 5 of 10 is 15
-# of 30; they do not vary from image to image (mstd 0.5); and there is no colour jitter of 0.4 besides.
-_AUGMENTED = _PLAIN.but(lr=0.1, label_smoothing=0.1, clip=5.0, randaugment=(2, 15), erasing=0.25)
+# MobileNetV2-1.4 on ImageNet, and all networks on ImageNet-100. The paper uses timm's rand-m5-mstd0.5-inc1: two
+# operations of magnitude 5 on a scale of 10. There are three differences: our magnitudes go up to 30, so 5 becomes 15;
+# they do not vary from image to image (mstd 0.5); and there is no additional colour jitter of 0.4.
+_AUGMENTED = _PLAIN.replace(lr=0.1, label_smoothing=0.1, clip=5.0, randaugment=(2, 15), erasing=0.25)
 
-# With a teacher all of them distil as the paper does: 0.3 of the teacher's outputs, temperature 1. (The paper's teacher
-# stays in training mode; ours is in evaluation mode.) Scores and checkpoints are taken about once an epoch.
+# With a teacher, all of them distil as in the paper: 0.3 of the teacher's outputs, temperature 1. (In the paper the
+# teacher stays in training mode, here it is in evaluation mode.) Scores and checkpoints come about once an epoch.
 PRESETS = MappingProxyType(
     {
-        "mobilenetv2-1.0": _PLAIN.but(evaluate=5000, checkpoint=5000),
-        "mobilenetv2-1.4": _AUGMENTED.but(evaluate=5000, checkpoint=5000),
-        "imagenet-100": _AUGMENTED.but(evaluate=500, checkpoint=500),
-        "vgg19-bn": _PLAIN.but(epochs=20, lr=0.01, evaluate=5000, checkpoint=5000),
-        # One epoch from the pre-trained weights for each entry of the table. Its learning rate is not in the paper; 0.1
-        # is the default of the authors' code.
-        "importance": _PLAIN.but(epochs=1, lr=0.1),
-        # In steps, so that it suits any task; gentle enough for a student whose activations are gone.
+        "mobilenetv2-1.0": _PLAIN.replace(evaluate=5000, checkpoint=5000),
+        "mobilenetv2-1.4": _AUGMENTED.replace(evaluate=5000, checkpoint=5000),
+        "imagenet-100": _AUGMENTED.replace(evaluate=500, checkpoint=500),
+        "vgg19-bn": _PLAIN.replace(epochs=20, lr=0.01, evaluate=5000, checkpoint=5000),
+        # One epoch from the pre-trained weights for each entry of the table. The paper does not give the
+        # learning rate; 0.1 is the default in the authors' code.
+        "importance": _PLAIN.replace(epochs=1, lr=0.1),
+        # In steps, so that it works with any task, and with a low learning rate for a student that lost activations.
         "quick": Recipe(steps=500, batch=64, lr=0.01, warmup=25, clip=5.0, evaluate=100, checkpoint=100),
     }
 )
 
 
 def preset(name: str) -> Recipe:
-    """A recipe by name; `.but(...)` changes it."""
+    """Return the recipe with this name."""
     if name not in PRESETS:
         hint = did_you_mean(str(name), PRESETS)
-        raise InvalidValue(f"There is no recipe {name!r}. {hint}Known are {', '.join(PRESETS)}.")
+        raise InvalidValue(f"There is no recipe {name!r}. {hint}The presets are {', '.join(PRESETS)}.")
     return PRESETS[name]

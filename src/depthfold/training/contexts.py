@@ -1,4 +1,4 @@
-"""What a training borrows, and gives back as it was: the model's modes, the teacher, random numbers, autocast."""
+"""Context managers that prepare a model and the process for a training, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
 
-Seed = Callable[[int], None]
+SeedFunction = Callable[[int], None]
 
 
 @contextlib.contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Every module of the model is put back into the mode, training or evaluation, in which it was found."""
+def preserve_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the mode, training or evaluation, of every module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -27,37 +27,36 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def placed(model: nn.Module, device: torch.device, channels_last: bool) -> Iterator[None]:
-    """The model on the device, where it stays; in the memory format of the recipe, which it loses again, because a
-    tensor that is not contiguous is refused by some of those who read weights."""
-    model.to(device)
-    found = (*model.parameters(), *model.buffers()) if channels_last else ()
-    plain = [tensor for tensor in found if tensor.is_contiguous()]
-    if channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+def channels_last(model: nn.Module, *, enabled: bool) -> Iterator[None]:
+    """Keep the model in the memory format channels_last if enabled, and make its tensors contiguous again on exit."""
+    if not enabled:
+        yield
+        return
+    contiguous = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_contiguous()]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         yield
     finally:
-        for tensor in plain:
+        for tensor in contiguous:
             tensor.data = tensor.data.contiguous()
 
 
 @contextlib.contextmanager
-def visiting(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model on the device; afterwards it is where it was."""
-    home = device_of(model)
+def moved_to(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move the model to the device, and back on exit."""
+    before = device_of(model)
     try:
         model.to(device)
         yield
     finally:
-        model.to(home)
+        model.to(before)
 
 
 @contextlib.contextmanager
-def lent(
+def teacher_outputs(
     teacher: nn.Module | None, student: nn.Module, device: torch.device
 ) -> Iterator[Callable[[Tensor], Tensor] | None]:
-    """The teacher in evaluation mode, on the device, without gradients."""
+    """Move the teacher to the device in evaluation mode, and yield a function that runs it without gradients."""
     if teacher is None:
         yield None
         return
@@ -67,19 +66,22 @@ def lent(
         with torch.no_grad():
             return teacher(inputs)  # type: ignore[no-any-return]
 
-    with modes_kept(teacher), visiting(teacher.eval(), device):
+    with preserve_modes(teacher), moved_to(teacher.eval(), device):
         yield outputs
 
 
 @contextlib.contextmanager
-def own_random_numbers(device: torch.device) -> Iterator[Seed]:
-    """Inside, the global random numbers of the CPU and of the device are ours to seed; outside, nobody notices."""
+def fork_rng(device: torch.device) -> Iterator[SeedFunction]:
+    """Yield a function that seeds the global generators of the CPU and the device. Restore their states on exit.
+
+    Unlike torch.random.fork_rng with torch.manual_seed, this leaves all other devices alone.
+    """
     sources: list[tuple[Callable[[], Tensor], Callable[[Tensor], Any], Callable[[int], Any]]] = []
     for generator in _generators(device):
         sources.append((generator.get_state, generator.set_state, generator.manual_seed))
     if device.type == "mps":
         sources.append((torch.mps.get_rng_state, torch.mps.set_rng_state, torch.mps.manual_seed))
-    states = [get() for get, _, _ in sources]
+    states = [get_state() for get_state, _, _ in sources]
 
     def seed(number: int) -> None:
         for _, _, manual_seed in sources:
@@ -88,22 +90,23 @@ def own_random_numbers(device: torch.device) -> Iterator[Seed]:
     try:
         yield seed
     finally:
-        for (_, put, _), state in zip(sources, states, strict=True):
-            put(state)
+        for (_, set_state, _), state in zip(sources, states, strict=True):
+            set_state(state)
 
 
 @contextlib.contextmanager
-def own_precision(device: torch.device) -> Iterator[None]:
-    """Inside, no autocast of the caller's is at work: the recipe says how a training computes, backwards as well as
-    forwards, and scores are taken in the model's own precision. What the caller's has cast is forgotten, because
-    weights may change inside."""
+def disable_autocast(device: torch.device) -> Iterator[None]:
+    """Disable the caller's autocast, so that the recipe alone sets the precision of a training.
+
+    The cache of cast weights is cleared on entry and exit, because weights may change inside.
+    """
     with contextlib.ExitStack() as stack:
-        # Only where there is one: an autocast of the task's own then stays the outermost, which forgets its casts by
-        # itself when it ends.
-        for kind in sorted({"cpu", device.type}):
-            if torch.is_autocast_enabled(kind):
+        # Only if one is enabled: otherwise the task's own autocast stays the outermost one, which clears the cache
+        # when it ends.
+        for device_type in sorted({"cpu", device.type}):
+            if torch.is_autocast_enabled(device_type):
                 stack.callback(torch.clear_autocast_cache)
-                stack.enter_context(torch.autocast(kind, enabled=False))
+                stack.enter_context(torch.autocast(device_type, enabled=False))
                 torch.clear_autocast_cache()
         yield
 
@@ -120,6 +123,6 @@ def _expect_teacher(teacher: nn.Module, student: nn.Module) -> None:
         raise InvalidValue(f"The teacher must be an nn.Module, found {type(teacher).__name__}.")
     if {id(p) for p in teacher.parameters()} & {id(p) for p in student.parameters()}:
         raise InvalidValue(
-            "The teacher shares parameters with the model that it teaches, and would change with it. Give a copy: "
+            "The teacher shares parameters with the model that it teaches, so training would change it. Pass a copy: "
             "copy.deepcopy(teacher)."
         )
