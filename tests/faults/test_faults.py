@@ -19,11 +19,11 @@ from nets import agree
 from reference import evaluate
 
 # Modules by name: some share theirs with the function inside.
-chains, drafts, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
+chains, layers, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
     importlib.import_module(f"depthfold.{name}")
     for name in (
         "tracing.chains",
-        "tracing.drafts",
+        "tracing.layers",
         "tracing.numbering",
         "tracing.shapes",
         "tracing.shapes",
