@@ -60,8 +60,8 @@ def test_commands_that_score_say_how_far_they_are(run):
 
 def test_compress_traces_the_model_once(run, monkeypatch):
     module = importlib.import_module("depthfold.tracing.trace")  # the attribute of that name is the function
-    record, traced = module.record_faithfully, []
-    monkeypatch.setattr(module, "record_faithfully", lambda *args: traced.append(args) or record(*args))
+    record, traced = module.record_and_check, []
+    monkeypatch.setattr(module, "record_and_check", lambda *args: traced.append(args) or record(*args))
     assert depthfold("compress", "--run", run).exit_code == 0
     assert len(traced) == 1
 

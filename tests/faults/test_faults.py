@@ -19,11 +19,11 @@ from nets import agree
 from reference import evaluate
 
 # Modules by name: some share theirs with the function inside.
-chains, drafts, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
+chains, layers, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
     importlib.import_module(f"depthfold.{name}")
     for name in (
         "tracing.chains",
-        "tracing.drafts",
+        "tracing.layers",
         "tracing.numbering",
         "tracing.shapes",
         "tracing.shapes",
@@ -312,7 +312,7 @@ def skip_cropped_at_one_side(patch):
     instead(
         patch,
         padding,
-        "crop_of",
+        "skip_crop",
         lambda crop: lambda *given: tuple((a + 1, b - 1) for a, b in crop(*given)),
     )
 
@@ -359,7 +359,7 @@ def pool_divides_by_its_width(patch):
 
 @fault
 def padding_of_a_pool_not_moved(patch):
-    patch.setattr(padding, "_take_out_padding_of_pool", lambda *given: None)
+    patch.setattr(padding, "_remove_pool_padding", lambda *given: None)
 
 
 @fault

@@ -142,7 +142,7 @@ def guard_moved_without_the_strides_before_it(patch):
 
 @fault
 def shared_parameter_folded_away(patch):
-    patch.setattr(functional, "_is_free", lambda *given: True)
+    patch.setattr(functional, "_can_replace", lambda *given: True)
 
 
 @fault
@@ -158,13 +158,13 @@ def shared_parameter_dropped(patch):
 
 @fault
 def later_readers_read_what_was_there_before(patch):
-    patch.setattr(recording, "read_what_is_written", lambda graph, run: frozenset())
+    patch.setattr(recording, "redirect_reads", lambda graph, run: frozenset())
 
 
 @fault
 def changing_values_forgotten(patch):
-    original = recording.read_what_is_written
-    patch.setattr(recording, "read_what_is_written", lambda graph, run: original(graph, run) and frozenset())
+    original = recording.redirect_reads
+    patch.setattr(recording, "redirect_reads", lambda graph, run: original(graph, run) and frozenset())
 
 
 @fault

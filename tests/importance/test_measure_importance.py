@@ -163,7 +163,7 @@ def test_what_makes_no_sense():
             measure_importance(traced, task, recipe, **options)
 
     refused("methods loss, score and steps_per_epoch; NoScore lacks one of them. FunctionTask", task=NoScore())
-    refused("a traced network with its model, found a Network without one. Trace", traced=NETWORK.network)
+    refused("a TracedNetwork, found a Network without a model. Pass", traced=NETWORK.network)
     refused("takes a Recipe or the name of one, found {'lr': 1}", recipe={"lr": 1})
     refused("There is no recipe 'importanc'. Did you mean 'importance'", recipe="importanc")
     refused("There is no search space 'ful'", space="ful")

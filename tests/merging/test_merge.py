@@ -328,7 +328,7 @@ def test_weights_that_were_trained_after_rewriting_are_the_ones_that_merge():
 
 def test_what_is_no_student_is_refused():
     for thing in (conv(), folded()[1], None, "student"):
-        with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(traced, plan\)"):
+        with pytest.raises(df.DepthfoldError, match=r"is not a rewritten network.* Pass the result of rewrite\("):
             df.merge(thing)
 
 
@@ -347,8 +347,8 @@ def test_a_student_that_was_pickled_as_a_whole_is_refused_and_the_way_out_works(
         with pytest.raises(InvalidValue) as error:
             df.merge(part)
         assert str(error.value).endswith(
-            "torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and "
-            "load them, with student = rewrite(traced, plan) and student.load_state_dict(loaded.state_dict())."
+            "torch.save() of a whole module does not save it. Create the student again with rewrite(traced, plan), and "
+            "load the weights with student.load_state_dict(loaded.state_dict())."
         )
     again = df.rewrite(traced, df.Plan((), ()))
     again.load_state_dict(loaded.state_dict())

@@ -125,13 +125,13 @@ def test_modes_are_given_back():
 
 def test_what_is_no_student_and_what_is_no_merged_network():
     student, shallow = folded()
-    with pytest.raises(InvalidValue, match="Conv2d is no rewritten network"):
+    with pytest.raises(InvalidValue, match="Conv2d is not a rewritten network"):
         df.verify(conv(), shallow)
     with pytest.raises(InvalidValue, match=r"is no merged network: expected what merge\(student\) returned"):
         df.verify(student, student)
     with pytest.raises(InvalidValue, match="Conv2d is no merged network"):
         df.verify(student, conv())
-    with pytest.raises(InvalidValue, match="NoneType is no rewritten network"):
+    with pytest.raises(InvalidValue, match="NoneType is not a rewritten network"):
         df.verify(None, shallow)
     with pytest.raises(InvalidValue, match="NoneType is no merged network"):
         df.verify(student, None)

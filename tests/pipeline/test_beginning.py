@@ -285,5 +285,5 @@ def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
     for said in ({"ignore": ["0"]}, {"at": "0"}):
         with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network was traced already"):
             compress(one, traced=traced, **said)
-    with pytest.raises(InvalidValue, match=r"compress\(\) takes a traced network with its model, found Sequential\."):
+    with pytest.raises(InvalidValue, match=r"compress\(\) takes a TracedNetwork, found Sequential\."):
         compress(one, traced=one)

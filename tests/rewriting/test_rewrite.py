@@ -1,4 +1,4 @@
-"""rewrite(): which activations stand and where, where the padding goes, and that the result still trains."""
+"""rewrite() removes and inserts activations, moves padding, and returns a network that can be trained."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ from nets import Net, agree, conv, image, only
 
 
 def residual(activate=F.relu):
-    """a, activation, b, addition, c: an activation at 1 only."""
+    """A residual network with three layers and an activation at position 1."""
     parts = dict(a=conv(), b=conv(), c=conv())
     if isinstance(activate, nn.Module):
         model = Net(lambda net, x: net.c(net.b(net.act(net.a(x))) + x), act=activate, **parts)
@@ -38,7 +38,7 @@ def test_activations_outside_the_plan_become_identities():
     assert sum(isinstance(part, nn.ReLU) for part in student.modules()) == 1
 
 
-def test_an_inserted_activation_stands_after_the_addition():
+def test_inserted_activation_is_after_the_addition():
     model = residual()
     student = rewritten(model, (1, 2), (1, 2))
     agree(student(X), model.c(F.relu(model.b(F.relu(model.a(X))) + X)))
@@ -46,7 +46,7 @@ def test_an_inserted_activation_stands_after_the_addition():
     agree(student(X), model.c(F.relu(model.b(model.a(X)) + X)))
 
 
-def test_an_inserted_activation_stands_after_the_last_of_several_additions():
+def test_inserted_activation_is_after_the_last_addition():
     model = Net(
         lambda net, x: (lambda y: net.d(net.c(y) + y + x))(net.b(F.relu(net.a(x)))),
         a=conv(),
@@ -59,26 +59,26 @@ def test_an_inserted_activation_stands_after_the_last_of_several_additions():
     agree(student(X), model.d(F.relu(model.c(y) + y + X)))
 
 
-def test_a_skip_from_an_inserted_activation_carries_the_activated_value():
+def test_skip_after_an_inserted_activation_reads_its_output():
     model = Net(lambda net, x: (lambda y: net.c(F.relu(net.b(y))) + y)(net.a(x)), a=conv(), b=conv(), c=conv()).double()
     student = rewritten(model, (1, 2), (1, 2))
     y = F.relu(model.a(X))
     agree(student(X), model.c(F.relu(model.b(y))) + y)
 
 
-def test_the_native_activation_at_the_last_position_stays():
+def test_activation_at_the_last_position_stays():
     model = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU()).double()
     agree(rewritten(model, (), (1,))(X), F.relu(model[2](model[0](X))))
     agree(rewritten(model, (2,), (1,))(X), F.relu(model[2](model[0](X))))
 
 
-def test_the_last_position_in_the_plan_inserts_one_where_there_is_none():
+def test_plan_can_insert_an_activation_at_the_last_position():
     model = residual()
     agree(rewritten(model, (3,), (1, 2))(X), F.relu(model.c(model.b(model.a(X)) + X)))
     agree(rewritten(model, (), (1, 2))(X), model.c(model.b(model.a(X)) + X))
 
 
-def test_an_activation_at_a_barrier_goes_unless_the_plan_has_it():
+def test_activation_at_a_barrier_is_removed_unless_the_plan_keeps_it():
     model = nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2), conv()).double()
     pool = model[2]
     agree(rewritten(model, (), ())(X), model[3](pool(model[0](X))))
@@ -101,7 +101,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inserted_activations_are_of_the_networks_own_kind(kind):
+def test_inserted_activations_have_the_kind_of_the_network(kind):
     activate = KINDS[kind]
     model = residual(activate)
     student = rewritten(model, (1, 2), (1, 2))
@@ -109,7 +109,7 @@ def test_inserted_activations_are_of_the_networks_own_kind(kind):
         agree(student(X), model.c(activate(model.b(activate(model.a(X))) + X)))
 
 
-def test_the_inserted_kind_is_the_one_that_the_network_uses_most():
+def test_inserted_kind_is_the_most_frequent_one():
     model = nn.Sequential(
         conv(), nn.Tanh(), conv(), nn.ReLU6(), conv(), nn.ReLU6(), conv(), nn.Identity(), conv()
     ).double()
@@ -117,7 +117,7 @@ def test_the_inserted_kind_is_the_one_that_the_network_uses_most():
     agree(student(X), model[8](F.relu6(model[6](model[4](model[2](model[0](X)))))))
 
 
-def test_an_inserted_prelu_has_a_slope_for_every_channel_of_its_place():
+def test_inserted_prelu_has_one_slope_per_channel():
     prelu = nn.PReLU(4)
     prelu.weight.data = torch.tensor([0.125, 0.25, 0.375, 0.5])
     model = nn.Sequential(conv(), prelu, conv(4, 6), conv(6, 4)).double()
@@ -130,7 +130,7 @@ def test_an_inserted_prelu_has_a_slope_for_every_channel_of_its_place():
     assert inserted[0].weight.grad is not None
 
 
-def test_activations_inside_batch_norms_go_and_come():
+def test_activations_inside_batch_norms_are_removed_and_copied():
     def norm():
         return BatchNormAct2d(4, act_layer=nn.SiLU)
 
@@ -160,7 +160,7 @@ def test_padding_moves_to_the_front_of_a_segment():
     assert paddings == [(5, 5), (0, 0), (1, 1)]
 
 
-def test_a_skip_inside_a_segment_is_cropped_to_match():
+def test_skip_inside_a_segment_is_cropped():
     model = Net(
         lambda net, x: net.d((lambda y: net.c(F.relu(net.b(y))) + y)(net.a(x))),
         a=conv(),
@@ -177,14 +177,14 @@ def test_a_skip_inside_a_segment_is_cropped_to_match():
     agree(student(X), model.d(F.relu(bare(model.c, bare(model.b, y)) + y[..., 3:-3, 3:-3])))
 
 
-def test_a_skip_from_the_front_of_a_segment_reads_the_map_as_it_was():
+def test_skip_from_the_front_of_a_segment_reads_the_unpadded_map():
     model = residual()
     student = rewritten(model, (2,), (2,))
     inner = F.conv2d(F.pad(X, (2, 2, 2, 2)), model.a.weight, model.a.bias)
     agree(student(X), model.c(F.relu(F.conv2d(inner, model.b.weight, model.b.bias) + X)))
 
 
-def test_state_dict_keys_are_those_of_the_model_and_of_what_was_inserted():
+def test_state_dict_has_the_keys_of_the_model_and_of_inserted_modules():
     model = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.PReLU(), conv(), nn.BatchNorm2d(4), nn.PReLU(), conv())
     traced = df.trace(model, image())
     own = set(model.state_dict())
@@ -221,14 +221,14 @@ def test_gradients_reach_every_parameter_and_a_training_step_works():
         agree(df.merge(student)(image(13)), student(image(13)), 1e-4)
 
 
-def test_in_place_activations_train():
+def test_in_place_activations_can_be_trained():
     model = residual(nn.ReLU(inplace=True)).float().train()
     student = df.rewrite(df.trace(model, image()), df.Plan((1, 2), (1, 2)))
     student(image()).sum().backward()
     assert all(parameter.grad is not None for parameter in student.parameters())
 
 
-def test_rewriting_twice_gives_two_students_of_their_own():
+def test_rewriting_twice_gives_independent_students():
     traced = df.trace(residual(), X)
     one, two = (df.rewrite(traced, only(traced, 0, 2)) for _ in range(2))
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_rewriting_twice_gives_two_students_of_their_own():
 
 
 class Tied(nn.Module):
-    """A part, and a rest that has the weights of one of its layers and the whole of another."""
+    """A body, and a rest that shares a weight of one of its layers and the whole of another layer."""
 
     def __init__(self):
         super().__init__()
@@ -249,7 +249,7 @@ class Tied(nn.Module):
         return self.shared(self.other(self.body(x)))
 
 
-def test_what_the_traced_part_shares_with_the_rest_stays_shared():
+def test_weights_shared_with_the_rest_of_the_model_stay_shared():
     model = Tied().double()
     traced = df.trace(model, X, at="body")
     before = copy.deepcopy(model.state_dict())
@@ -279,7 +279,7 @@ def test_what_the_traced_part_shares_with_the_rest_stays_shared():
     assert second.other.weight is second.get_submodule("body.0").weight
 
 
-def test_students_deep_copy():
+def test_students_can_be_copied():
     student = rewritten(residual(), (2,), (2,))
     twin = copy.deepcopy(student)
     agree(twin(X), student(X))
@@ -290,7 +290,7 @@ def test_students_deep_copy():
     agree(df.merge(student)(X), student(X))
 
 
-def test_students_take_other_sizes():
+def test_students_accept_other_sizes():
     student = rewritten(residual(), (2,), (2,))
     for size in (7, 8, 20):
         x = image(size).double()
@@ -306,29 +306,29 @@ def test_students_take_other_sizes():
         ((), (1,), r"\(1, 3\]: it crosses one end of the residual 0 -> 2; .* Add cuts there"),
     ],
 )
-def test_plans_that_do_not_fit_are_refused_before_anything_is_done(activations, cuts, message):
+def test_invalid_plans_are_refused(activations, cuts, message):
     with pytest.raises(PlanError, match=message):
         rewritten(residual(), activations, cuts)
 
 
-def test_a_network_without_activations_takes_no_activation():
+def test_plan_cannot_insert_into_a_network_without_activations():
     with pytest.raises(PlanError, match="the network has none whose kind could be taken"):
         rewritten(nn.Sequential(conv(), conv()).double(), (1,), (1,))
 
 
-def test_a_network_read_from_json_has_no_model_to_rewrite():
+def test_network_without_a_model_is_refused():
     traced = df.trace(residual(), X)
     read = df.Network.loads(traced.network.dumps())
     assert read == traced.network
-    said = r"rewrite\(\) takes a traced network with its model, found a Network without one\. Trace "
-    with pytest.raises(InvalidValue, match=said):
+    message = r"rewrite\(\) takes a TracedNetwork, found a Network without a model\. Pass the result of trace\("
+    with pytest.raises(InvalidValue, match=message):
         df.rewrite(read, read.vanilla)
 
 
-def test_what_is_no_network_or_no_plan():
+def test_wrong_argument_types_are_refused():
     traced = df.trace(residual(), X)
     with pytest.raises(
-        InvalidValue, match=r"rewrite\(\) takes a traced network with its model, found Plan\. Trace the"
+        InvalidValue, match=r"rewrite\(\) takes a TracedNetwork, found Plan\. Pass the result of trace\("
     ):
         df.rewrite(traced.vanilla, traced)
     with pytest.raises(PlanError, match=r"Expected a plan, found NoneType\. Give a Plan\(activations, cuts\)"):

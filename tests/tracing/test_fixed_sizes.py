@@ -1,4 +1,4 @@
-"""Padding that depends on the size of the map: exact at the traced size, refused where it would differ."""
+"""Padding that depends on the map size is exact at the traced size, and other padding is refused."""
 
 import math
 import pickle
@@ -17,7 +17,7 @@ from nets import Net, agree, conv, image
 
 
 def same(size, kernel, stride, dilation):
-    """The padding of TensorFlow's SAME, by its definition: as many outputs as ceil(size / stride)."""
+    """Return the padding of TensorFlow's SAME: the output has ceil(size / stride) values."""
     total = max((math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -44,7 +44,7 @@ def run(traced, x):
     [(3, 2, 1), (5, 2, 1), (2, 2, 1), (1, 2, 1), (3, 1, 1), (3, 3, 1), (5, 4, 1), (3, 2, 2)],
 )
 @pytest.mark.parametrize("size", [12, 13])
-def test_other_sizes_run_where_the_padding_is_the_same_and_are_refused_elsewhere(kernel, stride, dilation, size):
+def test_sizes_with_the_same_padding_run_and_others_are_refused(kernel, stride, dilation, size):
     layer = Same(4, 4, kernel, stride=stride, dilation=dilation)
     model = nn.Sequential(conv(), nn.ReLU(), layer, nn.ReLU(), conv()).double().eval()
     traced = df.trace(model, torch.randn(1, 4, size, size).double())
@@ -68,7 +68,7 @@ def test_other_sizes_run_where_the_padding_is_the_same_and_are_refused_elsewhere
                 made(x)
 
 
-def test_a_guard_inside_a_segment_checks_at_its_front():
+def test_guard_inside_a_segment_is_checked_at_its_front():
     model = nn.Sequential(
         nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.ReLU(), Same(4, 4, 5, stride=2), nn.ReLU(), Same(4, 4, 3, stride=2)
     )
@@ -93,7 +93,7 @@ def test_a_guard_inside_a_segment_checks_at_its_front():
         assert (size in ran) == fits
 
 
-def test_the_printed_network_says_so():
+def test_printed_network_shows_fixed_padding():
     model = nn.Sequential(Same(4, 4, 3, stride=2), Same(4, 4, 3, stride=3), Same(4, 4, 3))
     text = str(df.trace(model, torch.randn(1, 4, 12, 15)))
     assert "Padding that depends on the size of the map, fixed at the traced size:" in text
@@ -127,7 +127,7 @@ def test_random_plans_with_residuals(space):
             agree(run(merged, y), run(student, y))
 
 
-def test_padding_that_follows_no_period_is_allowed_at_the_traced_size_only():
+def test_padding_without_a_period_is_allowed_only_at_the_traced_size():
     class Threshold(nn.Conv2d):
         def forward(self, x):
             pad = 2 if x.shape[2] > 40 else 1
@@ -142,7 +142,7 @@ def test_padding_that_follows_no_period_is_allowed_at_the_traced_size_only():
 @pytest.mark.parametrize(
     "scale", [lambda x: x.shape[2] / 12, lambda x: max(x.shape[0], 1)], ids=["size of the map", "batch"]
 )
-def test_where_more_than_the_padding_depends_on_the_size_the_module_stays_opaque(scale):
+def test_module_is_opaque_if_more_than_its_padding_depends_on_the_size(scale):
     class Scaled(Same):
         def forward(self, x):
             return super().forward(x) * float(scale(x))
@@ -154,7 +154,7 @@ def test_where_more_than_the_padding_depends_on_the_size_the_module_stays_opaque
     agree(run(df.merge(df.rewrite(traced, traced.vanilla)), image(30).double()), run(model, image(30).double()))
 
 
-def test_a_module_that_receives_several_sizes_stays_opaque():
+def test_module_that_receives_several_sizes_is_opaque():
     shared = Same(4, 4, 3, stride=2)
     model = Net(lambda net, x: net.s(net.s(x)), s=shared)
     assert df.trace(model, image()).depth == 0

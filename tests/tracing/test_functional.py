@@ -1,4 +1,4 @@
-"""A convolution is what it computes: functions with parameters of a module are layers like any other."""
+"""Functional convolutions and batch norms become layers."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ def run(traced, x):
 
 
 def folds(model, x, plans=4):
-    """Merge by the vanilla plan, which must give the model itself, and by random ones. Returns the network."""
+    """Compare the merged vanilla plan with the model, and random plans with their students. Return the network."""
     model = randomise_statistics(model.double()).eval()
     x = x.double()
     traced = df.trace(model, x)
@@ -35,7 +35,7 @@ def folds(model, x, plans=4):
 
 
 class Functional(nn.Module):
-    """Everything by functions, as networks with generated weights are written."""
+    """A network that only uses functions."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class Functional(nn.Module):
         return F.conv2d(x + y, self.blur, None, 1, 1, 1, 8)
 
 
-def test_functions_with_parameters_of_the_module_are_layers():
+def test_functional_convolutions_with_parameters_are_layers():
     traced = folds(Functional(), image(13))
     assert [layer.where for layer in traced.network.layers] == ["w1", "w2", "blur"]
     assert [layer.norm for layer in traced.network.layers] == ["mean", None, None]
@@ -63,14 +63,14 @@ def test_functions_with_parameters_of_the_module_are_layers():
 
 
 @pytest.mark.parametrize(("dims", "function"), [(1, F.conv1d), (2, F.conv2d), (3, F.conv3d)])
-def test_functions_of_every_number_of_dimensions(dims, function):
+def test_functional_convolutions_of_all_dimensions(dims, function):
     weights = [nn.Parameter(torch.randn(3, 3, *(3,) * dims)) for _ in range(2)]
     model = Net(lambda net, x: function(torch.relu(function(x, net.a, padding=1)), net.b), a=weights[0], b=weights[1])
     assert folds(model, torch.randn(2, 3, *(8, 7, 6)[:dims])).depth == 2
 
 
 class Ported(nn.Conv2d):
-    """A subclass with a forward of its own, as networks from TensorFlow have: it pads, then convolves."""
+    """A subclass that pads in its own forward, as in networks ported from TensorFlow."""
 
     def __init__(self, *args, **given):
         super().__init__(*args, **given)
@@ -82,7 +82,7 @@ class Ported(nn.Conv2d):
 
 
 class Wrapped(nn.Conv2d):
-    """A convolution that carries its norm and activation inside, as detectron2 writes it."""
+    """A convolution with its norm and activation inside, as in detectron2."""
 
     def __init__(self, *args, norm=None, activation=None, **given):
         super().__init__(*args, **given)
@@ -107,7 +107,7 @@ class OwnReLU(nn.ReLU):
         return F.relu(x, inplace=self.inplace)
 
 
-def test_subclasses_are_looked_into():
+def test_subclasses_with_their_own_forward_are_recorded():
     model = nn.Sequential(
         Ported(4, 8, 3, stride=2), OwnNorm(8, eps=1e-3), OwnReLU(),
         Wrapped(8, 8, 3, padding=1, norm=nn.BatchNorm2d(8), activation=nn.SiLU()), Ported(8, 4, 1), OwnReLU(True),
@@ -117,7 +117,7 @@ def test_subclasses_are_looked_into():
     assert [layer.norm for layer in traced.network.layers] == ["1", "3.norm", None]
     assert [layer.activation for layer in traced.network.layers] == ["relu", "silu", "relu"]
     merged = df.merge(df.rewrite(traced, traced.vanilla))
-    # The merged network has plain layers, under the names that the user's convolutions had.
+    # The merged network has plain layers with the names of the user's convolutions.
     assert set(merged.state_dict()) == {f"{n}.{name}" for n in (0, 3, 4) for name in ("weight", "bias")}
     assert all(type(module).__module__.startswith("torch.") for module in merged.modules())
 
@@ -130,7 +130,7 @@ def shared():
     )  # fmt: skip
 
 
-def test_a_parameter_that_several_calls_share():
+def test_parameter_shared_by_several_calls():
     traced = folds(shared(), image())
     assert [layer.where for layer in traced.network.layers] == ["a", "w", "w"]
     student = df.rewrite(traced, df.Plan((), (2,)))
@@ -141,7 +141,7 @@ def test_a_parameter_that_several_calls_share():
     assert torch.equal(merged.w, student.w)  # its mean is still read
 
 
-def test_only_the_layer_of_the_block_begins_afresh():
+def test_only_the_layer_of_the_block_is_reinitialised():
     traced = df.trace(shared(), image())
     student = importance_student(traced, FlaggedSpan(1, 2, False, True), seed=0)
     own, other = student.get_submodule("depthfold_conv2d").weight, student.w
@@ -163,7 +163,7 @@ class Mode(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["follows", "frozen"])
-def test_a_functional_batch_norm_follows_the_mode_if_the_forward_says_so(how):
+def test_functional_batch_norm_follows_the_mode_if_the_forward_does(how):
     model = nn.Sequential(Mode(how), nn.ReLU(), conv()).train()
     traced = df.trace(model, image())
     student = df.rewrite(traced, traced.vanilla)
@@ -175,7 +175,7 @@ def test_a_functional_batch_norm_follows_the_mode_if_the_forward_says_so(how):
     agree(run(df.merge(student), image()), run(student, image()), 1e-5)
 
 
-def test_weights_that_the_forward_computes_are_refused():
+def test_computed_weights_are_refused():
     def run_(net, x):
         return net.b(F.conv2d(torch.relu(net.a(x)), F.normalize(net.w)))
 
@@ -184,7 +184,7 @@ def test_weights_that_the_forward_computes_are_refused():
     assert codes(traced)["conv2d"] == "computed-weights"
 
 
-def test_ignored_functions_keep_their_convolutions_and_lose_their_norms():
+def test_ignored_functions_keep_their_convolutions_but_fold_their_norms():
     model = nn.Sequential(Ported(4, 4, 3, padding=1), OwnNorm(4), nn.ReLU(), conv(), nn.ReLU(), conv())
     model = randomise_statistics(model.double()).eval()
     traced = df.trace(model, image().double(), ignore=["0", "1"])
@@ -195,7 +195,7 @@ def test_ignored_functions_keep_their_convolutions_and_lose_their_norms():
     assert not any(node.target is F.batch_norm for node in merged.graph.nodes)
 
 
-def test_a_gate_of_functional_convolutions_is_a_gate():
+def test_functional_convolutions_of_a_gate_are_not_layers():
     class Gate(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Hooks are the user's: a module that has some is one operation, is called as a whole, and keeps them."""
+"""A module with hooks is called as a whole and keeps its hooks."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ def body():
     )
 
 
-def test_a_forward_hook_on_a_container_is_called_with_values_by_student_and_merged_network():
+def test_hook_on_a_container_receives_tensors_in_student_and_merged_network():
     seen = []
     model = body().double().eval()
     model[1].register_forward_hook(lambda part, given, output: seen.append(output))
     x = image().double()
     traced = df.trace(model, x)
-    assert all(type(value) is torch.Tensor for value in seen)  # none of torch.fx's
+    assert all(type(value) is torch.Tensor for value in seen)  # not proxies
     assert [layer.where for layer in traced.network.layers] == ["0", "2", "4"]
     assert traced.network.barriers == (1,)
     assert codes(traced)["1"] == "hooked"
@@ -39,7 +39,7 @@ def test_a_forward_hook_on_a_container_is_called_with_values_by_student_and_merg
 
 
 @pytest.mark.parametrize("name", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_on_a_container_that_changes_values_changes_them_in_student_and_merged_network(name):
+def test_hook_that_changes_values_works_in_student_and_merged_network(name):
     model = body()
     change = {
         "register_forward_hook": lambda part, given, output: output * 2,
@@ -50,7 +50,7 @@ def test_a_hook_on_a_container_that_changes_values_changes_them_in_student_and_m
     assert codes(traced)["1"] == "hooked"
 
 
-def test_a_hook_inside_a_hooked_container_is_kept_as_well():
+def test_hook_inside_a_hooked_container_is_kept():
     calls = []
     model = body()
     model[1].register_forward_hook(lambda *given: calls.append("container"))
@@ -62,7 +62,7 @@ def test_a_hook_inside_a_hooked_container_is_kept_as_well():
     assert calls == ["convolution", "container"]
 
 
-def test_the_output_of_a_hooked_container_may_be_anything():
+def test_hooked_container_may_return_anything():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -78,7 +78,7 @@ def test_the_output_of_a_hooked_container_may_be_anything():
     assert [layer.where for layer in traced.network.layers] == ["stem", "c"]
 
 
-def test_a_hook_on_the_activation_inside_a_norm_makes_the_norm_one_operation():
+def test_hook_on_the_activation_inside_a_norm_makes_the_norm_a_barrier():
     norm = BatchNormAct2d(4)
     norm.act.register_forward_hook(lambda part, given, output: output * 2)
     traced = folds_exactly(nn.Sequential(conv(), norm, conv(), nn.ReLU(), conv()), image())
@@ -87,15 +87,15 @@ def test_a_hook_on_the_activation_inside_a_norm_makes_the_norm_one_operation():
 
 
 class Collector(nn.Module):
-    """Returns what hooks have put aside, as timm's feature extractors by hooks do."""
+    """A forward that returns values collected by hooks, as feature extractors of timm do."""
 
     def __init__(self):
         super().__init__()
         self.body, self.found = body(), []
         for part in (self.body[1], self.body[2]):
-            part.register_forward_hook(self.put_aside)
+            part.register_forward_hook(self.collect)
 
-    def put_aside(self, part, given, output):
+    def collect(self, part, given, output):
         self.found.append(output)
 
     def forward(self, x):
@@ -104,10 +104,10 @@ class Collector(nn.Module):
         return list(self.found)
 
 
-def test_a_forward_that_returns_what_its_hooks_have_collected_is_an_error():
+def test_forward_that_returns_values_collected_by_hooks_is_refused():
     with pytest.raises(TraceError) as error:
         df.trace(Collector(), image())
     assert str(error.value) == (
-        "The forward of Collector cannot be recorded: it reads what its hooks have collected, and they do not run "
-        'while torch.fx records. Change that in the model, or trace a submodule that does not do it, with at="...".'
+        "The forward of Collector cannot be recorded: it reads values collected by its hooks, which do not run while "
+        'torch.fx records. Change that code, or trace a submodule without it, with at="...".'
     )

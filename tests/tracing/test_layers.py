@@ -1,4 +1,4 @@
-"""What becomes part of a layer: norms, activations, padding, and what is seen through."""
+"""Norms, activations, padding, additions and no-ops that join a layer."""
 
 import pytest
 import torch
@@ -44,14 +44,14 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_activation_modules_of_every_kind(kind):
+def test_all_activation_modules(kind):
     traced = folds_exactly(nn.Sequential(conv(), MODULES[kind], conv(), MODULES[kind], conv()), image())
     assert [layer.activation for layer in traced.network.layers] == [kind, kind, None]
     assert traced.network.barriers == ()
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_activation_functions_and_methods_of_every_kind(kind):
+def test_all_activation_functions_and_methods(kind):
     function = FUNCTIONS[kind]
     model = Net(lambda net, x: net.c(function(net.b(function(net.a(x))))), a=conv(), b=conv(), c=conv())
     traced = folds_exactly(model, image())
@@ -60,7 +60,7 @@ def test_activation_functions_and_methods_of_every_kind(kind):
     assert traced.network.barriers == ()
 
 
-def test_a_functional_prelu_is_a_barrier_with_a_reason():
+def test_functional_prelu_is_a_barrier():
     model = Net(
         lambda net, x: net.b(F.prelu(net.a(x), net.slope)),
         a=conv(),
@@ -72,15 +72,15 @@ def test_a_functional_prelu_is_a_barrier_with_a_reason():
     assert "prelu" in codes(traced)
 
 
-def test_two_activations_in_a_row_end_the_chain_and_the_reason_is_true():
+def test_two_activations_in_a_row_end_the_chain():
     traced = folds_exactly(nn.Sequential(conv(), nn.ReLU(), nn.Sigmoid(), conv()), image())
     assert (traced.depth, traced.network.barriers, traced.network.layers[0].activation) == (2, (1,), "relu")
     (reason,) = [refusal.why for refusal in traced.network.refusals if refusal.where == "2"]
-    assert "others read" not in reason  # nobody else reads the value: it is the second activation in a row
+    assert "other operations" not in reason  # no other operation reads the value
 
 
 def rough(norm):
-    """Statistics and parameters that are not fresh."""
+    """Fill the statistics and parameters of a norm with random values."""
     generator = torch.Generator().manual_seed(7)
     for name in ("running_mean", "running_var", "weight", "bias"):
         if getattr(norm, name, None) is not None:
@@ -98,7 +98,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_batch_norms_of_every_kind_fold(kind):
+def test_all_batch_norms_are_folded(kind):
     model = nn.Sequential(conv(), rough(NORMS[kind]()), nn.ReLU(), conv(bias=False), rough(NORMS[kind]()))
     traced = folds_exactly(model, image())
     assert [layer.norm for layer in traced.network.layers] == ["1", "4"]
@@ -107,7 +107,7 @@ def test_batch_norms_of_every_kind_fold(kind):
 
 
 @pytest.mark.parametrize("kind", [BatchNormAct2d, FrozenBatchNormAct2d])
-def test_a_norm_with_an_activation_inside_is_norm_and_activation_of_the_layer(kind):
+def test_norm_with_an_activation_inside_gives_the_layer_both(kind):
     model = nn.Sequential(conv(), rough(kind(4, act_layer=nn.SiLU)), conv(), rough(kind(4, act_layer=nn.SiLU)), conv())
     traced = folds_exactly(model, image())
     assert [layer.norm for layer in traced.network.layers] == ["1", "3", None]
@@ -115,13 +115,13 @@ def test_a_norm_with_an_activation_inside_is_norm_and_activation_of_the_layer(ki
     assert traced.network.barriers == ()
 
 
-def test_a_batch_norm_without_statistics_is_refused():
+def test_batch_norm_without_statistics_is_refused():
     traced = df.trace(nn.Sequential(conv(), nn.BatchNorm2d(4, track_running_stats=False), conv()), image())
     assert (traced.depth, traced.network.barriers) == (2, (1,))
     assert codes(traced)["1"] == "batch-statistics"
 
 
-def test_a_batch_norm_with_a_forward_of_its_own_is_looked_into():
+def test_batch_norm_with_its_own_forward_is_recorded():
     class Twisted(nn.BatchNorm2d):
         def forward(self, x):
             return super().forward(x) * 2
@@ -144,7 +144,7 @@ def test_a_batch_norm_with_a_forward_of_its_own_is_looked_into():
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_what_does_nothing_in_evaluation_is_seen_through(nothing):
+def test_no_ops_in_evaluation_do_not_interrupt_a_chain(nothing):
     model = Net(
         lambda net, x: net.c(net.drop(net.b(net.drop(net.act(net.norm(net.drop(net.a(x))))))) + x),
         a=conv(),
@@ -179,13 +179,13 @@ def test_functional_dropout_follows_train_and_eval_after_rewriting(function):
     agree(df.merge(student)(x), student(x), 1e-4)
 
 
-def test_dropout_that_is_always_on_is_no_part_of_a_linear_segment():
+def test_dropout_that_is_always_active_is_a_barrier():
     model = Net(lambda net, x: net.b(F.dropout(net.a(x), 0.5, training=True)), a=conv(), b=conv()).eval()
     traced = df.trace(model, image())
     student = df.rewrite(traced, traced.vanilla).eval()
     assert not torch.equal(model(image()), model(image()))
     assert traced.network.barriers == (1,)
-    assert not torch.equal(student(image()), student(image()))  # it computes what the model computes, noise included
+    assert not torch.equal(student(image()), student(image()))  # the student is random, as is the model
 
 
 def paddings():
@@ -206,7 +206,7 @@ def paddings():
 
 
 @pytest.mark.parametrize(("part", "padding"), [p[1:] for p in paddings()], ids=[p[0] for p in paddings()])
-def test_padding_of_every_form_is_part_of_the_layer(part, padding):
+def test_all_forms_of_zero_padding_join_the_layer(part, padding):
     traced = folds_exactly(nn.Sequential(conv(), nn.ReLU(), part, nn.ReLU(), conv()), image())
     assert (traced.depth, traced.network.barriers) == (3, ())
     assert traced.network.layers[1].shape.padding == padding
@@ -226,13 +226,13 @@ def test_padding_of_every_form_is_part_of_the_layer(part, padding):
         Net(lambda net, x: F.pad(x, (0, 0, 0, 0, 0, 0))),
     ],
 )
-def test_padding_that_is_not_zero_padding_of_the_map_is_a_barrier(pad):
+def test_other_padding_is_a_barrier(pad):
     traced = folds_exactly(nn.Sequential(conv(), nn.ReLU(), pad, conv(), nn.ReLU()), image())
     assert (traced.depth, traced.network.barriers) == (2, (1,))
     assert "padding" in codes(traced).values()
 
 
-def test_one_dimension_and_three():
+def test_one_and_three_dimensions():
     line = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 2, 5, stride=2))
     assert folds_exactly(line, torch.randn(2, 3, 17)).depth == 2
     cube = nn.Sequential(
@@ -251,7 +251,7 @@ ADDITIONS = {
 
 
 @pytest.mark.parametrize("kind", ADDITIONS)
-def test_residual_additions_of_every_form(kind):
+def test_all_forms_of_residual_additions(kind):
     add = ADDITIONS[kind]
     model = Net(lambda net, x: net.c(add(net.b(F.relu(net.a(x))), x)), a=conv(), b=conv(), c=conv())
     traced = folds_exactly(model, image())
@@ -259,7 +259,7 @@ def test_residual_additions_of_every_form(kind):
     assert traced.network.barriers == ()
 
 
-def test_a_residual_added_in_place_by_the_operator():
+def test_residual_added_with_the_in_place_operator():
     def run(net, x):
         y = net.b(F.relu(net.a(x)))
         y += x
@@ -269,7 +269,7 @@ def test_a_residual_added_in_place_by_the_operator():
     assert [(skip.source, skip.target) for skip in traced.network.skips] == [(0, 2)]
 
 
-def test_a_projection_with_its_batch_norm_is_a_skip():
+def test_projection_with_its_batch_norm_is_a_skip():
     model = Net(
         lambda net, x: net.c(F.relu(net.b(F.relu(net.a(x))) + net.down(x))),
         a=conv(4, 6, stride=2),
@@ -283,7 +283,7 @@ def test_a_projection_with_its_batch_norm_is_a_skip():
     assert (skip.source, skip.target, skip.projection.stride) == (0, 2, (2, 2))
 
 
-def test_parallel_convolutions_and_a_batch_norm_alone_join_one_layer():
+def test_parallel_convolutions_and_a_batch_norm_become_one_layer():
     model = Net(
         lambda net, x: net.after(F.relu(net.three(x) + net.one(x) + net.norm(x))),
         three=nn.Sequential(conv(), nn.BatchNorm2d(4)),
@@ -296,7 +296,7 @@ def test_parallel_convolutions_and_a_batch_norm_alone_join_one_layer():
     assert pairs(traced.spans("full")) == [(0, 1), (0, 2), (1, 2)]
 
 
-def test_a_value_added_to_itself_loses_no_layer():
+def test_value_added_to_itself_keeps_its_layers():
     def run(net, x):
         y = net.b(F.relu(net.a(x)))
         return net.c(F.relu(y + y))
@@ -306,8 +306,8 @@ def test_a_value_added_to_itself_loses_no_layer():
 
 
 @pytest.mark.parametrize("add", [lambda y: y + 0, lambda y: 0 + y], ids=["y + 0", "0 + y"])
-def test_adding_the_number_zero_changes_nothing(add):
-    """How code that sums up branches starts: `out = 0`, then `out += branch(x)`, as in MobileOne."""
+def test_adding_zero_is_a_no_op(add):
+    """MobileOne sums up branches with `out = 0`, then `out += branch(x)`."""
     model = Net(lambda net, x: net.b(F.relu(add(net.a(x)))), a=conv(), b=conv())
     traced = folds_exactly(model, image())
     assert (traced.network.barriers, traced.network.layers[0].activation) == ((), "relu")

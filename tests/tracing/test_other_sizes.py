@@ -1,4 +1,4 @@
-"""What holds at the traced size alone must not pass for what always holds."""
+"""Facts that hold only at the traced size are not assumed at other sizes."""
 
 from dataclasses import dataclass
 
@@ -29,33 +29,33 @@ def maps(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).double()
 
 
-def halved(question):
-    """A convolution that halves its input where the answer about its size is yes."""
+def halved(condition):
+    """A model with a convolution that halves its input if the condition on its size holds."""
 
     class Halved(nn.Conv2d):
         def forward(self, x):
-            return F.conv2d(x / 2 if question(x) else x, self.weight, self.bias, padding=1)
+            return F.conv2d(x / 2 if condition(x) else x, self.weight, self.bias, padding=1)
 
     return nn.Sequential(conv(), nn.ReLU(), Halved(4, 4, 3), nn.ReLU(), conv())
 
 
 @pytest.mark.parametrize(
-    ("question", "other"),
+    ("condition", "other"),
     [
         (lambda x: x.shape[-1] * x.shape[-2] > 300 * 300, (1, 4, 320, 320)),
         (lambda x: x.shape[-1] * x.shape[-2] > 100 * 100, (1, 4, 101, 101)),
         (lambda x: min(x.shape[-2:]) < 7, (1, 4, 6, 6)),
         (lambda x: x.shape[0] > 4, (8, 4, 16, 16)),
     ],
-    ids=["large", "not so large", "small", "batch"],
+    ids=["large", "medium", "small", "batch"],
 )
-def test_a_module_that_does_something_else_at_another_size(question, other):
-    model = halved(question)
+def test_module_that_behaves_differently_at_another_size(condition, other):
+    model = halved(condition)
     _, merged = vanilla(model, maps(1, 4, 16, 16))
     agree(run(merged, maps(*other)), run(model, maps(*other)))
 
 
-def test_constants_made_from_sizes():
+def test_constants_computed_from_sizes():
     class Scaled(nn.Conv2d):
         def forward(self, x):
             return F.conv2d(x * torch.tensor(1.0 / max(x.shape[-1], 1)).double(), self.weight, self.bias, padding=1)
@@ -75,7 +75,7 @@ def test_constants_made_from_sizes():
     ],
     ids=["batch", "columns", "both", "reshape"],
 )
-def test_a_part_that_is_the_whole_at_the_traced_size(write, other):
+def test_slice_that_is_the_whole_value_at_the_traced_size(write, other):
     def forward(net, x):
         y = net.a(x)
         write(y)
@@ -96,7 +96,7 @@ class Same(nn.Conv2d):
 
 
 class Projected(nn.Module):
-    """A projection of two steps, the second of which pads by the size of its map."""
+    """A projection of two steps. The padding of the second one depends on the size of its map."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ class Projected(nn.Module):
         return self.main(x) + self.second(self.first(x))
 
 
-def test_the_guard_of_a_later_step_is_checked_at_the_front():
+def test_guard_of_a_later_step_is_checked_at_the_front():
     model = nn.Sequential(conv(4, 4, 1, bias=False), nn.ReLU(), Projected(), conv(4, 4, 1)).double().eval()
     traced = df.trace(model, maps(1, 4, 16, 16))
     merged = df.merge(df.rewrite(traced, df.Plan((), traced.network.barriers)))
@@ -119,7 +119,7 @@ def test_the_guard_of_a_later_step_is_checked_at_the_front():
             merged(maps(1, 4, size, size))
 
 
-def test_a_guard_that_two_branches_share():
+def test_guard_shared_by_two_branches():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
@@ -150,7 +150,7 @@ def test_outputs_in_a_dataclass_are_compared():
             y = self.a(x)
             return Result(self.b(y * 2 if type(y) is torch.Tensor else y))
 
-    with pytest.raises(TraceError, match="asks for the type of a value"):
+    with pytest.raises(TraceError, match="checks the type of a value"):
         df.trace(Wrong(), image())
 
 
@@ -178,7 +178,7 @@ def doubled(x):
     ids=["autograd function", "checkpoint", "checkpoint, new", "script", "as_tensor", "old types"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_hands_values_to_cpp_is_not_given_a_proxy(run_part):
+def test_functions_implemented_in_cpp_do_not_receive_proxies(run_part):
     vanilla(nn.Sequential(conv(), Net(run_part, c=conv()), conv()), maps(1, 4, 8, 8))
 
 
@@ -188,7 +188,7 @@ def test_tracing_in_inference_mode():
 
 
 @pytest.mark.parametrize("how", ["assigned", "clamped"])
-def test_a_forward_that_changes_its_weights_is_called_as_it_is(how):
+def test_forward_that_changes_its_weights_is_opaque(how):
     class Constrained(nn.Conv2d):
         def forward(self, x):
             if how == "assigned":
@@ -199,12 +199,12 @@ def test_a_forward_that_changes_its_weights_is_called_as_it_is(how):
 
     traced, _ = vanilla(nn.Sequential(conv(), Constrained(4, 4, 3), conv()), maps(1, 4, 8, 8))
     assert [layer.where for layer in traced.network.layers] == ["0", "2"]
-    message = {"assigned": "the forward replaces a parameter", "clamped": "its forward changes weight, and"}[how]
+    message = {"assigned": "the forward replaces a parameter", "clamped": "its forward changes weight, which"}[how]
     with pytest.raises(TraceError, match=rf"{message}.*test_other_sizes.py:\d+, `self.weight.data"):
         df.trace(Constrained(4, 4, 3), maps(1, 4, 8, 8).float())
 
 
-def test_a_training_forward_that_wants_a_target():
+def test_forward_that_requires_a_target_in_training():
     class Norm(nn.BatchNorm2d):
         def forward(self, x):
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1)
@@ -232,7 +232,7 @@ def test_types_of_subclasses_can_be_ignored():
     assert traced.blueprint.ignore == ("1",)
 
 
-def test_an_opaque_module_that_only_writes():
+def test_opaque_module_that_only_writes_in_place():
     class Writes(nn.Module):
         def forward(self, x):
             if x.sum() < 1e30:
@@ -246,7 +246,7 @@ def test_an_opaque_module_that_only_writes():
     vanilla(Net(forward, a=conv(), b=conv(), w=Writes()), maps(1, 4, 8, 8))
 
 
-def test_weights_that_an_opaque_module_keeps_stay_its_own():
+def test_weights_of_an_opaque_module_are_not_merged():
     class Opaque(nn.Module):
         def __init__(self):
             super().__init__()
@@ -263,7 +263,7 @@ def test_weights_that_an_opaque_module_keeps_stay_its_own():
     vanilla(Net(forward, o=Opaque(), n=norm), maps(1, 4, 8, 8))
 
 
-def test_a_batch_norm_that_stays_in_training_mode_is_not_trained_by_tracing():
+def test_tracing_does_not_update_a_batch_norm_that_stays_in_training_mode():
     class Training(nn.BatchNorm2d):
         def train(self, mode=True):
             return super().train(True)

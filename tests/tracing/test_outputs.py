@@ -1,4 +1,4 @@
-"""Whether the value after the last layer is the output of the network: then the search puts no activation there."""
+"""If the value after the last layer is an output of the network, no plan puts an activation there."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def body():
 
 
 class Functional(nn.Module):
-    """Weights that no module of their own applies, as they are or computed from."""
+    """A transposed convolution with a weight of this module, used directly or computed from."""
 
     def __init__(self, computed):
         super().__init__()
@@ -33,7 +33,7 @@ def at_the_end(traced):
     return {(flagged.i, flagged.a, flagged.b) for flagged in traced.flagged_spans() if flagged.j == traced.depth}
 
 
-def test_an_output_keeps_its_range_in_every_plan_that_is_found():
+def test_no_plan_puts_an_activation_on_an_output():
     model = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8), nn.ReLU(), conv(8, 3))
     traced = df.trace(model, image(channels=3))
     assert traced.network.ends_in_output
@@ -56,26 +56,26 @@ def test_an_output_keeps_its_range_in_every_plan_that_is_found():
         (nn.Sequential(nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2)), False),
     ],
 )
-def test_what_follows_the_last_layer_decides(after, is_output):
+def test_weights_after_the_last_layer_decide(after, is_output):
     assert df.trace(nn.Sequential(body(), after), image()).network.ends_in_output == is_output
 
 
 @pytest.mark.parametrize("computed", [False, True])
-def test_weights_without_a_module_of_their_own_count(computed):
+def test_functional_weights_count(computed):
     assert not df.trace(Functional(computed), image()).network.ends_in_output
 
 
 def test_weights_beside_the_last_layer_do_not_count():
     net = Net(lambda net, x: (net.body(x), net.head(x.mean((2, 3)))), body=body(), head=nn.Linear(4, 2))
     assert df.trace(net, image()).network.ends_in_output
-    # Nor do those before it that are read again after it.
+    # Neither do weights before it whose output is read again after it.
     shared = Net(
         lambda net, x: F.max_pool2d(net.body(net.up(x)), 2) + net.up(x).mean(), body=body(), up=nn.Linear(13, 13)
     )
     assert df.trace(shared, image()).network.ends_in_output
 
 
-def test_an_ignored_layer_behind_the_last_one_counts():
+def test_ignored_layer_after_the_last_one_counts():
     model = nn.Sequential(body(), nn.ReLU(), conv())
     assert df.trace(model, image()).network.ends_in_output
     assert not df.trace(model, image(), ignore=["2"]).network.ends_in_output
@@ -88,14 +88,14 @@ def test_a_segmentation_network_has_an_output_at_its_end():
     assert not any(b for _, _, b in at_the_end(traced))
 
 
-def test_the_networks_of_the_paper_have_none():
+def test_mobilenet_v2_does_not_end_in_an_output():
     traced = df.trace(models.mobilenet_v2(), image(64, 3, 1), ignore=["features.0.*", "features.18.*"])
     assert not traced.network.ends_in_output
     assert len(traced.flagged_spans()) == 315
 
 
 class Whole(nn.Module):
-    """A part between a stem, which runs in every case, and what is asked for."""
+    """A body after a stem, followed by the given operations."""
 
     def __init__(self, after, **parts):
         super().__init__()
@@ -116,15 +116,15 @@ class Whole(nn.Module):
         (Whole(lambda whole, x: whole.head(x), head=conv()), False),
         (Whole(lambda whole, x: whole.head(F.layer_norm(x, x.shape[1:])), head=conv()), False),
         (Whole(lambda whole, x: (x, whole.beside(torch.ones(1, 4, 3, 3))), beside=conv()), True),
-        (Whole(lambda whole, x: x.reshape(-1, 7)), False),  # fails, so nothing is known
+        (Whole(lambda whole, x: x.reshape(-1, 7)), False),  # fails, so the result is unknown
         (Whole(lambda whole, x: F.conv2d(x, whole.weight), weight=nn.Parameter(torch.randn(2, 4, 1, 1))), False),
     ],
 )
-def test_with_at_the_rest_of_the_model_decides(whole, is_output):
+def test_weights_after_the_submodule_at_decide(whole, is_output):
     assert df.trace(whole, image(), at="body").network.ends_in_output == is_output
 
 
-def test_a_document_without_the_fact_is_read_and_the_fingerprint_does_not_depend_on_it():
+def test_fingerprint_does_not_depend_on_ends_in_output():
     traced = df.trace(body(), image())
     data = traced.network.to_json()
     assert data.pop("ends_in_output") is True
@@ -134,7 +134,7 @@ def test_a_document_without_the_fact_is_read_and_the_fingerprint_does_not_depend
     assert Network.from_json(traced.network.to_json()) == traced.network
 
 
-def test_a_plan_made_by_hand_may_still_put_an_activation_there():
+def test_manual_plan_may_put_an_activation_on_an_output():
     traced = df.trace(body().double(), image().double())
     student = df.rewrite(traced, df.Plan({3}, ()))
     assert student(image().double()).min() >= 0

@@ -1,4 +1,4 @@
-"""Code as people publish it: forwards and modules that were refused, or broke, although they are common."""
+"""Common code of published models that older versions refused."""
 
 from random import Random
 
@@ -22,7 +22,7 @@ def run(traced, *given):
 
 
 def vanilla(model, *given, at=None):
-    """Merge with nothing removed, and compare with the model. Returns the network."""
+    """Compare the merged vanilla plan with the model. Return the network."""
     model = model.double().eval()
     given = tuple(x.double() for x in given)
     traced = df.trace(model, given, at=at)
@@ -47,12 +47,12 @@ class Starred(Pair):
         return x if y is None else x + y
 
 
-def test_a_forward_with_any_number_of_arguments():
+def test_forward_with_any_number_of_arguments():
     assert vanilla(Starred(), image()).depth == 2
     assert vanilla(Starred(), image(), image(seed=1)).depth == 2
 
 
-def test_an_argument_after_one_that_is_not_given():
+def test_argument_after_one_that_is_not_passed():
     class Optional(Pair):
         def forward(self, x, mask=None, y=None):
             x = self.b(self.a(x))
@@ -73,18 +73,18 @@ class Checks(Pair):
         return self.b(F.relu(self.a(x)))
 
 
-def test_questions_about_sizes_are_answered_and_asserted():
+def test_conditions_on_sizes_are_decided_and_asserted():
     square = torch.randn(1, 4, 12, 16)
     traced = vanilla(Checks(), square)
     assert (traced.depth, traced.network.barriers) == (2, ())
     student = df.rewrite(traced, traced.vanilla)
     for made in (student, df.merge(student)):
         made(torch.randn(1, 4, 8, 8).double())
-        with pytest.raises(AssertionError, match="asks for the size"):
+        with pytest.raises(AssertionError, match="depends on the size of a value"):
             made(torch.randn(1, 4, 9, 8).double())
 
 
-def test_questions_about_values_are_still_refused():
+def test_conditions_on_values_are_refused():
     class Asks(Pair):
         def forward(self, x):
             return self.b(x) if x.sum().item() > 0 else self.a(x)
@@ -93,7 +93,7 @@ def test_questions_about_values_are_still_refused():
         df.trace(Asks(), image())
 
 
-def test_parts_of_the_channels_in_a_list():
+def test_channel_chunks_in_a_list():
     def split(net, x):
         parts = list(net.a(x).chunk(2, 1))
         parts.extend(layer(parts[-1]) for layer in net.rest)
@@ -103,16 +103,16 @@ def test_parts_of_the_channels_in_a_list():
     assert vanilla(model, image()).depth == 3
 
 
-def test_parts_of_a_map_are_counted_at_the_traced_size_only():
-    """How many there are depends on the size."""
+def test_number_of_parts_is_asserted():
+    """The number of parts depends on the size."""
     model = Net(lambda net, x: net.b(sum(net.a(part) for part in x.split(4, 2))), a=conv(), b=conv())
     traced = vanilla(model, image())
     merged = df.merge(df.rewrite(traced, traced.vanilla))
-    with pytest.raises(AssertionError, match="their number depends on its size"):
+    with pytest.raises(AssertionError, match="whose number depends on its size"):
         merged(image(16).double())
 
 
-def test_none_beside_a_value_is_none():
+def test_none_beside_a_value_stays_none():
     class Opaque(nn.Module):
         def __init__(self):
             super().__init__()
@@ -132,7 +132,7 @@ def test_none_beside_a_value_is_none():
         merged(image().double() + 1e9)
 
 
-def test_constants_and_buffers_that_are_not_saved_stay_out_of_the_state_dict():
+def test_constants_and_non_persistent_buffers_are_not_in_the_state_dict():
     class Constants(Pair):
         def __init__(self):
             super().__init__()
@@ -149,7 +149,7 @@ def test_constants_and_buffers_that_are_not_saved_stay_out_of_the_state_dict():
     assert set(df.merge(df.rewrite(traced, traced.vanilla)).state_dict()) == names
 
 
-def test_a_merged_kernel_does_not_change_the_layout_of_a_map():
+def test_merged_kernel_does_not_change_the_memory_layout():
     def flat(net, x):
         y = net.b(F.relu(net.a(x)))
         return y.view(y.size(0), -1)
@@ -164,7 +164,7 @@ class AlwaysTraining(nn.Dropout):
         return super().train(True)
 
 
-def test_a_module_that_stays_in_training_mode_is_a_barrier():
+def test_module_that_stays_in_training_mode_is_a_barrier():
     model = nn.Sequential(conv(), nn.ReLU(), AlwaysTraining(0.5), conv()).double().eval()
     traced = df.trace(model, image().double())
     assert codes(traced)["2"] == "training-mode"
@@ -175,7 +175,7 @@ def test_a_module_that_stays_in_training_mode_is_a_barrier():
     agree(found, run(model, image().double()))
 
 
-def test_what_the_rest_of_the_model_asks_of_the_part():
+def test_attributes_that_the_rest_of_the_model_reads_are_refused():
     class Whole(nn.Module):
         def __init__(self):
             super().__init__()
@@ -197,13 +197,13 @@ def test_what_the_rest_of_the_model_asks_of_the_part():
         (torch.nn.utils.spectral_norm(conv()), "remove_spectral_norm(module)"),
     ],
 )
-def test_refusals_of_computed_weights_name_the_call_that_helps(part, call):
+def test_refusals_of_computed_weights_name_the_fix(part, call):
     traced = df.trace(nn.Sequential(conv(), nn.ReLU(), part), image())
     (why,) = [refusal.why for refusal in traced.network.refusals if refusal.where == "2"]
     assert call in why
 
 
-def test_a_kernel_of_gigabytes_is_refused_before_it_is_composed():
+def test_kernel_of_gigabytes_is_refused_before_it_is_computed():
     wide = [nn.Conv2d(2048, 2048, 3, padding=1, device="meta") for _ in range(3)]
     traced = df.trace(nn.Sequential(*wide), torch.empty(1, 2048, 8, 8, device="meta"))
     message = r"merges \(0, 3\], and it would be a convolution 7x7, 2048 -> 2048 of 1.5 GiB in float64.* Add cuts"
@@ -213,7 +213,7 @@ def test_a_kernel_of_gigabytes_is_refused_before_it_is_composed():
 
 
 @pytest.mark.parametrize(("ported", "plain"), [("tf_efficientnet_lite0", "efficientnet_lite0")])
-def test_a_network_ported_from_tensorflow_has_the_layers_of_the_plain_one(ported, plain):
+def test_network_ported_from_tensorflow_has_the_layers_of_the_original(ported, plain):
     timm = import_timm()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     model = randomise_statistics(timm.create_model(ported).double()).eval()

@@ -1,8 +1,8 @@
-"""State that a forward keeps from one call to the next: its module is called as it is, or tracing refuses."""
+"""Modules that keep state from one call to the next become opaque, or tracing refuses the model."""
 
 import pytest
 import torch
-from test_fooled import Inner, computes_the_same, inside
+from test_misleading_forwards import Inner, inside, merges_exactly
 from torch import nn
 
 import depthfold as df
@@ -30,7 +30,7 @@ def changes_a_buffer_in_place(net, x):
     return net.c(x) - net.mean
 
 
-def reads_what_it_kept(net, x):
+def reads_the_last_input(net, x):
     before, net.last = net.last, x
     return net.c(x if before is None else x + before)
 
@@ -51,14 +51,14 @@ STATEFUL = {
     "counter that matters later": lambda: Inner(counts_up_to_ten, calls=0),
     "buffer": lambda: Buffered(changes_a_buffer),
     "buffer in place": lambda: Buffered(changes_a_buffer_in_place),
-    "kept value": lambda: Inner(reads_what_it_kept, last=None),
+    "kept value": lambda: Inner(reads_the_last_input, last=None),
     "list": lambda: Inner(appends, calls=[]),
 }
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
-def test_state_that_a_forward_changes_makes_its_module_opaque(kind):
-    traced = computes_the_same(nn.Sequential(conv(), nn.ReLU(), STATEFUL[kind](), nn.ReLU(), conv()), calls=12)
+def test_module_that_changes_its_state_is_opaque(kind):
+    traced = merges_exactly(nn.Sequential(conv(), nn.ReLU(), STATEFUL[kind](), nn.ReLU(), conv()), calls=12)
     assert traced.depth == 2
     (found,) = [each for each in traced.network.refusals if each.position == 1]
     assert found.where == "2"
@@ -66,31 +66,31 @@ def test_state_that_a_forward_changes_makes_its_module_opaque(kind):
 
 
 @pytest.mark.parametrize("kind", ["counter", "counter that matters later", "buffer in place", "list"])
-def test_state_of_the_whole_forward_is_refused_by_its_name(kind):
+def test_model_that_changes_its_state_is_refused(kind):
     name = {"buffer in place": "mean"}.get(kind, "calls")
-    with pytest.raises(TraceError, match=f"changes {name}, and the next call may read it"):
+    with pytest.raises(TraceError, match=f"changes {name}, which the next call may read"):
         df.trace(STATEFUL[kind](), image())
 
 
-def test_a_value_that_is_only_kept_does_not_matter():
+def test_stored_value_that_is_not_read_is_allowed():
     def keeps(net, x):
         net.last = net.c(x)
         return net.last
 
-    traced = computes_the_same(inside(keeps))
+    traced = merges_exactly(inside(keeps))
     assert traced.depth == 3
 
 
-def test_a_cache_that_is_filled_once_does_not_matter():
+def test_cache_that_is_filled_once_is_allowed():
     def caches(net, x):
         if net.scale is None:
             net.scale = 3
         return net.c(x) + net.scale
 
-    assert computes_the_same(inside(caches, scale=None)).depth == 3
+    assert merges_exactly(inside(caches, scale=None)).depth == 3
 
 
-def test_the_model_and_the_snapshot_keep_their_state():
+def test_tracing_does_not_change_the_state_of_the_model():
     model = nn.Sequential(conv(), Inner(counts, calls=0), conv()).double().eval()
     traced = df.trace(model, image().double())
     assert model[1].calls == 0
@@ -98,7 +98,7 @@ def test_the_model_and_the_snapshot_keep_their_state():
     agree(merged(image().double()), model(image().double()))
 
 
-def test_random_numbers_drawn_while_recording_are_not_constants():
+def test_random_numbers_do_not_become_constants():
     def noisy(net, x):
         return net.c(x) + torch.randn(4, 1, 1).double()
 
@@ -112,7 +112,7 @@ def test_random_numbers_drawn_while_recording_are_not_constants():
     agree(found, model(image().double()))
 
 
-def test_a_part_that_keeps_a_value_for_the_rest_of_the_model():
+def test_submodule_that_stores_a_value_for_the_rest_is_refused():
     class Part(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Counts on real models: those of the paper."""
+"""The numbers of layers and spans in the paper's networks."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ STEM_AND_HEAD = ["features.0.*", "features.18.*"]
 
 
 def of_structure(network):
-    """What both the traced network and the one written by hand know."""
+    """Return the parts that a traced network and one built by hand have in common."""
     layers = [(layer.shape, layer.in_size, layer.activation) for layer in network.layers]
     return layers, [(skip.source, skip.target, skip.projection) for skip in network.skips], network.barriers
 
@@ -47,13 +47,13 @@ def test_resnet34_without_its_stem_has_62_spans():
     assert of_structure(traced.network) == of_structure(structures.resnet34())
 
 
-def test_resnet34_with_its_stem_parts_it_at_the_pool():
+def test_resnet34_with_its_stem_has_a_barrier_at_the_pool():
     traced = df.trace(models.resnet34(weights=None), torch.zeros(1, 3, 64, 64))
     assert (traced.depth, traced.network.barriers) == (33, (1,))
     assert len(traced.spans("paper")) == 63
 
 
-def test_printing_a_real_network_names_its_layers_and_its_counts():
+def test_printed_network_shows_layers_and_counts():
     traced = df.trace(models.mobilenet_v2(weights=None), torch.zeros(1, 3, 64, 64), ignore=STEM_AND_HEAD)
     text = str(traced)
     assert text.startswith(

@@ -21,7 +21,7 @@ from depthfold.errors import InvalidValue
 from depthfold.merging.verification import CHAOS, TOLERANCE
 from depthfold.merging.verify import last_digit, output_error, tensor_error
 from depthfold.tracing import ExampleInputs
-from depthfold.tracing.tracer import explain
+from depthfold.tracing.tracer import describe_error
 
 _KEPT = 64  # numbers of each output, spread evenly over it
 
@@ -109,8 +109,8 @@ def _outputs(graph: fx.GraphModule, given: ExampleInputs) -> tuple[Tensor, ...]:
             value: Any = graph(*given.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise InvalidValue(
-            f"The merged network does not run on inputs of the sizes that it was traced with: {explain(error)}. Leave "
-            "what merge() returned as it is."
+            f"The merged network does not run on inputs of the sizes that it was traced with: {describe_error(error)}. "
+            "Leave what merge() returned as it is."
         ) from error
     return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 

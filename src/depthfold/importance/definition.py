@@ -11,7 +11,7 @@ from depthfold.core import FlaggedSpan, Network, Plan
 from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, student_parts
-from depthfold.tracing.functional import hold_weights
+from depthfold.tracing.functional import use_plain_convolutions
 from depthfold.training import fork_rng
 
 
@@ -46,7 +46,7 @@ def _reset(student: nn.Module, traced: TracedNetwork, l: int, seed: int) -> None
     part = student_parts(student)[0]
     site = traced.blueprint.sites[l - 1]
     nodes = {node.name: node for node in part.graph.nodes}
-    hold_weights(part, {site.conv})
+    use_plain_convolutions(part, {site.conv})
     with fork_rng(torch.device("cpu")) as reseed:
         reseed(seed)
         for name in (site.conv, site.norm):

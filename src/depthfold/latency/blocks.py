@@ -18,7 +18,7 @@ from depthfold.core.shape import as_pad_argument
 from depthfold.errors import BackendError
 from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import random_module
-from depthfold.rewriting.activations import activation_named, standing_activations
+from depthfold.rewriting.activations import activation_module, activation_names
 from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
 
@@ -90,7 +90,7 @@ def block_module(traced: TracedNetwork, shape: BlockShape) -> nn.Module:
             other = graph.call_module(f"projection{n}", (other,))
         x = graph.call_function(operator.add, (x, other))
     if shape.activation is not None:
-        parts["activation"] = activation_named(traced, shape.activation, conv.out_channels)
+        parts["activation"] = activation_module(traced, shape.activation, conv.out_channels)
         x = graph.call_module("activation", (x,))
     graph.output(x)
     block = fx.GraphModule(parts, graph).eval()
@@ -109,7 +109,7 @@ def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None
     A block is timed once, so it has the likelier state of the activation at j: a layer that stays alone has what the
     network has there, and after several in one an activation stands, the network's own or, where one may be, inserted.
     """
-    standing = standing_activations(traced)
+    standing = activation_names(traced)
 
     def shape(span: Span) -> BlockShape:
         kind = standing[span.j - 1] if block_is_active(traced.network, span) else None

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from depthfold.algebra import Kernel, NormStatistics, fold_norm
-from depthfold.tracing.functional import FunctionalNorm, call_batch_norm, norm_statistics_at
+from depthfold.tracing.functional import FunctionalNorm, norm_statistics_at, use_functional_batch_norms
 from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.modules import (
     CONVOLUTIONS,
@@ -23,12 +23,12 @@ from depthfold.tracing.modules import (
     fused_activation,
     is_batch_norm,
     is_leaf,
-    is_no_operation,
+    is_no_op,
     is_plain,
     norm_statistics,
     plain_batch_norm,
 )
-from depthfold.tracing.roles import count_calls, read_by_code
+from depthfold.tracing.roles import count_calls, paths_read_by_code
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 
@@ -39,7 +39,7 @@ def take_out_nothing(graph: fx.GraphModule) -> set[str]:
     names = set()
     for node in list(graph.graph.nodes):
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        idle = module is not None and is_no_operation(module) and is_plain(module)
+        idle = module is not None and is_no_op(module) and is_plain(module)
         if idle and not module.training:  # type: ignore[union-attr]
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
@@ -55,7 +55,7 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
     stays: `except_after` names the merged convolutions. What others call too, or whose weights other code reads,
     must keep its weights.
     """
-    calls, read = count_calls(graph), read_by_code(graph)
+    calls, read = count_calls(graph), paths_read_by_code(graph)
     for node in list(graph.graph.nodes):
         if node.op != "call_module" or not node.all_input_nodes:
             continue
@@ -143,7 +143,7 @@ _SAME: dict[str, Any] = {
 
 def use_plain_layers(graph: fx.GraphModule) -> None:
     """Batch norms and activations of other libraries as PyTorch's own. What we do not know stays as it is."""
-    call_batch_norm(graph)
+    use_functional_batch_norms(graph)
     for path, (module, calls) in _foreign(graph).items():
         kind = plain_batch_norm(module)
         if kind is not None and getattr(module, "running_var", None) is not None:
@@ -189,7 +189,7 @@ def _assert_size(graph: fx.Graph, source: fx.Node, check: SizeCheck, message: st
 def _foreign(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]]:
     """The modules of other libraries by their paths, each with all its calls: whatever takes its place, does so in all
     of them. Where code reads parameters of such a module by their names, it stays."""
-    read = read_by_code(graph)
+    read = paths_read_by_code(graph)
     found: dict[str, tuple[nn.Module, list[fx.Node]]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_module" and node.target not in read:

@@ -26,8 +26,8 @@ from depthfold.merging.kernels import as_module, random_module, segment_kernel
 from depthfold.merging.verification import Seam, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
-from depthfold.tracing.forward import leave_out_of_state
-from depthfold.tracing.functional import hold_weights, replace_module
+from depthfold.tracing.forward import exclude_unsaved_buffers
+from depthfold.tracing.functional import replace_module, use_plain_convolutions
 from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.traced import INSERTED
@@ -116,7 +116,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     blueprint = remembered.blueprint
     graph = copy.deepcopy(part).eval()
     nothing = take_out_nothing(graph) | guards_as_assertions(graph)
-    hold_weights(graph)
+    use_plain_convolutions(graph)
     workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, blueprint, convolution_for)
     segments = blueprint.network.segments(remembered.plan)
     merged = {span: workshop.merge_segment(span) for span in segments}
@@ -125,7 +125,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     fold_remaining_sums(graph, workshop.nodes, (name for site in outside for name in site.sums))
     use_plain_layers(graph)
     drop_unused(graph)
-    leave_out_of_state(graph)
+    exclude_unsaved_buffers(graph)
     graph.eval()
     student_nodes = {node.name: node for node in part.graph.nodes}
     seams = tuple(_seam(blueprint, span, student_nodes, nothing, *nodes) for span, nodes in merged.items())

@@ -18,9 +18,9 @@ from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
+from depthfold.tracing.checking import fixed_random_numbers, working_graph
 from depthfold.tracing.inputs import ExampleInputs, inputs_at
-from depthfold.tracing.proof import same_random_numbers, to_run
-from depthfold.tracing.tracer import explain
+from depthfold.tracing.tracer import describe_error
 
 # In which precision two networks are compared, and what can be expected of it.
 
@@ -177,7 +177,7 @@ class _Recorder(fx.Interpreter):
     they can: those of a merged network that is wrong may be of another size, or not finite."""
 
     def __init__(self, graph: fx.GraphModule, names: set[str], given: Mapping[str, Tensor]) -> None:
-        super().__init__(to_run(graph), graph=graph.graph)
+        super().__init__(working_graph(graph), graph=graph.graph)
         self.names, self.given = names, given
         self.kept: dict[str, Any] = {}
 
@@ -198,12 +198,12 @@ def _record(
 ) -> dict[str, Any]:
     recorder = _Recorder(graph, names, given or {})
     try:
-        with same_random_numbers(inputs):  # a forward may draw some, and write to its input
+        with fixed_random_numbers(inputs):  # a forward may draw some, and write to its input
             recorder.run(*inputs.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise VerificationError(
-            f"The {which} network does not run on the inputs: {explain(error)}. Give inputs that the model takes, as "
-            "for trace(), and leave the networks that rewrite() and merge() return as they are."
+            f"The {which} network does not run on the inputs: {describe_error(error)}. Give inputs that the model "
+            "takes, as for trace(), and leave the networks that rewrite() and merge() return as they are."
         ) from error
     return recorder.kept
 

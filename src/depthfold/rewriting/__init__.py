@@ -1,4 +1,4 @@
-"""Network and plan to a trainable copy: activations gone or inserted, padding moved."""
+"""Rewrite a traced network according to a plan: remove and insert activations, move padding."""
 
 from depthfold.rewriting.rewrite import rewrite
 

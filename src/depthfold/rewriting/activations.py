@@ -1,8 +1,9 @@
-"""Activations: taken out, or put in where the network has none."""
+"""Remove activations, and insert them where the network has none."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -16,9 +17,10 @@ Nodes = dict[str, fx.Node]
 
 
 def remove_activation(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> None:
+    """Remove the activation of a layer."""
     assert site.activation is not None
     node = nodes[site.activation]
-    if site.activation == site.norm:  # it lives inside the batch norm, which stays
+    if site.activation == site.norm:  # it is inside the batch norm, which stays
         graph.get_submodule(str(node.target)).act = nn.Identity()
         return
     node.replace_all_uses_with(node.all_input_nodes[0])
@@ -26,30 +28,30 @@ def remove_activation(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> N
 
 
 def insert_activation(graph: fx.GraphModule, nodes: Nodes, traced: TracedNetwork, l: int) -> None:
-    """Put an activation of the network's own kind after layer l, that is, after its additions."""
+    """Insert an activation of the network's most frequent kind after layer l and its additions."""
     before = nodes[traced.blueprint.sites[l - 1].out]
-    pattern = _pattern(traced, _likeliest(traced))
+    template = _template(traced, _most_frequent(traced))
     with graph.graph.inserting_after(before):
-        if isinstance(pattern, nn.Module):
+        if isinstance(template, nn.Module):
             target = f"depthfold_activation_{l}"
-            graph.add_module(target, _fitting(pattern, traced.network.layers[l - 1].shape.out_channels))
+            graph.add_module(target, _copy_for(template, traced.network.layers[l - 1].shape.out_channels))
             node = graph.graph.call_module(target, (before,))
-        elif pattern.op == "call_method":
-            node = graph.graph.call_method(str(pattern.target).rstrip("_"), (before, *pattern.args[1:]))
+        elif template.op == "call_method":
+            node = graph.graph.call_method(str(template.target).rstrip("_"), (before, *template.args[1:]))
         else:
-            kwargs = {name: value for name, value in pattern.kwargs.items() if name not in ("input", "inplace")}
-            node = graph.graph.call_function(out_of_place(pattern.target), (before, *pattern.args[1:]), kwargs)
+            arguments = (before, *template.args[1:])
+            node = graph.graph.call_function(out_of_place(template.target), arguments, _keyword_arguments(template))
     before.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
 
 
-class _Function(nn.Module):
-    """An activation that the network calls as a function or a method, as a module."""
+class _FunctionModule(nn.Module):
+    """A module for an activation that the network calls as a function or a method."""
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__()
         self.target = out_of_place(node.target)
         self.args = node.args[1:]
-        self.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("input", "inplace")}
+        self.kwargs = _keyword_arguments(node)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.target, str):
@@ -57,49 +59,55 @@ class _Function(nn.Module):
         return self.target(x, *self.args, **self.kwargs)  # type: ignore[no-any-return]
 
 
-def standing_activations(traced: TracedNetwork) -> tuple[str, ...]:
-    """What stands after each layer where an activation stands there: the network's own one, or else the one that is
-    inserted. Activations that take the same time have the same name: the kind, and its settings where the network has
-    several kinds with one name (a parameter for each channel or a single one, exact or approximate).
+def activation_names(traced: TracedNetwork) -> tuple[str, ...]:
+    """Return the name of the activation after each layer: the network's own, or the one that rewriting would insert.
+
+    Activations that take the same time have the same name: the kind, followed by the settings if the network has
+    activations of this kind with different settings (one parameter or one per channel, exact or approximate).
     """
     if not traced.network.activations:
         return ()
-    names, inserted = _names(traced), _likeliest(traced)
+    names, inserted = _names(traced), _most_frequent(traced)
     return tuple(names.get(l, names[inserted]) for l in range(1, traced.depth + 1))
 
 
-def activation_named(traced: TracedNetwork, name: str, channels: int) -> nn.Module:
-    """The activation with a name of standing_activations(), as a module for a map with so many channels."""
-    pattern = _pattern(traced, next(l for l, found in _names(traced).items() if found == name))
-    return _fitting(pattern, channels) if isinstance(pattern, nn.Module) else _Function(pattern)
+def activation_module(traced: TracedNetwork, name: str, channels: int) -> nn.Module:
+    """Return the activation with a name of activation_names() as a module for this number of channels."""
+    template = _template(traced, next(l for l, found in _names(traced).items() if found == name))
+    return _copy_for(template, channels) if isinstance(template, nn.Module) else _FunctionModule(template)
 
 
 def _names(traced: TracedNetwork) -> dict[int, str]:
-    """The name of each activation that the network has, by its layer."""
+    """Return the name of each activation of the network, by its layer."""
     names: dict[int, str] = {}
-    plain: dict[str, str] = {}  # the settings of the first activation of each kind, which has the plain name
+    first: dict[str, str] = {}  # the settings of the first activation of each kind, whose name is just the kind
     for l, layer in enumerate(traced.network.layers, start=1):
         if (kind := layer.activation) is not None:
-            settings = _settings(_pattern(traced, l))
-            names[l] = kind if plain.setdefault(kind, settings) == settings else f"{kind}({settings})"
+            settings = _settings(_template(traced, l))
+            names[l] = kind if first.setdefault(kind, settings) == settings else f"{kind}({settings})"
     return names
 
 
-def _settings(pattern: nn.Module | fx.Node) -> str:
-    if isinstance(pattern, nn.Module):
-        return _fitting(pattern, channels=2).extra_repr()  # so that those for each channel are alike wherever they are
-    kwargs = {name: value for name, value in pattern.kwargs.items() if name not in ("input", "inplace")}
-    return ", ".join([*map(str, pattern.args[1:]), *(f"{name}={value}" for name, value in kwargs.items())])
+def _settings(template: nn.Module | fx.Node) -> str:
+    if isinstance(template, nn.Module):
+        return _copy_for(template, channels=2).extra_repr()  # independent of the number of channels
+    kwargs = _keyword_arguments(template)
+    return ", ".join([*map(str, template.args[1:]), *(f"{name}={value}" for name, value in kwargs.items())])
 
 
-def _likeliest(traced: TracedNetwork) -> int:
-    """The layer whose activation is inserted elsewhere: the first one of the kind that the network uses most."""
+def _keyword_arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the settings of a functional activation."""
+    return {name: value for name, value in node.kwargs.items() if name not in ("input", "inplace")}
+
+
+def _most_frequent(traced: TracedNetwork) -> int:
+    """Return the first layer with the network's most frequent kind of activation, which is copied for insertions."""
     kind = traced.network.own_activation
     return next(l for l, layer in enumerate(traced.network.layers, start=1) if layer.activation == kind)
 
 
-def _pattern(traced: TracedNetwork, l: int) -> nn.Module | fx.Node:
-    """The activation after layer l, to copy."""
+def _template(traced: TracedNetwork, l: int) -> nn.Module | fx.Node:
+    """Return the activation after layer l, to be copied."""
     name = traced.blueprint.sites[l - 1].activation
     node: fx.Node = next(node for node in traced.graph.graph.nodes if node.name == name)
     if node.op != "call_module":
@@ -108,9 +116,9 @@ def _pattern(traced: TracedNetwork, l: int) -> nn.Module | fx.Node:
     return fused_activation(module) or module
 
 
-def _fitting(pattern: nn.Module, channels: int) -> nn.Module:
-    """A copy of the activation for another place: not in place, and with a parameter per channel where it has such."""
-    module = copy.deepcopy(pattern)
+def _copy_for(template: nn.Module, channels: int) -> nn.Module:
+    """Return a copy for a map with this number of channels that does not work in place."""
+    module = copy.deepcopy(template)
     if isinstance(module, nn.PReLU) and module.num_parameters > 1:
         start = float(module.weight.detach().mean())
         like = {"device": module.weight.device, "dtype": module.weight.dtype}

@@ -1,4 +1,4 @@
-"""rewrite(): the network as the plan wants it, still deep, still trainable, and mergeable without any error."""
+"""The function rewrite(), which applies a plan to a traced network."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
 from depthfold.tracing import Student, TracedNetwork, expect_traced
-from depthfold.tracing.forward import leave_out_of_state
+from depthfold.tracing.forward import exclude_unsaved_buffers
 
 
 def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
-    """A trainable copy of the model as the plan wants it.
+    """Return a trainable copy of the model with the plan applied. It can be merged exactly.
 
-    Activations outside the plan's A become identities, and those in A where the network has none are inserted, of the
-    network's own kind, after the addition. The padding of every segment between cuts moves to its front, and skips
-    inside a segment are cropped to match. Parameters keep the names that they have in the user's model.
+    Activations outside the plan's A are removed. Activations in A where the network has none are inserted after the
+    addition, as copies of the network's most frequent one. The padding of every segment moves to its front, and skips
+    inside a segment are cropped to match. Parameters keep their names.
     """
     traced = expect_traced(traced, "rewrite")
     plan = plan_of(plan)
     segments = traced.network.segments(plan)
     _check_sizes(traced.network, segments)
-    # In one go: what the traced part shares with the rest of the model stays shared.
+    # Together, so that tensors shared by the graph and the model stay shared.
     graph, whole = copy.deepcopy((traced.graph, traced.model))
     nodes = {node.name: node for node in graph.graph.nodes}
     for span in segments:
@@ -43,7 +43,7 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
 
 
 def _check_sizes(network: Network, segments: Iterable[Span]) -> None:
-    """Refuse a plan whose merged convolutions would not fit into memory, before anything is composed."""
+    """Raise PlanError if a merged convolution would be too large for memory."""
     shapes = {span: network.merged_shape(span) for span in segments if len(span) > 1}
     if large := {span: shape.too_large for span, shape in shapes.items() if shape.too_large}:
         span, why = next(iter(large.items()))
@@ -51,10 +51,11 @@ def _check_sizes(network: Network, segments: Iterable[Span]) -> None:
 
 
 def _finish(graph: fx.GraphModule, whole: nn.Module | None, traced: TracedNetwork, plan: Plan) -> nn.Module:
+    """Clean up the graph, attach the metadata of the student, and put it into the whole model."""
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    leave_out_of_state(graph)
+    exclude_unsaved_buffers(graph)
     graph.meta[Student.KEY] = Student(traced.blueprint, plan)
     if traced.blueprint.at is None or whole is None:
         return graph

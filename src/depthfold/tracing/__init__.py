@@ -1,4 +1,4 @@
-"""From a PyTorch CNN to a Network: what can be merged, and why the rest cannot."""
+"""Trace a PyTorch CNN to a Network: which layers can be merged, and why the rest cannot."""
 
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.trace import allow_keywords, trace

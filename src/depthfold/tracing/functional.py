@@ -1,8 +1,8 @@
-"""Functions of torch.nn.functional as modules, so that a layer is a layer however the forward writes it.
+"""Convert functions of torch.nn.functional to modules, so that functional code has layers as well.
 
-F.conv2d(x, self.weight, self.bias) and F.batch_norm(x, self.running_mean, ...) become modules without parameters,
-which take the tensors as further arguments: the parameters stay where the user has them, under their names. Dropouts
-and batch norms follow train() and eval() again, which tracing has frozen.
+F.conv2d(x, self.weight, self.bias) and F.batch_norm(x, self.running_mean, ...) become modules without parameters, which
+take the tensors as further arguments. The parameters stay in the user's modules, under their names. Dropouts and batch
+norms follow train() and eval() again, which tracing has fixed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ _DROPOUTS: dict[Any, Any] = {
 _CONVOLUTIONS: dict[Any, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 _CONV_FUNCTIONS: dict[int, Any] = {dims: function for function, dims in _CONVOLUTIONS.items()}
 _PLAIN: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-# Functions of C++ have no signature that can be read.
+# inspect cannot read the signatures of these functions, which are implemented in C++.
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
-
-# The name that the user knows, on the node of a function that became a module.
-WHERE = "depthfold.where"
+# Key in the meta of a node that was a function: the name by which the user knows the layer.
+USER_NAME = "depthfold.user_name"
 
 
 class FunctionalConv(nn.Module):
-    """A convolution whose weight and bias are arguments. It has the settings of nn.Conv2d under the same names."""
+    """A convolution that takes weight and bias as arguments, with the settings of nn.Conv2d as attributes."""
 
     padding_mode = "zeros"
 
@@ -48,13 +47,13 @@ class FunctionalConv(nn.Module):
         self.dims = weight.dim() - 2
         self.out_channels, self.in_channels = weight.shape[0], weight.shape[1] * groups
         self.kernel_size = tuple(weight.shape[2:])
-        self.stride, self.dilation = (self._each(setting) for setting in (stride, dilation))
-        self.padding = padding if isinstance(padding, str) else self._each(padding)
+        self.stride, self.dilation = (self._per_dimension(setting) for setting in (stride, dilation))
+        self.padding = padding if isinstance(padding, str) else self._per_dimension(padding)
         self.groups = groups
 
-    def _each(self, setting: Any) -> tuple[int, ...]:
-        given = (setting,) if isinstance(setting, int) else tuple(setting)
-        return given * self.dims if len(given) == 1 else given
+    def _per_dimension(self, setting: Any) -> tuple[int, ...]:
+        values = (setting,) if isinstance(setting, int) else tuple(setting)
+        return values * self.dims if len(values) == 1 else values
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         function = _CONV_FUNCTIONS[self.dims]
@@ -65,132 +64,135 @@ class FunctionalConv(nn.Module):
 
 
 class FunctionalNorm(nn.Module):
-    """A batch norm whose tensors are arguments. `follows` says that it uses the batch's statistics in training."""
+    """A batch norm that takes its tensors as arguments. With `follows_mode`, it uses batch statistics in training."""
 
-    def __init__(self, momentum: float, eps: float, follows: bool) -> None:
+    def __init__(self, momentum: float, eps: float, follows_mode: bool) -> None:
         super().__init__()
-        self.momentum, self.eps, self.follows = momentum, eps, follows
+        self.momentum, self.eps, self.follows_mode = momentum, eps, follows_mode
 
     def forward(
         self, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        batch = self.training and self.follows
+        batch = self.training and self.follows_mode
         return F.batch_norm(x, mean, variance, weight, bias, batch, self.momentum, self.eps)
 
     def extra_repr(self) -> str:
-        return f"momentum={self.momentum}, eps={self.eps}, follows={self.follows}"
+        return f"momentum={self.momentum}, eps={self.eps}, follows_mode={self.follows_mode}"
 
 
-def functions_as_modules(graph: fx.GraphModule, follows: Mapping[str, bool]) -> None:
-    """Replace the functions by modules. `follows` says of each batch norm, by the path of its running mean, whether it
-    uses the statistics of the batch in training."""
+def functions_as_modules(graph: fx.GraphModule, follows_mode: Mapping[str, bool]) -> None:
+    """Replace functional convolutions, batch norms and dropouts by modules.
+
+    `follows_mode` tells for each batch norm, by the path of its running mean, whether it uses batch statistics in
+    training.
+    """
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in _DROPOUTS:
-            made = _dropout(node)
+            replacement = _dropout(node)
         elif node.target in _CONVOLUTIONS:
-            made = _convolution(graph, node)
+            replacement = _convolution(graph, node)
         elif node.target is F.batch_norm:
-            made = _batch_norm(graph, node, follows)
+            replacement = _batch_norm(graph, node, follows_mode)
         else:
             continue
-        if made is not None:
-            _call_instead(graph, node, *made)
+        if replacement is not None:
+            _call_module(graph, node, *replacement)
     graph.graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "get_attr")
     graph.recompile()
 
 
-def _call_instead(graph: fx.GraphModule, node: fx.Node, module: nn.Module, args: tuple[Any, ...]) -> None:
+def _call_module(graph: fx.GraphModule, node: fx.Node, module: nn.Module, args: tuple[Any, ...]) -> None:
     target = f"depthfold_{node.name}"
     graph.add_module(target, module.eval())
     with graph.graph.inserting_before(node):
         call = graph.graph.call_module(target, args)
     call.meta = dict(node.meta)
     if len(args) > 1:
-        call.meta[WHERE] = _where(args[1])
+        call.meta[USER_NAME] = _user_name(args[1])
     node.replace_all_uses_with(call)
     graph.graph.erase_node(node)
 
 
-def _where(kept: fx.Node) -> str:
-    """Return the name of a layer whose weights a module keeps: the module's own, if the tensor has the usual name."""
-    owner, _, name = str(kept.target).rpartition(".")
-    return owner if owner and name in ("weight", "running_mean") else str(kept.target)
+def _user_name(tensor: fx.Node) -> str:
+    """Return the name of a layer by its first tensor: the path of the module, if the tensor has its usual name."""
+    path, _, name = str(tensor.target).rpartition(".")
+    return path if path and name in ("weight", "running_mean") else str(tensor.target)
 
 
-Made = tuple[nn.Module, tuple[Any, ...]]  # a module and the arguments that it is called with
+Replacement = tuple[nn.Module, tuple[Any, ...]]  # a module and its arguments
 
 
-def _dropout(node: fx.Node) -> Made | None:
-    """F.dropout(x, training=self.training). We trace in evaluation mode, so a dropout that is on has nothing to do with
-    the mode: it stays as it is."""
-    given = _arguments(node)
-    if given["training"] is not False:
+def _dropout(node: fx.Node) -> Replacement | None:
+    """Return a dropout module. A dropout that is active although tracing runs in evaluation mode stays a function."""
+    arguments = _arguments(node)
+    if arguments["training"] is not False:
         return None
-    return _DROPOUTS[node.target](given["p"]), (given["input"],)
+    return _DROPOUTS[node.target](arguments["p"]), (arguments["input"],)
 
 
-def _convolution(graph: fx.GraphModule, node: fx.Node) -> Made | None:
-    given = dict(zip(_CONV_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
-    weight, bias = given["weight"], given.get("bias")
+def _convolution(graph: fx.GraphModule, node: fx.Node) -> Replacement | None:
+    arguments = dict(zip(_CONV_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    weight, bias = arguments["weight"], arguments.get("bias")
     defaults: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    settings: dict[str, Any] = {name: given.get(name, default) for name, default in defaults.items()}
+    settings: dict[str, Any] = {name: arguments.get(name, default) for name, default in defaults.items()}
     computed = any(isinstance(leaf, fx.Node) for leaf in tree_leaves(settings))
-    if computed or not _are_kept(graph, weight, bias):
+    if computed or not _are_stored(graph, weight, bias):
         return None
-    kept = tensor_at(graph, weight)
-    if kept.dim() != _CONVOLUTIONS[node.target] + 2 or not kept.is_floating_point():
+    tensor = tensor_at(graph, weight)
+    if tensor.dim() != _CONVOLUTIONS[node.target] + 2 or not tensor.is_floating_point():
         return None
-    arguments = (given["input"], weight) if bias is None else (given["input"], weight, bias)
-    return FunctionalConv(kept, **settings), arguments
+    operands = (arguments["input"], weight) if bias is None else (arguments["input"], weight, bias)
+    return FunctionalConv(tensor, **settings), operands
 
 
-def _batch_norm(graph: fx.GraphModule, node: fx.Node, follows: Mapping[str, bool]) -> Made | None:
-    given = _arguments(node)
-    mean, variance, weight, bias = (given[name] for name in ("running_mean", "running_var", "weight", "bias"))
-    settings = (given["momentum"], given["eps"])
-    if given["training"] is not False or mean is None or variance is None:
+def _batch_norm(graph: fx.GraphModule, node: fx.Node, follows_mode: Mapping[str, bool]) -> Replacement | None:
+    arguments = _arguments(node)
+    mean, variance, weight, bias = (arguments[name] for name in ("running_mean", "running_var", "weight", "bias"))
+    settings = (arguments["momentum"], arguments["eps"])
+    if arguments["training"] is not False or mean is None or variance is None:
         return None
-    if any(isinstance(setting, fx.Node) for setting in settings) or not _are_kept(graph, mean, variance, weight, bias):
+    computed = any(isinstance(setting, fx.Node) for setting in settings)
+    if computed or not _are_stored(graph, mean, variance, weight, bias):
         return None
-    module = FunctionalNorm(*settings, follows=follows.get(str(mean.target), False))
-    arguments: tuple[Any, ...] = (given["input"], mean, variance, weight, bias)
-    while arguments[-1] is None:
-        arguments = arguments[:-1]
-    return module, arguments
+    module = FunctionalNorm(*settings, follows_mode=follows_mode.get(str(mean.target), False))
+    operands: tuple[Any, ...] = (arguments["input"], mean, variance, weight, bias)
+    while operands[-1] is None:
+        operands = operands[:-1]
+    return module, operands
 
 
-def batch_norms(graph: fx.Graph) -> dict[str, bool]:
-    """Return the functional batch norms by the path of their running mean, and whether each uses the batch."""
+def functional_batch_norms(graph: fx.Graph) -> dict[str, bool]:
+    """Return whether each functional batch norm uses batch statistics, by the path of its running mean."""
     found = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target is F.batch_norm:
-            given = _arguments(node)
-            if isinstance(given["running_mean"], fx.Node):
-                found[str(given["running_mean"].target)] = given["training"] is True
+            arguments = _arguments(node)
+            if isinstance(arguments["running_mean"], fx.Node):
+                found[str(arguments["running_mean"].target)] = arguments["training"] is True
     return found
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     assert callable(node.target)
-    given = inspect.signature(node.target).bind(*node.args, **node.kwargs)
-    given.apply_defaults()
-    return given.arguments
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
-def _are_kept(graph: fx.GraphModule, *operands: Any) -> bool:
-    """Return whether these are tensors that a module keeps, not ones that the forward computes."""
+def _are_stored(graph: fx.GraphModule, *operands: Any) -> bool:
+    """Return True if each operand is None or a tensor stored on a module, not one that the forward computes."""
     return all(
-        operand is None or (isinstance(operand, fx.Node) and operand.op == "get_attr" and _is_kept(graph, operand))
+        operand is None or (isinstance(operand, fx.Node) and operand.op == "get_attr" and _is_stored(graph, operand))
         for operand in operands
     )
 
 
-def _is_kept(graph: fx.GraphModule, node: fx.Node) -> bool:
+def _is_stored(graph: fx.GraphModule, node: fx.Node) -> bool:
     tensor = tensor_at(graph, node)
-    owner, _, name = str(node.target).rpartition(".")
-    return isinstance(tensor, nn.Parameter) or name in graph.get_submodule(owner)._buffers
+    path, _, name = str(node.target).rpartition(".")
+    return isinstance(tensor, nn.Parameter) or name in graph.get_submodule(path)._buffers
 
 
 def tensor_at(graph: fx.GraphModule, node: Any) -> Tensor:
@@ -199,7 +201,7 @@ def tensor_at(graph: fx.GraphModule, node: Any) -> Tensor:
 
 
 def conv_tensors(graph: fx.GraphModule, node: fx.Node) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of the convolution that a node calls."""
+    """Return the weight and bias of the convolution that a node calls."""
     module: Any = graph.get_submodule(str(node.target))
     if not isinstance(module, FunctionalConv):
         return module.weight, module.bias
@@ -208,7 +210,7 @@ def conv_tensors(graph: fx.GraphModule, node: fx.Node) -> tuple[Tensor, Tensor |
 
 
 def norm_statistics_at(graph: fx.GraphModule, node: fx.Node) -> NormStatistics:
-    """Return what the batch norm that a node calls knows."""
+    """Return the statistics of the batch norm that a node calls."""
     module: Any = graph.get_submodule(str(node.target))
     if not isinstance(module, FunctionalNorm):
         return norm_statistics(module)
@@ -218,26 +220,25 @@ def norm_statistics_at(graph: fx.GraphModule, node: fx.Node) -> NormStatistics:
     return NormStatistics(mean, variance, weight, bias, module.eps)
 
 
-def hold_weights(graph: fx.GraphModule, names: Collection[str] | None = None) -> None:
-    """Turn functional convolutions, all or those of these names, into modules of PyTorch that hold their weights. Nodes
-    keep their names.
+def use_plain_convolutions(graph: fx.GraphModule, names: Collection[str] | None = None) -> None:
+    """Replace functional convolutions, all or those with these node names, by PyTorch modules with weights.
 
-    A module takes the place of the one that kept the weights, if nothing else reads what that one keeps. Weights that
-    several convolutions share stay one parameter.
+    A module replaces the one that stored the weights, unless something else uses that one. Weights that several
+    convolutions share stay one parameter. Nodes keep their names.
     """
     calls = [
         node
         for node in graph.graph.nodes
         if (names is None or node.name in names) and isinstance(_module(graph, node), FunctionalConv)
     ]
-    made = [_plain_convolution(graph, node) for node in calls]
+    convolutions = [_plain_convolution(graph, node) for node in calls]
     for node in calls:
         node.args = node.args[:1]
     graph.graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "get_attr")
-    for node, module in zip(calls, made, strict=True):
-        place = node.meta.get(WHERE, "")
-        if _is_free(graph, place):
-            node.target = place
+    for node, module in zip(calls, convolutions, strict=True):
+        path = node.meta.get(USER_NAME, "")
+        if _can_replace(graph, path):
+            node.target = path
         replace_module(graph, str(node.target), module)
     graph.recompile()
 
@@ -246,21 +247,20 @@ def _module(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def _is_free(graph: fx.GraphModule, path: str) -> bool:
-    """Return whether a module can be put at this path: nobody calls what is there, or reads what it keeps."""
+def _can_replace(graph: fx.GraphModule, path: str) -> bool:
+    """Return True if the module at this path is neither called nor read."""
     if not path or path not in dict(graph.named_modules()):
         return False
     for node in graph.graph.nodes:
         target = str(node.target)
-        called = node.op == "call_module" and f"{path}.".startswith(f"{target}.")  # it, or what it is inside
+        called = node.op == "call_module" and f"{path}.".startswith(f"{target}.")  # the module or one around it
         if called or (node.op == "get_attr" and target.startswith(f"{path}.")):
             return False
     return True
 
 
 def replace_module(graph: fx.GraphModule, path: str, module: nn.Module) -> None:
-    """Put a module in the place of another one. What is inside the other stays: a convolution of detectron2 has its
-    batch norm and its activation there."""
+    """Replace a module and keep its children, such as the batch norm and activation in a convolution of detectron2."""
     for name, child in graph.get_submodule(path).named_children():
         module.add_module(name, child)
     graph.set_submodule(path, module)
@@ -286,12 +286,12 @@ def _plain_convolution(graph: fx.GraphModule, node: fx.Node) -> nn.Module:
 
 
 def _as_parameter(tensor: Tensor) -> nn.Parameter:
-    """A buffer, as filters that are not trained are kept, is a parameter that is not trained."""
+    """Return the tensor as a parameter. A buffer, such as a fixed filter, becomes one that is not trained."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 
-def call_batch_norm(graph: fx.GraphModule) -> None:
-    """Turn functional batch norms back into the function that they were, for evaluation."""
+def use_functional_batch_norms(graph: fx.GraphModule) -> None:
+    """Replace functional batch norm modules by calls of F.batch_norm in evaluation mode."""
     for node in list(graph.graph.nodes):
         module: Any = _module(graph, node)
         if isinstance(module, FunctionalNorm):

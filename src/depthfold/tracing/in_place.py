@@ -1,8 +1,8 @@
-"""Operations that write to their input: found by running them, and recorded as what they do.
+"""Find operations that write to their input in place, and let later nodes read the written value.
 
-A value that is written to has other names: those who read it later read what was written. Where all of them hold the
-whole value, they can as well read what the operation returns, and then nothing needs to be written in place. Where one
-of them is a part of it (a slice, a view), the operation stays as it is, and no layer relies on the value.
+A tensor may be known under several names. If each name that is read later refers to the whole tensor, its readers can
+read the result of the operation, and the operation need not write in place. If one of them refers to a part of it (a
+slice or a view), the operation stays in place and no layer uses the value.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.tracing.modules import activation_kind, is_no_operation
+from depthfold.tracing.modules import activation_kind, is_no_op
 from depthfold.tracing.proxies import AUGMENTED
 
 _OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
-_HOMES = (torch.nn.functional, torch)
-_GIVEN = ("placeholder", "get_attr")  # others see what is written to the inputs and to what modules keep
+_NAMESPACES = (torch.nn.functional, torch)
+_EXTERNAL = ("placeholder", "get_attr")  # values that code outside the graph can also read
 
 
 def writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
-    """Return whether the node changes its input, by its name: it matters even where nobody reads its result."""
+    """Return True if the name of the node's operation says that it writes to its input."""
     if module is not None:
         return bool(getattr(module, "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -34,17 +34,17 @@ def writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def out_of_place(function: Any) -> Any:
-    """Return F.relu for F.relu_, torch.add for torch.add_, and any other function as it is."""
+    """Return F.relu for F.relu_ and torch.add for torch.add_. Return other functions unchanged."""
     name = getattr(function, "__name__", "")
     if not name.endswith("_"):
         return function
-    return next((getattr(home, name[:-1]) for home in _HOMES if hasattr(home, name[:-1])), function)
+    return next((getattr(space, name[:-1]) for space in _NAMESPACES if hasattr(space, name[:-1])), function)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where the value of a node lies. Two nodes with the same memory are two names of one tensor; with the same storage
-    alone, one of them is a part of the other or both are parts of something."""
+    """The memory of a value. Nodes with the same memory are names of one tensor; nodes that share only the storage are
+    parts of one tensor."""
 
     storage: int
     start: int
@@ -54,13 +54,14 @@ class Memory:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Memory:
+        """Return the memory of a tensor."""
         storage = tensor.untyped_storage()._cdata
         return cls(storage, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 @dataclass(slots=True)
-class Run:
-    """What one run on the example inputs shows: sizes, where values lie, and which storages each node writes to."""
+class Observed:
+    """The results of one run on the example inputs: sizes, memory, and the storages that each node writes to."""
 
     sizes: dict[fx.Node, torch.Size] = field(default_factory=dict)
     memory: dict[fx.Node, Memory] = field(default_factory=dict)
@@ -68,10 +69,12 @@ class Run:
     writes: dict[fx.Node, set[int]] = field(default_factory=dict)
 
 
-class _Watch(fx.Interpreter):
+class _Observer(fx.Interpreter):
+    """Run a graph and collect an Observed."""
+
     def __init__(self, graph: fx.GraphModule, modules: nn.Module) -> None:
         super().__init__(modules, graph=graph.graph)
-        self.seen = Run()
+        self.observed = Observed()
 
     def run_node(self, n: fx.Node) -> Any:
         operands = [leaf for leaf in tree_leaves([self.env.get(arg) for arg in n.all_input_nodes]) if _is_dense(leaf)]
@@ -83,72 +86,76 @@ class _Watch(fx.Interpreter):
             if tensor._version != version
         }
         if written:
-            self.seen.writes[n] = written
+            self.observed.writes[n] = written
         if isinstance(value, Tensor):
-            self.seen.sizes[n] = value.shape
+            self.observed.sizes[n] = value.shape
             if _is_dense(value):
-                self.seen.memory[n] = Memory.of(value)
+                self.observed.memory[n] = Memory.of(value)
         tensors = (leaf for leaf in tree_leaves(value) if _is_dense(leaf))
-        self.seen.storages[n] = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self.observed.storages[n] = {tensor.untyped_storage()._cdata for tensor in tensors}
         return value
 
 
 def _is_dense(leaf: Any) -> bool:
-    """Return whether this is a tensor with a storage of the ordinary kind."""
+    """Return True if this is a tensor with a strided storage."""
     return isinstance(leaf, Tensor) and leaf.layout is torch.strided
 
 
-def watch(graph: fx.GraphModule, modules: nn.Module, inputs: ExampleInputs) -> Run:
-    """Run the graph once, with modules that may change."""
-    interpreter = _Watch(graph, modules)
+def observe(graph: fx.GraphModule, modules: nn.Module, inputs: ExampleInputs) -> Observed:
+    """Run the graph once with the given modules, which the run may change."""
+    interpreter = _Observer(graph, modules)
     with torch.no_grad():
         interpreter.run(*inputs.map(Tensor.clone).for_graph(graph))
-    return interpreter.seen
+    return interpreter.observed
 
 
-def read_what_is_written(graph: fx.GraphModule, run: Run) -> frozenset[fx.Node]:
-    """Let every node read what the last operation in place before it has written. Return the values that change while
-    others can still read them through a part of theirs."""
+def redirect_reads(graph: fx.GraphModule, run: Observed) -> frozenset[fx.Node]:
+    """Let every node read the result of the last in-place operation before it.
+
+    Return the overwritten values that are still read, in whole or in part, and cannot be redirected.
+    """
     order = {node: n for n, node in enumerate(graph.graph.nodes)}
-    given = {storage for each in order if each.op in _GIVEN for storage in run.storages.get(each, ())}
-    tensors = {node: _tensor(graph, node, run) for node in order}  # before readers are moved
-    changing: set[fx.Node] = set()
+    external = {storage for node in order if node.op in _EXTERNAL for storage in run.storages.get(node, ())}
+    tensors = {node: _tensor(graph, node, run) for node in order}  # before readers are redirected
+    overwritten: set[fx.Node] = set()
     for node, storage in [(writer, storage) for writer in order for storage in run.writes.get(writer, ())]:
         names = [name for name in order if order[name] < order[node] and storage in run.storages[name]]
         later = {name: {reader for reader in name.users if order[reader] > order[node]} for name in names}
         read = [name for name in names if later[name]]
         if any(tensors[name] is not tensors[node] for name in (*read, node.all_input_nodes[0])):
-            changing.update((*names, node) if read else ())
+            overwritten.update((*names, node) if read else ())
             continue
         for name in read:
             name.replace_all_uses_with(node, delete_user_cb=lambda reader, readers=later[name]: reader in readers)
-        if AUGMENTED in node.meta and storage not in given:
+        if AUGMENTED in node.meta and storage not in external:
             node.op, node.target = "call_function", node.meta[AUGMENTED]
     graph.recompile()
-    return frozenset(changing)
+    return frozenset(overwritten)
 
 
-def _tensor(graph: fx.GraphModule, node: fx.Node, run: Run) -> fx.Node:
-    """Return the node that made the tensor which this node gives. A slice or a contiguous copy may be the whole value
-    at the traced size and not at another one: only operations that always return their input count."""
+def _tensor(graph: fx.GraphModule, node: fx.Node, run: Observed) -> fx.Node:
+    """Return the node that created the tensor of this node.
+
+    Only operations that return their input at every size count: a slice may be the whole value at the traced size only.
+    """
     while node.all_input_nodes and run.memory.get(node) == run.memory.get(node.all_input_nodes[0]) is not None:
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        known = module is None or is_no_operation(module) or activation_kind(module) is not None
-        writes = node in run.writes or node.target == "detach" or (module is not None and is_no_operation(module))
+        known = module is None or is_no_op(module) or activation_kind(module) is not None
+        writes = node in run.writes or node.target == "detach" or (module is not None and is_no_op(module))
         if not (known and writes):
             break
         node = node.all_input_nodes[0]
     return node
 
 
-def writes_to_weights(graph: fx.GraphModule, run: Run) -> tuple[fx.Node, str] | None:
-    """Return the first node that writes to what a module keeps, and the name of that tensor."""
-    kept = {
+def writes_to_weights(graph: fx.GraphModule, run: Observed) -> tuple[fx.Node, str] | None:
+    """Return the first node that writes to a tensor stored on a module, and the name of that tensor."""
+    stored = {
         storage: str(node.target)
         for node in graph.graph.nodes
         if node.op == "get_attr"
         for storage in run.storages.get(node, ())
     }
     return next(
-        ((node, kept[each]) for node, storages in run.writes.items() for each in storages if each in kept), None
+        ((node, stored[each]) for node, storages in run.writes.items() for each in storages if each in stored), None
     )

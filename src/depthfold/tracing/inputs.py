@@ -1,4 +1,4 @@
-"""Example inputs: how they are given, and what a submodule receives of them."""
+"""Example inputs of a model, and of its submodules."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class ExampleInputs:
     kwargs: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, given: Any) -> ExampleInputs:
-        """A tuple holds positional arguments, a dict named ones; anything else (a tensor, a list of images) is the
-        single argument."""
-        if isinstance(given, ExampleInputs):
-            return given
-        if isinstance(given, tuple):
-            return cls(given)
-        if isinstance(given, Mapping):
-            return cls((), given)
-        return cls((given,))
+    def of(cls, inputs: Any) -> ExampleInputs:
+        """Convert a tuple of positional arguments, a dict of keyword arguments, or any other single argument."""
+        if isinstance(inputs, ExampleInputs):
+            return inputs
+        if isinstance(inputs, tuple):
+            return cls(inputs)
+        if isinstance(inputs, Mapping):
+            return cls((), inputs)
+        return cls((inputs,))
 
     @property
     def named(self) -> dict[str, Any]:
+        """The keyword arguments."""
         return dict(self.kwargs or {})
 
-    def map(self, change: Any) -> ExampleInputs:
-        """The same arguments with every tensor changed."""
+    def map(self, function: Any) -> ExampleInputs:
+        """Return the arguments with a function applied to every tensor."""
         args, kwargs = tree_map(
-            lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, (self.args, self.named)
+            lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, (self.args, self.named)
         )
         return ExampleInputs(args, kwargs)
 
     def like(self, module: nn.Module) -> ExampleInputs:
-        """The same arguments on the device and in the precision of the module's parameters."""
+        """Return the arguments with the device and dtype of the module's parameters."""
         parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
         if parameter is None:
             return self
         return self.map(lambda t: t.to(parameter.device, parameter.dtype if t.is_floating_point() else t.dtype))
 
     def random(self, seed: int) -> ExampleInputs:
-        """Normal noise of the same shapes: an example of zeros would hide an error."""
+        """Return normal noise of the same shapes. Example inputs that are all zero would hide an error."""
         generator = torch.Generator().manual_seed(seed)
 
         def noise(t: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class ExampleInputs:
         return self.map(noise)
 
     def for_graph(self, graph: fx.GraphModule) -> list[Any]:
-        """The arguments in the order of the graph's placeholders; what is not given keeps its default."""
+        """Return the arguments in the order of the graph's placeholders, with defaults for those that are missing."""
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         values = list(self.args[: len(placeholders)])
         for node in placeholders[len(values) :]:
@@ -70,15 +70,16 @@ class ExampleInputs:
         return values
 
     def call(self, module: nn.Module) -> Any:
+        """Call the module with these arguments."""
         return module(*self.args, **self.named)
 
 
 class _Reached(Exception):
-    """Ends the outer forward as soon as the submodule is called: what follows need not run."""
+    """Stop the forward of the model when the submodule is called."""
 
 
 def inputs_at(model: nn.Module, path: str, inputs: ExampleInputs) -> ExampleInputs:
-    """What the submodule at `path` receives when the whole model is called with `inputs`."""
+    """Return the inputs of the submodule at `path` when the whole model is called with `inputs`."""
     received: list[ExampleInputs] = []
 
     def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,9 +94,9 @@ def inputs_at(model: nn.Module, path: str, inputs: ExampleInputs) -> ExampleInpu
         return received[0]
     except Exception as error:
         raise TraceError(
-            f"The model failed on its example inputs before it reached at={path!r}: {error}. Give the inputs that the "
-            "whole model takes: a tuple of positional arguments, a dict of named ones, or a single argument."
+            f"The model failed on its example inputs before it called at={path!r}: {error}. Pass the inputs of the "
+            "whole model: a tuple of positional arguments, a dict of keyword arguments, or a single argument."
         ) from error
     finally:
         handle.remove()
-    raise TraceError(f"The model ran on its example inputs without ever calling at={path!r}. Is it part of forward?")
+    raise TraceError(f"The model does not call at={path!r} on its example inputs. Choose a submodule that it calls.")

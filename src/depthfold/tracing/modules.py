@@ -1,7 +1,6 @@
-"""Which modules we know. Classes of timm and torchvision are recognised by their names, without importing either.
+"""Recognise known modules. Classes of timm, torchvision and detectron2 are recognised by name, without an import.
 
-A subclass may compute anything, and so may a class of somebody else's that has one of these names: what counts is that
-the forward is the one we know.
+A subclass, or another class with one of these names, may compute anything. A module is known only if its forward is.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.Threshold: "threshold",
 }
 
-# Do nothing in evaluation.
+# Modules that do nothing in evaluation.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_NOTHING = (nn.Identity, *_DROPOUTS)
+_NO_OPS = (nn.Identity, *_DROPOUTS)
 
-_PASSES = "depthfold_passes_its_input"
+_NO_OP_MARK = "depthfold_no_op"
 
-# Of timm, torchvision and detectron2.
+# Classes of timm, torchvision and detectron2.
 _RANDOM_DROPS = {"DropPath", "StochasticDepth", "DropBlock2d", "DropBlock3d"}
 _FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
 _NORMS_WITH_ACTIVATION = {"BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d"}
 
 
 def activation_kind(module: nn.Module) -> str | None:
-    """The kind of an activation that works element by element, or None if the module is none."""
+    """Return the kind of an element-wise activation, or None if the module is not one."""
     if type(module) in ACTIVATIONS:
         return ACTIVATIONS[type(module)]
     if type(module).__module__.startswith("timm.layers.activations"):
@@ -67,44 +66,47 @@ def activation_kind(module: nn.Module) -> str | None:
 
 
 def _is_one_of(module: nn.Module, names: Set[str]) -> bool:
-    """Return whether this is a class of timm, torchvision or detectron2 with one of these names."""
+    """Return True if this is a module of timm, torchvision or detectron2 with one of these class names."""
     own = type(module)
     return own.__name__ in names and own.__module__.partition(".")[0] in ("timm", "torchvision", "detectron2")
 
 
-def is_no_operation(module: nn.Module) -> bool:
-    """Whether the module passes its input through unchanged in evaluation."""
-    inherited = any(isinstance(module, base) and type(module).forward is base.forward for base in _NOTHING)
-    return inherited or _is_one_of(module, _RANDOM_DROPS) or getattr(module, _PASSES, False)
+def is_no_op(module: nn.Module) -> bool:
+    """Return True if the module returns its input unchanged in evaluation."""
+    inherited = any(isinstance(module, base) and type(module).forward is base.forward for base in _NO_OPS)
+    return inherited or _is_one_of(module, _RANDOM_DROPS) or getattr(module, _NO_OP_MARK, False)
 
 
-def mark_no_operation(module: nn.Module) -> None:
-    """Remember of a module that we do not know that it was seen to pass its input through. On the module itself, which
-    is a copy of the user's: copies of the copy must know it, too."""
-    setattr(module, _PASSES, True)
+def mark_no_op(module: nn.Module) -> None:
+    """Mark an unknown module that returned its input when it was recorded.
+
+    The mark is set on the module, which is a copy of the user's, so that further copies have it as well.
+    """
+    setattr(module, _NO_OP_MARK, True)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody else's code runs when this module is called."""
+    """Return True if the module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def is_hooked_inside(module: nn.Module) -> bool:
-    """Whether the module or one inside it has hooks: the activation inside a batch norm, for example."""
+    """Return True if the module or one inside it has forward hooks."""
     return any(is_hooked(part) for part in module.modules())
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether the module does what its class does: no hooks, and a forward that nobody replaced on the object."""
+    """Return True if the module has no hooks and its forward was not replaced on the object."""
     return not (is_hooked_inside(module) or "forward" in vars(module))
 
 
 def is_batch_norm(module: nn.Module) -> bool:
+    """Return True if the module is a batch norm, even one with an unknown forward."""
     return isinstance(module, _BatchNorm) or _is_one_of(module, _FROZEN_NORMS)
 
 
 def fused_activation(module: nn.Module) -> nn.Module | None:
-    """The activation inside a batch norm of timm that applies one, or None."""
+    """Return the activation inside a batch norm of timm that applies one, or None."""
     if not _is_one_of(module, _NORMS_WITH_ACTIVATION):
         return None
     inner = getattr(module, "act", None)
@@ -112,7 +114,7 @@ def fused_activation(module: nn.Module) -> nn.Module | None:
 
 
 def computes_batch_norm(module: nn.Module) -> bool:
-    """Whether we know what the forward of this batch norm computes: subclasses may do anything."""
+    """Return True if the forward of this batch norm is a known one."""
     if "forward" in vars(module):  # replaced on the object
         return False
     if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
@@ -121,7 +123,7 @@ def computes_batch_norm(module: nn.Module) -> bool:
 
 
 def plain_batch_norm(module: nn.Module) -> Any:
-    """PyTorch's own class that computes what this batch norm computes on the inputs that it takes, or None."""
+    """Return the class of PyTorch that computes the same as this batch norm on the same inputs, or None."""
     if not (is_batch_norm(module) and computes_batch_norm(module)):
         return None
     if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):
@@ -133,7 +135,7 @@ def plain_batch_norm(module: nn.Module) -> Any:
 
 
 def computes_convolution(module: nn.Module) -> bool:
-    """Whether the module does what the convolution that it derives from does: subclasses may standardise weights."""
+    """Return True if the module is a convolution with the forward of PyTorch."""
     for base in CONVOLUTIONS:
         if isinstance(module, base):
             own = type(module)
@@ -143,38 +145,38 @@ def computes_convolution(module: nn.Module) -> bool:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Return whether the module only calls its children one after another."""
+    """Return True if the module only calls its children one after another."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def is_one_operation(module: nn.Module) -> bool:
-    """Return whether tracing must not look inside, so that we recognise the module as a whole.
+def is_atomic(module: nn.Module) -> bool:
+    """Return True if the module is recognised as a whole, so that tracing must not look inside.
 
-    A subclass of a convolution or a batch norm with a forward of its own is not: what it computes is inside.
+    This is not the case for a subclass of a convolution or a batch norm that defines its own forward.
     """
     return (
         computes_convolution(module)
         or isinstance(module, TRANSPOSED)
         or (is_batch_norm(module) and computes_batch_norm(module))
         or activation_kind(module) is not None
-        or is_no_operation(module)
-        or is_hooked(module)  # a graph of what is inside would not call the hooks
+        or is_no_op(module)
+        or is_hooked(module)  # a graph of its operations would not call the hooks
     )
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Return whether a recording calls the module instead of looking inside."""
-    ours = type(module).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, nn.Sequential)
-    return ours or is_one_operation(module)
+    """Return True if a recording calls the module instead of looking inside."""
+    builtin = type(module).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, nn.Sequential)
+    return builtin or is_atomic(module)
 
 
 def norm_statistics(module: nn.Module) -> NormStatistics:
-    """What a batch norm knows, whichever class it is of."""
+    """Return the statistics and parameters of a batch norm of any class."""
 
     def tensor(name: str) -> Tensor | None:
         value = getattr(module, name, None)
         return value if isinstance(value, Tensor) else None
 
     mean, variance = tensor("running_mean"), tensor("running_var")
-    assert mean is not None and variance is not None  # the tracer has refused batch norms without statistics
+    assert mean is not None and variance is not None  # tracing refuses batch norms without statistics
     return NormStatistics(mean, variance, tensor("weight"), tensor("bias"), float(module.eps))  # type: ignore[arg-type]

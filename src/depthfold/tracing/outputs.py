@@ -1,4 +1,4 @@
-"""Is the value after the last layer the output of the network, or does something with weights still read it?"""
+"""Decide whether the value after the last layer is an output, or whether operations with weights follow it."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ from depthfold.tracing.request import modules_outside
 
 
 def is_output(graph: fx.GraphModule, name: str) -> bool:
-    """Whether no operation that depends on the node of this name has weights."""
+    """Return True if no operation that depends on the node of this name has weights."""
     node: fx.Node = next(node for node in graph.graph.nodes if node.name == name)
     return not any(_has_weights(graph, reader) for reader in _downstream(node))
 
 
 def part_is_output(model: nn.Module, at: str, inputs: ExampleInputs) -> bool:
-    """The same of what the submodule `at` returns, by two runs of the whole model, whose forward may not be traceable:
-    in the second the part returns something else, and no module with weights must hear of it. Weights that a module
-    around the part applies itself leave no trace, so such a module counts if it has any. Where the rest does not run on
-    the example inputs, nothing is known: False."""
+    """Return True if no weights outside the submodule `at` are applied to what it returns.
+
+    Run the whole model twice, with different outputs of the submodule, and compare the inputs of all other modules with
+    weights. Hooks do not see weights that a module around the submodule applies itself, so return False if such a
+    module has weights. Also return False if the model does not run on the example inputs.
+    """
     around = [model, *(model.get_submodule(path) for path in _prefixes(at))]
     if any(_own_weights(module) for module in around):
         return False
     outside = set(modules_outside(model, at))
     readers = [module for module in model.modules() if id(module) in outside and _own_weights(module)]
     try:
-        return _heard(model, at, inputs, readers, shift=0.0) == _heard(model, at, inputs, readers, shift=1.0)
-    except Exception:  # noqa: BLE001 - whatever a forward of the user's raises
+        return _received(model, at, inputs, readers, 0.0) == _received(model, at, inputs, readers, 1.0)
+    except Exception:  # noqa: BLE001 - any error of the user's code
         return False
 
 
-def _heard(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn.Module], shift: float) -> list[float]:
-    """What the readers receive, each tensor as one number, when what the part returns is shifted at random."""
-    heard: list[float] = []
+def _received(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn.Module], shift: float) -> list[float]:
+    """Return a checksum of each tensor that the readers receive, with random noise added to the part's outputs.
 
-    def listen(_: nn.Module, args: Any, named: Any) -> None:
+    `shift` scales the noise.
+    """
+    checksums: list[float] = []
+
+    def record(_: nn.Module, args: Any, named: Any) -> None:
         tensors = (leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor))
-        heard.extend(float(tensor.double().abs().sum()) for tensor in tensors)
+        checksums.extend(float(tensor.double().abs().sum()) for tensor in tensors)
 
     def shifted(leaf: Any) -> Any:
         if not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
@@ -50,7 +55,7 @@ def _heard(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn.Mo
         noise = torch.rand(leaf.shape, generator=torch.Generator().manual_seed(0))
         return leaf + shift * noise.to(leaf)
 
-    handles = [module.register_forward_pre_hook(listen, with_kwargs=True) for module in readers]
+    handles = [module.register_forward_pre_hook(record, with_kwargs=True) for module in readers]
     part = model.get_submodule(at)
     handles.append(part.register_forward_hook(lambda _module, _args, output: tree_map(shifted, output)))
     try:
@@ -59,16 +64,17 @@ def _heard(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn.Mo
     finally:
         for handle in handles:
             handle.remove()
-    return heard
+    return checksums
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """The paths of the modules around the one at `path`, but for the whole model."""
+    """Return the paths of the modules around the one at `path`, except for the whole model."""
     names = path.split(".")
     return (".".join(names[:n]) for n in range(1, len(names)))
 
 
 def _downstream(node: fx.Node) -> set[fx.Node]:
+    """Return all nodes that depend on this one."""
     found: set[fx.Node] = set()
     waiting = [node]
     while waiting:
@@ -85,7 +91,7 @@ def _has_weights(graph: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _is_weight(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether the value is a parameter, or computed from parameters alone."""
+    """Return True if the value is a parameter, or computed only from parameters."""
     if node.op == "get_attr":
         return isinstance(operator.attrgetter(str(node.target))(graph), nn.Parameter)
     computed = node.op in ("call_function", "call_method") and node.all_input_nodes

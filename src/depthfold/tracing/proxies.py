@@ -1,7 +1,7 @@
-"""Proxies that know their value: they answer questions about it as the value would, and write in place as it would.
+"""Proxies that know their value, so that type checks and in-place writes behave as they do for the value.
 
-torch.fx records a forward by running it on proxies. Its own proxies answer isinstance(x, Tensor) with no, and turn
-x += y into x = x + y, which is another computation wherever a second name refers to x.
+torch.fx records a forward by running it on proxies. For the proxies of torch.fx, isinstance(x, Tensor) is False, and
+x += y means x = x + y, which is a different computation if a second name refers to x.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.fx.proxy import Attribute, ParameterProxy
 
 UNKNOWN = object()  # the value of a proxy whose operation could not be run
 
-# Marks the node of an augmented assignment, x += y.
+# Key in the meta of a node that was an augmented assignment, x += y.
 AUGMENTED = "depthfold.augmented"
 
 _RANKS = ("ndim", "dim")  # the number of dimensions does not change with the input
@@ -52,12 +52,12 @@ class ValueProxy(fx.Proxy):
         return self._count() or super().__len__()
 
     def __iter__(self) -> Any:
-        # torch.fx looks at the code of its caller, which is this method: so do that here.
+        # torch.fx inspects the code of its caller, which would be this method.
         count = _unpacked(inspect.currentframe()) or self._count()
         return iter([self[n] for n in range(count)]) if count else super().__iter__()  # type: ignore[index]
 
     def _count(self) -> int:
-        """Return how many parts a value was split into, 0 for others. Assert that the size stays which decides it."""
+        """Return the number of parts of a value that was split, and assert the size that determines it; otherwise 0."""
         name = self.node.target if isinstance(self.node.target, str) else getattr(self.node.target, "__name__", "")
         if name not in ("chunk", "split", "tensor_split") or not isinstance(self.value, tuple | list):
             return 0
@@ -69,7 +69,7 @@ class ValueProxy(fx.Proxy):
         return len(self.value)
 
     def __bool__(self) -> bool:
-        if self.tracer.answers_sizes and isinstance(self.value, int) and _is_about_sizes(self.node):
+        if self.tracer.answers_sizes and isinstance(self.value, int) and _depends_on_sizes_only(self.node):
             answer = bool(self.value)
             self.tracer.assert_answer(self, answer)
             return answer
@@ -80,30 +80,30 @@ class ValueProxy(fx.Proxy):
 
 
 def _unpacked(frame: Any) -> int:
-    """Return how many values the code that iterates wants to unpack, 0 where it does something else."""
+    """Return the number of values that the iterating code unpacks, or 0 if it does not unpack."""
     caller = frame.f_back if frame else None
     if caller is None:
         return 0
-    instruction = next(each for each in dis.get_instructions(caller.f_code) if each.offset == caller.f_lasti)
+    instruction = next(step for step in dis.get_instructions(caller.f_code) if step.offset == caller.f_lasti)
     return int(instruction.argval) if instruction.opname == "UNPACK_SEQUENCE" else 0
 
 
 _SIZE_FUNCTIONS = {getattr(operator, name) for name in dir(operator) if not name.startswith("_")} | {getattr}
 
 
-def _is_about_sizes(node: fx.Node) -> bool:
-    """Return whether a number follows from the sizes of values alone, not from what they hold."""
+def _depends_on_sizes_only(node: fx.Node) -> bool:
+    """Return True if a number is computed only from the sizes of values."""
     if node.op == "call_method" and node.target in ("size", "numel", "dim"):
         return True
     if node.op != "call_function" or node.target not in _SIZE_FUNCTIONS:
         return False
     if node.target is getattr:
         return node.args[1] in ("shape", "ndim")
-    return all(_is_about_sizes(operand) for operand in node.all_input_nodes)
+    return all(_depends_on_sizes_only(operand) for operand in node.all_input_nodes)
 
 
 class Unrecordable(Exception):
-    """A forward does something that no graph can hold."""
+    """Raised if a forward does something that a graph cannot represent."""
 
 
 class WeightProxy(ParameterProxy):
@@ -116,21 +116,21 @@ class WeightProxy(ParameterProxy):
 
 
 @contextlib.contextmanager
-def truthful_isinstance() -> Iterator[None]:
-    """For a while, isinstance() and torch.is_tensor() answer for the value of a proxy, if the model's code asks.
+def isinstance_of_values() -> Iterator[None]:
+    """Within this context, isinstance() and torch.is_tensor() of a proxy answer for its value.
 
-    If PyTorch itself asks, the answer stays no: it would hand the proxy to C++ as a tensor.
+    This does not apply to calls from PyTorch itself, which would pass the proxy to C++ as a tensor.
     """
     original, is_tensor = builtins.isinstance, torch.is_tensor
 
     def answer(one: Any, kinds: Any) -> bool:
         if original(one, kinds):
             return True
-        like = _stands_for(one)
-        return like is not None and not _is_torch(sys._getframe(1)) and issubclass(like, kinds)
+        kind = _value_type(one)
+        return kind is not None and not _is_torch(sys._getframe(1)) and issubclass(kind, kinds)
 
     def answer_tensor(one: Any) -> bool:
-        return is_tensor(one) or (_stands_for(one) is not None and not _is_torch(sys._getframe(1)))
+        return is_tensor(one) or (_value_type(one) is not None and not _is_torch(sys._getframe(1)))
 
     builtins.isinstance, torch.is_tensor = answer, answer_tensor  # type: ignore[assignment]
     try:
@@ -139,7 +139,8 @@ def truthful_isinstance() -> Iterator[None]:
         builtins.isinstance, torch.is_tensor = original, is_tensor
 
 
-def _stands_for(one: Any) -> type | None:
+def _value_type(one: Any) -> type | None:
+    """Return the type of a proxy's value, or None if this is not the proxy of a tensor."""
     if type(one) is WeightProxy:
         return nn.Parameter
     return Tensor if type(one) is ValueProxy and issubclass(type(one.value), Tensor) else None
@@ -151,7 +152,7 @@ def _is_torch(frame: Any) -> bool:
 
 
 def value_of(argument: Any) -> Any:
-    """Return an argument with every proxy replaced by its value. Raise LookupError where one is not known."""
+    """Return an argument with every proxy replaced by its value. Raise LookupError if a value is unknown."""
     return torch.fx.node.map_aggregate(argument, _value)
 
 
@@ -168,8 +169,8 @@ def _value(leaf: Any) -> Any:
     return value
 
 
-# x += y as the method that it calls on a tensor. Recorded as an operator it would not survive pickling, where torch.fx
-# records the generated code anew with proxies of its own.
+# The method that x += y calls on a tensor. An operator would be lost in pickling, because torch.fx then records the
+# generated code again with its own proxies.
 _METHODS = {
     "iadd": "add_",
     "isub": "sub_",
@@ -188,7 +189,7 @@ def _augmented(name: str) -> Any:
     plain = getattr(operator, name[1:] if name not in ("iand", "ior") else f"{name[1:]}_")
 
     def write(self: ValueProxy, other: Any) -> Any:
-        if not isinstance(self.value, Tensor):  # numbers and tuples do not change
+        if not isinstance(self.value, Tensor):  # numbers and tuples are immutable
             return plain(self, other)
         proxy = self.tracer.create_proxy("call_method", _METHODS[name], (self, other), {})
         proxy.node.meta[AUGMENTED] = plain

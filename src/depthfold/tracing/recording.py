@@ -1,4 +1,4 @@
-"""A forward as a graph that was seen to compute the same: recorded, tidied and proved, until nothing is at fault."""
+"""Record a forward as a graph, and repeat with opaque submodules until the graph computes the same as the model."""
 
 from __future__ import annotations
 
@@ -10,79 +10,81 @@ from torch import fx, nn
 
 from depthfold.core.shape import FixedPadding
 from depthfold.errors import TraceError
+from depthfold.tracing.checking import Fault, find_fault, run_model, working_copy, working_graph
+from depthfold.tracing.diagnosis import reads_training_mode
 from depthfold.tracing.fixed_sizes import guard_for
 from depthfold.tracing.forward import record
-from depthfold.tracing.functional import batch_norms, functions_as_modules
-from depthfold.tracing.in_place import Run, read_what_is_written, watch, writes_to_weights
+from depthfold.tracing.functional import functional_batch_norms, functions_as_modules
+from depthfold.tracing.in_place import Observed, observe, redirect_reads, writes_to_weights
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.tracing.modules import is_no_operation, mark_no_operation
-from depthfold.tracing.proof import Fault, find_fault, run_model, spare, to_run
+from depthfold.tracing.modules import is_no_op, mark_no_op
 from depthfold.tracing.request import copy_model
-from depthfold.tracing.roles import home
+from depthfold.tracing.roles import enclosing_module
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.size_guard import SizeGuard
-from depthfold.tracing.suspects import asks_for_mode
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The graph of a module, and what one run of it shows. `opaque` says why submodules are called as they are, and
-    `changing` are the values that are written to while others can read them."""
+    """The graph of a module, the sizes of its values, and its `overwritten` values, at which no skip can start.
+
+    `opaque` has the reasons why submodules are called as a whole.
+    """
 
     graph: fx.GraphModule
     opaque: Mapping[str, Reason]
     fixed: tuple[FixedPadding, ...]
     sizes: Mapping[fx.Node, torch.Size]
-    changing: frozenset[fx.Node]
+    overwritten: frozenset[fx.Node]
 
 
 @dataclass(slots=True)
 class _Known:
-    """What earlier recordings have shown."""
+    """The results of earlier recordings."""
 
     opaque: dict[str, Reason] = field(default_factory=dict)
     guards: dict[str, SizeGuard] = field(default_factory=dict)
     fixed: dict[str, FixedPadding] = field(default_factory=dict)
 
 
-def record_faithfully(part: nn.Module, inputs: ExampleInputs, where: str) -> Recording:
+def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Recording:
     """Record a module, and compare the graph with the module itself.
 
-    A submodule that does something else than was recorded of it becomes one opaque operation, the smallest one that is
-    at fault; where that is the whole module, raise TraceError.
+    If they differ, the smallest submodule at fault becomes one opaque operation. Raise TraceError if that is the module
+    itself.
     """
     known = _Known()
     graph = _record(part, inputs, where, known)
     while True:
-        functions_as_modules(graph, _follow_the_mode(part, graph, inputs, where, known))
-        _number_nodes(graph)
+        functions_as_modules(graph, _batch_norms_following_mode(part, graph, inputs, where, known))
+        _renumber_nodes(graph)
         try:
-            run = watch(graph, to_run(graph), inputs)
-        except Exception:  # noqa: BLE001 - perhaps the model does not run, perhaps it was recorded as something else
+            run = observe(graph, working_graph(graph), inputs)
+        except Exception:  # noqa: BLE001 - the model may fail as well, or its recording may be wrong
             run_model(part, inputs)
-            run = Run()
+            run = Observed()
         fault: Fault | None
-        changing: frozenset[fx.Node] = frozenset()
+        overwritten: frozenset[fx.Node] = frozenset()
         if (written := writes_to_weights(graph, run)) is not None:
-            fault = Fault.of_state(part, home(written[0]), written[1])
+            fault = Fault.of_state(part, enclosing_module(written[0]), written[1])
         else:
-            changing = read_what_is_written(graph, run)
-            fault = find_fault(part, graph, inputs, known.opaque, _plainly)
+            overwritten = redirect_reads(graph, run)
+            fault = find_fault(part, graph, inputs, known.opaque, _record_submodule)
         if fault is None:
-            return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, changing)
+            return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, overwritten)
         if not fault.path or fault.path in known.opaque:
             raise TraceError(
-                f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that in the model, or trace a "
-                'submodule that does not do it, with at="...".'
+                f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that code, or trace a submodule "
+                'without it, with at="...".'
             )
         known.opaque[fault.path] = fault.reason
         graph = _record(part, inputs, where, known)
 
 
 def _record(part: nn.Module, inputs: ExampleInputs, where: str, known: _Known) -> fx.GraphModule:
-    """Record the module as it is known so far. Where the size of a map is all that cannot be recorded, fix it."""
+    """Record the module, and fix the map size for submodules whose padding depends on it."""
     while True:
-        working = spare(part)
+        working = working_copy(part)
         recorded = record(working, inputs, where, known.opaque, known.guards)
         new = [path for path in recorded.failures if path not in known.guards]
         for path in new:
@@ -94,32 +96,34 @@ def _record(part: nn.Module, inputs: ExampleInputs, where: str, known: _Known) -
             known.opaque[path] = ("opaque", f"its forward cannot be traced: {failure.why}")
             known.fixed.pop(path, None)
         for path, module in working.named_modules():
-            if is_no_operation(module) and not is_no_operation(part.get_submodule(path)):
-                mark_no_operation(part.get_submodule(path))  # recording has seen it
+            if is_no_op(module) and not is_no_op(part.get_submodule(path)):
+                mark_no_op(part.get_submodule(path))  # it returned its input while it was recorded
         return recorded.with_modules(part)
 
 
-def _follow_the_mode(
+def _batch_norms_following_mode(
     part: nn.Module, graph: fx.GraphModule, inputs: ExampleInputs, where: str, known: _Known
 ) -> Mapping[str, bool]:
-    """Return which functional batch norms use the statistics of the batch in training: a second recording, in training
-    mode, shows it."""
-    if not batch_norms(graph.graph):
+    """Record again in training mode. Return whether each functional batch norm uses batch statistics there."""
+    names = functional_batch_norms(graph.graph)
+    if not names:
         return {}
     try:
         recorded = record(copy_model(part).train(), inputs, where, known.opaque, known.guards)
-    except TraceError:  # it wants a target, perhaps: then the code of the batch norm must say it
-        return {name: asks_for_mode(part.get_submodule(name.rpartition(".")[0])) for name in batch_norms(graph.graph)}
-    return batch_norms(recorded.graph)
+    except TraceError:  # it may require a target in training: then search the code of the batch norm
+        return {name: reads_training_mode(part.get_submodule(name.rpartition(".")[0])) for name in names}
+    return functional_batch_norms(recorded.graph)
 
 
-def _plainly(module: nn.Module, inputs: ExampleInputs, opaque: Collection[str]) -> fx.GraphModule:
-    return record(spare(module), inputs, type(module).__name__, opaque).with_modules(module)
+def _record_submodule(module: nn.Module, inputs: ExampleInputs, opaque: Collection[str]) -> fx.GraphModule:
+    return record(working_copy(module), inputs, type(module).__name__, opaque).with_modules(module)
 
 
-def _number_nodes(graph: fx.GraphModule) -> None:
-    """Number the nodes without gaps. A node that was erased leaves one, and unpickling, which records the forward
-    anew, would close it: the names by which we know the layers would then be those of other nodes."""
+def _renumber_nodes(graph: fx.GraphModule) -> None:
+    """Rename the nodes without gaps in their numbers.
+
+    Unpickling records the forward again and closes the gaps of erased nodes. The names of later nodes would change.
+    """
     fresh, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.graph.nodes:
         args, kwargs = (fx.map_arg(part, lambda n: copies[n]) for part in (node.args, node.kwargs))

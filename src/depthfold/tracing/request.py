@@ -1,4 +1,4 @@
-"""What the user asks of trace(): the model, the part of it, and what to leave alone, each checked."""
+"""Check the arguments of trace(): the model, the submodule, and the modules to ignore."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from torch import Tensor, nn
 from depthfold.errors import TraceError
 from depthfold.support.text import did_you_mean
 from depthfold.tracing.modules import is_hooked
-from depthfold.tracing.rules import Ignore, ignored
-from depthfold.tracing.tracer import explain
+from depthfold.tracing.rules import Ignore, is_ignored
+from depthfold.tracing.tracer import describe_error
 
-# Wrappers that have no convolutions of their own, and where the model is inside them.
+# Wrappers, and the attribute that holds the wrapped model.
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def check_model(model: nn.Module, at: str | None) -> None:
+    """Raise TraceError if this is not a module that can be traced, or if it has no submodule `at`."""
     if not isinstance(model, nn.Module):
         found = type(model).__name__
         raise TraceError(f"trace() takes a torch.nn.Module, found {found}. Load or build the model first.")
     if (wrapper := type(model).__name__) in _WRAPPERS:
-        raise TraceError(f"The model is wrapped in {wrapper}. Take it off: trace(model.{_WRAPPERS[wrapper]}, ...).")
+        raise TraceError(f"The model is wrapped in {wrapper}. Unwrap it: trace(model.{_WRAPPERS[wrapper]}, ...).")
     if isinstance(model, torch.jit.ScriptModule):
-        raise TraceError("The model is a ScriptModule, which torch.fx cannot record. Trace the module it was made of.")
+        raise TraceError("torch.fx cannot record a ScriptModule. Trace the module from which it was scripted.")
     paths = [path for path, _ in model.named_modules() if path]
     if at and at not in paths:
         raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {_hint(at, paths)}")
 
 
-def check_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str | None) -> tuple[str, ...]:
-    """Return what to leave alone, by name: a type stands for all modules of that type, with what is inside them. A
-    name or glob that matches nothing is an error. Names may start with `at`."""
+def resolve_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str | None) -> tuple[str, ...]:
+    """Return the names and globs of the modules to ignore. Names may start with `at`.
+
+    A type stands for all modules of that type and the modules inside them. Raise TraceError if a name or glob matches
+    no module.
+    """
     paths = [path for path, _ in part.named_modules() if path]
     patterns: list[str] = []
     for pattern in (given,) if isinstance(given, str | type) else given:
         if isinstance(pattern, str):
             pattern = pattern.removeprefix(f"{at}.") if at else pattern
-            if not any(ignored(path, (pattern,)) for path in paths):
+            if not any(is_ignored(path, (pattern,)) for path in paths):
                 raise TraceError(
                     f"ignore={pattern!r} matches no module of {type(part).__name__}. {_hint(pattern, paths)}"
                 )
@@ -62,7 +66,7 @@ def _hint(wrong: str, paths: Sequence[str]) -> str:
 
 
 def modules_outside(model: nn.Module, at: str | None) -> Iterator[int]:
-    """The ids of the modules around the traced part: one that is both outside and inside is used twice."""
+    """Yield the ids of the modules outside the traced part. A module that is also inside is used twice."""
     for path, module in model.named_modules(remove_duplicate=False):
         around = f"{at}.".startswith(f"{path}.") or not path
         if at and not around and not path.startswith(f"{at}."):
@@ -70,9 +74,9 @@ def modules_outside(model: nn.Module, at: str | None) -> Iterator[int]:
 
 
 def copy_model(model: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
-    """Return a copy of the model. What `shared` holds, by its id, is not copied."""
-    # Weights that are computed from others (old-style weight norm) have a history, which copying refuses. They are
-    # computed again in every forward, so their present value is enough.
+    """Return a copy of the model. Objects in `shared`, by id, are not copied."""
+    # Tensors that are computed from others (old-style weight norm) have a gradient history and cannot be copied. Every
+    # forward computes them again, so a detached copy suffices.
     computed = {
         id(value): value.detach().clone()
         for module in model.modules()
@@ -83,14 +87,15 @@ def copy_model(model: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.
         return copy.deepcopy(model, {**computed, **(shared or {})})
     except Exception as error:
         raise TraceError(
-            f"{type(model).__name__} cannot be copied: {explain(error)}. depthfold works on a copy, so that your model "
-            "stays as it is: take off what copy.deepcopy() cannot copy (cached tensors with gradients, open files)."
+            f"{type(model).__name__} cannot be copied with copy.deepcopy(): {describe_error(error)}. Remove attributes "
+            "that cannot be copied, such as cached tensors with gradients or open files."
         ) from error
 
 
 def refuse_hooks(part: nn.Module, name: str) -> None:
+    """Raise TraceError if the traced part itself has forward hooks."""
     if is_hooked(part):
         raise TraceError(
-            f"{name} has forward hooks of its own, which a rewritten copy would lose. Take them off before tracing, or "
-            'trace the part inside it, with at="...".'
+            f"{name} has forward hooks, which a rewritten copy would lose. Remove them before tracing, or trace a "
+            'submodule, with at="...".'
         )

@@ -1,4 +1,4 @@
-"""What each node of the graph is to the method: a convolution, a norm, an activation, an addition, or in the way."""
+"""Assign a role to each node of the graph: convolution, norm, activation, addition, ... or the reason for a barrier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
-from depthfold.tracing.functional import WHERE, FunctionalConv, FunctionalNorm
+from depthfold.tracing.functional import USER_NAME, FunctionalConv, FunctionalNorm
 from depthfold.tracing.rules import (
     CONVOLUTION_RULES,
     FUNCTIONAL_RULES,
@@ -26,39 +26,39 @@ from depthfold.tracing.rules import (
     Reason,
     Site,
     first_reason,
-    ignored,
+    is_ignored,
 )
 from depthfold.tracing.size_guard import SizeGuard
 
-# Who else uses a module: a module that is used in two places cannot be changed for the sake of one.
+# Uses of modules: a module that is used in two places cannot be changed for one of them.
 
 
 def count_calls(graph: fx.GraphModule) -> Counter[int]:
-    """How often each module is called, by its id: also inside another one that we do not look into."""
+    """Return the number of calls of each module by its id, including calls inside opaque modules."""
     called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
     return Counter(id(part) for module in called for part in module.modules())
 
 
-def read_by_code(graph: fx.GraphModule) -> set[str]:
-    """The paths of the modules whose parameters, or those of modules inside, the code reads itself."""
+def paths_read_by_code(graph: fx.GraphModule) -> set[str]:
+    """Return the paths of the modules with parameters that code reads directly, in themselves or in modules inside."""
     targets = (str(node.target).split(".") for node in graph.graph.nodes if node.op == "get_attr")
     return {".".join(names[:n]) for names in targets for n in range(1, len(names))}
 
 
-# What is in the way, in words: operations that no span can hold.
+# Reasons for operations that no span can contain.
 
-# The words in the name of a class or function: max_pool2d, MaxPool2d.
+# The words in the name of a class or function, such as max_pool2d or MaxPool2d.
 _WORD = re.compile(r"[A-Z]+(?![a-z])\d*[a-z]?|[A-Z]?[a-z]+\d*[a-z]?|\d+")
 
-# By how one of the words starts; the first entry that fits is taken.
+# The prefixes of a word, the code and the reason. The first entry that matches applies.
 _BY_NAME: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("pool", "mean", "amax", "avg"), "pooling", "pooling is no convolution with trained weights"),
-    (("cat", "concat", "stack"), "concatenation", "values of several branches are put side by side"),
+    (("pool", "mean", "amax", "avg"), "pooling", "pooling is not a convolution with trained weights"),
+    (("cat", "concat", "stack"), "concatenation", "it concatenates the values of several branches"),
     (("norm",), "normalisation", "this normalisation depends on its input, so it cannot be folded into weights"),
     (("interpolate", "upsample", "upsampling", "pixel"), "resize", "it changes the size of the map"),
-    (("linear",), "linear", "a fully connected layer is no convolution of a map"),
-    (("softmax", "matmul", "bmm", "einsum", "attention"), "attention", "it multiplies values with one another"),
-    (("mul", "imul", "truediv", "div"), "multiplication", "it multiplies with a value or a gate"),
+    (("linear",), "linear", "a fully connected layer is not a convolution"),
+    (("softmax", "matmul", "bmm", "einsum", "attention"), "attention", "it multiplies values with each other"),
+    (("mul", "imul", "truediv", "div"), "multiplication", "it multiplies by a value or a gate"),
     (("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unfold"), "reshape", "it changes the layout"),
     (
         ("chunk", "split", "getitem", "narrow", "roll", "shuffle"),
@@ -67,22 +67,18 @@ _BY_NAME: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (("getattr", "size", "dim", "shape"), "shape-read", "the code reads the shape of this value"),
     (("pad",), "padding", "it pads with something other than zeros, or crops"),
-    (("dropout", "alpha"), "always-random", "this dropout is on in evaluation, too"),
-    (("add", "iadd", "sub", "isub", "sum"), "broadcast", "it adds values that are no two maps of one size"),
-    (("conv",), "computed-weights", "its forward computes the weights, so there are none to merge"),
+    (("dropout", "alpha"), "always-random", "this dropout is also active in evaluation"),
+    (("add", "iadd", "sub", "isub", "sum"), "broadcast", "it adds something other than two maps of the same size"),
+    (("conv",), "computed-weights", "its weights are computed in the forward, so they cannot be merged"),
 )
 
 
-def module_reason(module: nn.Module) -> Reason:
-    return _by_name(type(module).__name__)
-
-
-def function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reason:
+def _function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reason:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     code, why = _by_name(name)
     operands = {sizes.get(operand) for operand in node.all_input_nodes}
     if code == "broadcast" and len(node.all_input_nodes) > 1 and len(operands) == 1:
-        return "combination", f"it combines two maps in a way that no kernel can hold ({name})"
+        return "combination", f"it combines two maps in a way that a convolution cannot express ({name})"
     return code, why
 
 
@@ -91,17 +87,19 @@ def _by_name(name: str) -> Reason:
     for words, code, why in _BY_NAME:
         if any(part.startswith(words) for part in parts):
             return code, f"{why} ({name})"
-    return "custom", f"{name} is an operation that we do not know"
+    return "custom", f"{name} is an unknown operation"
 
 
 Sizes = Mapping[fx.Node, torch.Size]
 
 
 class Kind(Enum):
+    """The kinds of operations that tracing distinguishes."""
+
     CONVOLUTION = auto()
     NORM = auto()
     ACTIVATION = auto()
-    NOTHING = auto()  # does nothing in evaluation: dropout, drop-path, identity
+    NO_OP = auto()  # dropout, drop-path and identity in evaluation
     PAD = auto()
     ADD = auto()
     OTHER = auto()
@@ -109,7 +107,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`detail` is the kind of an activation (also of one inside a norm); `refusal` says why an OTHER is in the way."""
+    """The role of a node: `detail` is the kind of an activation, also inside a norm; `refusal` the reason for OTHER."""
 
     kind: Kind
     detail: str | None = None
@@ -124,7 +122,7 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
 } | {torch.relu: "relu", torch.relu_: "relu", torch.sigmoid: "sigmoid", torch.tanh: "tanh", torch.selu: "selu"}
 _ACTIVATION_METHODS = {"relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"}
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
-_NOTHING_METHODS = {"contiguous", "clone"}
+_NO_OP_METHODS = {"contiguous", "clone"}
 
 
 def assign_roles(
@@ -134,24 +132,24 @@ def assign_roles(
     ignore: Iterable[str],
     elsewhere: Iterable[int] = (),
 ) -> dict[fx.Node, Role]:
-    """The role of every node. `elsewhere` holds the ids of modules that are also used outside the graph."""
+    """Return the role of every node. `elsewhere` has the ids of modules that are also used outside the graph."""
     modules = dict(graph.named_modules(remove_duplicate=False))
     calls = count_calls(graph)
     calls.update(elsewhere)
-    read = read_by_code(graph)
+    read = paths_read_by_code(graph)
 
     def role(node: fx.Node) -> Role:
         module = modules[str(node.target)] if node.op == "call_module" else None
-        path = owner(node)
-        if node.op in ("call_module", "call_function", "call_method") and ignored(path, ignore):
-            return _other(path, ("ignored", "you asked to leave it alone"))
+        path = display_name(node)
+        if node.op in ("call_module", "call_function", "call_method") and is_ignored(path, ignore):
+            return _other(path, ("ignored", "it is in the ignore list"))
         if module is not None:
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
             rank = None if size is None else len(size)
             return _module_role(path, Site(module, calls[id(module)], rank, str(node.target) in read), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)
-        return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'no operation')}"))
+        return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'not an operation')}"))
 
     return {node: role(node) for node in graph.graph.nodes}
 
@@ -159,16 +157,16 @@ def assign_roles(
 _SPECIAL = {"placeholder": "the input of the network", "output": "an output of the network", "get_attr": "a parameter"}
 
 
-def owner(node: fx.Node) -> str:
-    """A name that the user knows: the module that is called, or the module whose forward holds the operation."""
+def display_name(node: fx.Node) -> str:
+    """Return a name that the user knows: the path of the called module, or of the module that calls the operation."""
     if node.op == "call_module":
-        return str(node.meta.get(WHERE, node.target))
-    path = home(node)
+        return str(node.meta.get(USER_NAME, node.target))
+    path = enclosing_module(node)
     return f"{path}.{node.name}" if path else node.name
 
 
-def home(node: fx.Node) -> str:
-    """The path of the module whose forward holds the operation."""
+def enclosing_module(node: fx.Node) -> str:
+    """Return the path of the module whose forward contains the operation."""
     stack = node.meta.get("nn_module_stack") or {}
     return str(next(reversed(stack.values()))[0]) if stack else ""
 
@@ -178,7 +176,7 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
     if path in opaque:
         return _other(path, opaque[path])
     if isinstance(module, SizeGuard):
-        return Role(Kind.NOTHING)
+        return Role(Kind.NO_OP)
     if module.training:
         return _other(path, ("training-mode", "it stays in training mode when the model is in evaluation mode"))
     if isinstance(module, FunctionalConv):
@@ -187,7 +185,7 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
     if isinstance(module, FunctionalNorm):
         return Role(Kind.NORM)
     if isinstance(module, known.TRANSPOSED):
-        return _other(path, ("transposed", "a transposed convolution is no convolution of its input"))
+        return _other(path, ("transposed", "a transposed convolution is not a convolution of its input"))
     if isinstance(module, _ConvNd):
         reason = first_reason(CONVOLUTION_RULES, site)
         return _other(path, reason) if reason else Role(Kind.CONVOLUTION)
@@ -195,7 +193,7 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
         reason = first_reason(NORM_RULES, site)
         fused = known.fused_activation(module)
         if fused is not None and known.activation_kind(fused) is None:
-            reason = reason or ("custom-norm", f"it applies {type(fused).__name__}, which is no activation we know")
+            reason = reason or ("custom-norm", f"it applies {type(fused).__name__}, which is not a known activation")
         if reason:
             return _other(path, reason)
         return Role(Kind.NORM, known.activation_kind(fused) if fused is not None else None)
@@ -203,11 +201,11 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
         return _other(path, reason)
     if (kind := known.activation_kind(module)) is not None:
         return Role(Kind.ACTIVATION, kind)
-    if known.is_no_operation(module):
-        return Role(Kind.NOTHING)
+    if known.is_no_op(module):
+        return Role(Kind.NO_OP)
     if isinstance(module, known.ZERO_PADS) and _pads_map_with_zeros(module, site.rank):
         return Role(Kind.PAD)
-    return _other(path, module_reason(module))
+    return _other(path, _by_name(type(module).__name__))
 
 
 def _pads_map_with_zeros(module: nn.Module, rank: int | None) -> bool:
@@ -223,19 +221,19 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
         return Role(Kind.ACTIVATION, _ACTIVATION_FUNCTIONS[target])
     if node.op == "call_method" and target in _ACTIVATION_METHODS:
         return Role(Kind.ACTIVATION, str(target).rstrip("_"))
-    if (node.op == "call_method" and target in _NOTHING_METHODS) or _adds_zero(node):
-        return Role(Kind.NOTHING)
+    if (node.op == "call_method" and target in _NO_OP_METHODS) or _adds_zero(node):
+        return Role(Kind.NO_OP)
     if target is F.pad and constant and (widths := zero_padding(node)) is not None:
         spatial = len(sizes.get(node, ())) - 2
         if len(widths) <= 2 * spatial:
             return Role(Kind.PAD)
     if _is_addition(node, sizes):
         return Role(Kind.ADD)
-    return _other(path, function_reason(node, sizes))
+    return _other(path, _function_reason(node, sizes))
 
 
 def _adds_zero(node: fx.Node) -> bool:
-    """y + 0, as code writes that sums up branches and starts with nothing."""
+    """Return True for y + 0, with which code that sums up branches often starts."""
     return node.target in _ADDITIONS and len(node.args) == 2 and any(arg == 0 for arg in node.args if _is_number(arg))
 
 
@@ -244,15 +242,15 @@ def _is_number(arg: Any) -> bool:
 
 
 def zero_padding(node: fx.Node) -> tuple[int, ...] | None:
-    """The widths of an F.pad that pads with zeros, or None if it does something else."""
-    given = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | dict(node.kwargs)
-    pad: Any = given.get("pad", ())
-    zeros = given.get("mode", "constant") == "constant" and not given.get("value")
+    """Return the widths of an F.pad that pads with zeros, or None if it does something else."""
+    arguments = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | dict(node.kwargs)
+    pad: Any = arguments.get("pad", ())
+    zeros = arguments.get("mode", "constant") == "constant" and not arguments.get("value")
     return tuple(pad) if zeros and all(isinstance(p, int) and p >= 0 for p in pad) else None
 
 
 def _is_addition(node: fx.Node, sizes: Sizes) -> bool:
-    """An addition of two tensors of the same size; a broadcast is something else."""
+    """Return True for an addition of two tensors of the same size, without broadcasting."""
     method = node.op == "call_method" and node.target in ("add", "add_")
     if not (method or node.target in _ADDITIONS) or node.kwargs or len(node.args) != 2:
         return False
@@ -266,33 +264,33 @@ def _other(path: str, reason: Reason) -> Role:
     return Role(Kind.OTHER, refusal=Refusal(path, *reason))
 
 
-# Squeeze-and-excite and its kin: a value is pooled, runs through a few layers and gates the value itself.
+# Squeeze-and-excite blocks: a gate that is computed from a pooled value multiplies the value itself.
 
 
-def refuse_gates(roles: Mapping[fx.Node, Role], sizes: Sizes) -> dict[fx.Node, Role]:
-    """The same roles, but convolutions that compute a gate from a pooled value are no layers.
+def exclude_gates(roles: Mapping[fx.Node, Role], sizes: Sizes) -> dict[fx.Node, Role]:
+    """Return the roles with a refusal for each convolution that computes a gate from a pooled value.
 
-    They work on a single pixel: merging them gains nothing, and their gate stays a barrier anyway.
+    These convolutions work on a single pixel, so merging them gains nothing, and their gate stays a barrier anyway.
     """
-    refused = dict(roles)
+    changed = dict(roles)
     for node, role in roles.items():
         if role.refusal is None or role.refusal.code != "multiplication" or len(node.all_input_nodes) != 2:
             continue
         one, two = node.all_input_nodes
         for gate, gated in ((one, two), (two, one)):
-            convolutions, pooled = _line_from_pool(gate, roles)
+            convolutions, pooled = _path_from_pool(gate, roles)
             if pooled is not None and (pooled is gated or _broadcast(gate, gated, sizes)):
-                why = f"it computes the gate of a squeeze-and-excite from a pooled value ({owner(node)})"
+                why = f"it computes the gate of a squeeze-and-excite from a pooled value ({display_name(node)})"
                 for conv in convolutions:
-                    refused[conv] = Role(Kind.OTHER, refusal=Refusal(owner(conv), "squeeze-excite", why))
-    return refused
+                    changed[conv] = Role(Kind.OTHER, refusal=Refusal(display_name(conv), "squeeze-excite", why))
+    return changed
 
 
-def _line_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role]) -> tuple[list[fx.Node], fx.Node | None]:
-    """The convolutions on the straight line from a pool to this node, and what is pooled; None if there is no pool."""
+def _path_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role]) -> tuple[list[fx.Node], fx.Node | None]:
+    """Return the convolutions on the path from a pool to this node and the pooled value; ([], None) without a pool."""
     convolutions: list[fx.Node] = []
-    while len(given := [operand for operand in node.all_input_nodes if operand.op != "get_attr"]) == 1:
-        role, before = roles[node], given[0]
+    while len(operands := [operand for operand in node.all_input_nodes if operand.op != "get_attr"]) == 1:
+        role, before = roles[node], operands[0]
         if role.refusal is not None and role.refusal.code == "pooling":
             return convolutions, before
         if role.kind is Kind.CONVOLUTION:
@@ -302,7 +300,7 @@ def _line_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role]) -> tuple[list[
 
 
 def _broadcast(gate: fx.Node, gated: fx.Node, sizes: Sizes) -> bool:
-    """Whether one pixel of the gate multiplies a whole map."""
+    """Return True if one pixel of the gate multiplies a whole map."""
     if gate not in sizes or gated not in sizes:
         return False
     return set(sizes[gate][2:]) <= {1} and not set(sizes[gated][2:]) <= {1}

@@ -1,4 +1,4 @@
-"""Why a convolution or a batch norm cannot be merged: a list of small rules, each returning a reason or nothing."""
+"""Rules for modules that cannot be merged. Each rule returns a reason or None."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Ignore = Iterable[str | type[nn.Module]]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One call of a module, as the rules see it."""
+    """One call of a module."""
 
     module: nn.Module
     calls: int
-    rank: int | None  # the number of dimensions of the tensor that it gets, batch and channels included
-    read: bool = False  # whether other code reads its parameters
+    rank: int | None  # the number of dimensions of its input, including batch and channels
+    read: bool = False  # True if other code reads its parameters
 
 
-def ignored(path: str, ignore: Iterable[str]) -> bool:
-    """Return whether the user asked to leave this module alone, by its name, a name around it or a glob."""
+def is_ignored(path: str, ignore: Iterable[str]) -> bool:
+    """Return True if a name or glob matches the path of this module or of one around it."""
     parts = path.split(".")
     around = [".".join(parts[: n + 1]) for n in range(len(parts))]
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore for name in around)
@@ -36,7 +36,7 @@ def ignored(path: str, ignore: Iterable[str]) -> bool:
 
 def _shared(site: Site) -> Reason | None:
     if site.calls > 1:
-        return "used-twice", f"it is called {site.calls} times, so its weights cannot become part of one place"
+        return "used-twice", f"it is called {site.calls} times, so its weights cannot be merged into one place"
     return None
 
 
@@ -44,11 +44,11 @@ def _parametrised(site: Site) -> Reason | None:
     if parametrize.is_parametrized(site.module):
         name = next(iter(site.module.parametrizations))  # type: ignore[arg-type]
         call = f"torch.nn.utils.parametrize.remove_parametrizations(module, {name!r})"
-        return "parametrised", f"its {name} is computed from other tensors; {call} makes it a plain one"
+        return "parametrised", f"its {name} is computed from other tensors; {call} makes it a plain parameter"
     return None
 
 
-# The classes of PyTorch's old-style hooks, and what takes them off.
+# The classes of PyTorch's old-style hooks, and the functions that remove them.
 _REMOVAL = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
 
 
@@ -57,39 +57,42 @@ def _hooked(site: Site) -> Reason | None:
         return None
     for hook in site.module._forward_pre_hooks.values():
         if call := _REMOVAL.get(type(hook).__name__):
-            return "hooked", f"a hook computes its weights; torch.nn.utils.{call}(module) makes them plain ones"
+            return "hooked", f"a hook computes its weights; torch.nn.utils.{call}(module) makes them plain parameters"
     return "hooked", "it has forward hooks, which a merged layer would lose"
 
 
 def _read_elsewhere(site: Site) -> Reason | None:
     if site.read:
-        return "weights-read", "other code reads its parameters, which would be gone after merging"
+        return "weights-read", "other code reads its parameters, which merging would remove"
     return None
 
 
 def _replaced(site: Site) -> Reason | None:
     if "forward" in vars(site.module):
-        return "custom", f"the forward of this {type(site.module).__name__} was replaced by another one"
+        return "custom", f"the forward of this {type(site.module).__name__} was replaced on the object"
     return None
 
 
 def _custom_convolution(site: Site) -> Reason | None:
     if not computes_convolution(site.module):
-        return "custom-convolution", f"{type(site.module).__name__} has a forward of its own"
+        return "custom-convolution", f"{type(site.module).__name__} defines its own forward"
     return None
 
 
 def _padding_mode(site: Site) -> Reason | None:
     mode = getattr(site.module, "padding_mode", "zeros")
     if mode != "zeros":
-        return "padding-mode", f"it pads with {mode!r}, and only zeros can be moved to the front of a span"
+        return (
+            "padding-mode",
+            f"its padding mode is {mode!r}, but only zero padding can move to the front of a span",
+        )
     return None
 
 
 def _precision(site: Site) -> Reason | None:
     weight = site.module.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        return "precision", "its weights are no real floating-point numbers"
+        return "precision", "its weights are not real floating-point numbers"
     return None
 
 
@@ -97,28 +100,29 @@ def _rank(site: Site) -> Reason | None:
     assert isinstance(site.module, _ConvNd | FunctionalConv)
     expected = len(site.module.kernel_size) + 2
     if site.rank != expected:
-        return "unbatched", f"its input has {site.rank} dimensions instead of {expected}: a batch dimension is missing"
+        return "unbatched", f"its input has {site.rank} dimensions instead of {expected}; add a batch dimension"
     return None
 
 
 def _custom_norm(site: Site) -> Reason | None:
     if not computes_batch_norm(site.module):
-        return "custom-norm", f"{type(site.module).__name__} has a forward of its own"
+        return "custom-norm", f"{type(site.module).__name__} defines its own forward"
     return None
 
 
 def _statistics(site: Site) -> Reason | None:
     if getattr(site.module, "running_mean", None) is None or getattr(site.module, "running_var", None) is None:
-        return "batch-statistics", "this batch norm keeps no running statistics, so it depends on its input"
+        return "batch-statistics", "this batch norm has no running statistics, so it depends on its input"
     return None
 
 
 _COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked, _read_elsewhere)
-PLAIN_RULES = (_hooked, _replaced)  # for everything else: activations, padding, dropout, whole parts of the model
+PLAIN_RULES = (_hooked, _replaced)  # for all other modules
 CONVOLUTION_RULES = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
-FUNCTIONAL_RULES = (_rank,)  # nobody else calls them, and their weights stay where they are
+FUNCTIONAL_RULES = (_rank,)  # their weights stay in the user's modules
 NORM_RULES = (*_COMMON, _custom_norm, _statistics)
 
 
 def first_reason(rules: Iterable[Callable[[Site], Reason | None]], site: Site) -> Reason | None:
+    """Return the reason of the first rule that applies, or None."""
     return next((reason for rule in rules if (reason := rule(site))), None)

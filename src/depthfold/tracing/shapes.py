@@ -1,4 +1,4 @@
-"""Shapes of the convolutions in the graph."""
+"""The shapes of the convolutions and average pools in the graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from torch import fx, nn
@@ -16,21 +16,19 @@ from depthfold.core import ConvShape, Refusal
 from depthfold.core.shape import Padding
 from depthfold.tracing.roles import zero_padding
 
-if TYPE_CHECKING:
-    from depthfold.tracing.drafts import Draft
 
-
-def conv_shape(draft: Draft, modules: Mapping[str, Any]) -> ConvShape:
-    """The shape of a draft's convolution, with the zero padding before it taken in."""
-    conv = modules[str(draft.conv.target)]
-    padding = module_padding(conv)
-    if draft.pad is not None:
-        extra = pad_widths(draft.pad, modules, len(padding))
+def conv_shape(conv: fx.Node, pad: fx.Node | None, modules: Mapping[str, Any]) -> ConvShape:
+    """Return the shape of a convolution, including the zero padding `pad` before it."""
+    module = modules[str(conv.target)]
+    padding = module_padding(module)
+    if pad is not None:
+        extra = pad_widths(pad, modules, len(padding))
         padding = tuple((a + c, b + d) for (a, b), (c, d) in zip(padding, extra, strict=True))
-    return module_shape(conv, padding)
+    return module_shape(module, padding)
 
 
 def module_shape(conv: _ConvNd, padding: Padding) -> ConvShape:
+    """Return the shape of a convolution module with this padding."""
     return ConvShape(
         in_channels=conv.in_channels,
         out_channels=conv.out_channels,
@@ -43,7 +41,7 @@ def module_shape(conv: _ConvNd, padding: Padding) -> ConvShape:
 
 
 def module_padding(conv: _ConvNd) -> Padding:
-    """The padding of a convolution in numbers; "same" puts the odd one behind, as PyTorch does."""
+    """Return the padding of a convolution as numbers. For "same", an odd pixel goes to the end, as in PyTorch."""
     if conv.padding == "valid":
         return ((0, 0),) * len(conv.kernel_size)
     if conv.padding == "same":
@@ -53,7 +51,7 @@ def module_padding(conv: _ConvNd) -> Padding:
 
 
 def pad_widths(node: fx.Node, modules: Mapping[str, Any], dims: int) -> Padding:
-    """The widths of a zero-pad, per dimension. PyTorch lists the last dimension first."""
+    """Return the widths of a zero padding per dimension. PyTorch lists the last dimension first."""
     flat = modules[str(node.target)].padding if node.op == "call_module" else zero_padding(node) or ()
     pairs = list(zip(flat[::2], flat[1::2], strict=True))
     pairs += [(0, 0)] * (dims - len(pairs))
@@ -61,14 +59,14 @@ def pad_widths(node: fx.Node, modules: Mapping[str, Any], dims: int) -> Padding:
 
 
 def skip_fits(branch: list[ConvShape], projection: ConvShape | None) -> bool:
-    """Whether the taps of a skip fall within the merged kernel of the branch that it spans."""
+    """Return True if the taps of a skip lie within the merged kernel of the branch beside it."""
     merged = reduce(ConvShape.then, branch)
     if projection is None and merged.in_channels != merged.out_channels:
         return False
     return merged.offset(projection or ConvShape.identity(merged.in_channels, merged.dims)) is not None
 
 
-# Average pools: each is a depth-wise convolution with fixed weights, where it computes the same at every size.
+# Average pools: depth-wise convolutions with fixed weights, if they compute the same at every size.
 
 _MODULES: dict[Any, int] = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _FUNCTIONS: dict[Any, int] = {F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3}
@@ -77,7 +75,7 @@ _ARGUMENTS = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragePool:
-    """The settings of an average pool. `divisor` is what it divides by where its window lies within the map."""
+    """The settings of an average pool."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -88,19 +86,20 @@ class AveragePool:
 
     @property
     def divisor(self) -> int:
+        """The number that the pool divides by where its window lies within the map."""
         return self.divisor_override or prod(self.kernel)
 
     @property
     def deviation(self) -> str | None:
-        """Why the pool is not a convolution of its input at every size, or None if it is."""
+        """The reason why the pool is not a convolution at every size, or None if it is one."""
         if self.ceil_mode and max(self.stride) > 1:
-            return "it rounds the size up (ceil_mode=True), and a convolution rounds it down"
+            return "it rounds the output size up (ceil_mode=True), but a convolution rounds it down"
         if max(self.padding) and not self.count_include_pad and self.divisor_override is None:
-            return "it divides by another number at the borders (count_include_pad=False)"
+            return "it divides by a different number at the borders (count_include_pad=False)"
         return None
 
     def shape(self, channels: int) -> ConvShape:
-        """The shape of the convolution that the pool is."""
+        """Return the shape of the equivalent convolution."""
         return ConvShape(
             in_channels=channels,
             out_channels=channels,
@@ -113,38 +112,38 @@ class AveragePool:
 
 
 def average_pool(node: fx.Node, modules: Mapping[str, Any]) -> AveragePool | None:
-    """The average pool that the node computes, or None if it computes something else."""
+    """Return the average pool that the node computes, or None if it computes something else."""
     if node.op == "call_module":
         module = modules[str(node.target)]
         dims = next((n for base, n in _MODULES.items() if isinstance(module, base)), None)
         if dims is None or not any(type(module).forward is base.forward for base in _MODULES):
             return None
-        given = {name: getattr(module, name, None) for name in _ARGUMENTS[1:]}
+        settings = {name: getattr(module, name, None) for name in _ARGUMENTS[1:]}
     else:
         dims = _FUNCTIONS.get(node.target)
-        given = function_arguments(node)
-        if dims is None or any(isinstance(value, fx.Node) for value in given.values()):
+        settings = function_arguments(node)
+        if dims is None or any(isinstance(value, fx.Node) for value in settings.values()):
             return None
-    kernel = _per_dimension(given["kernel_size"], dims)
-    stride = given.get("stride")
+    kernel = _per_dimension(settings["kernel_size"], dims)
+    stride = settings.get("stride")
     return AveragePool(
         kernel=kernel,
         stride=_per_dimension(stride, dims) if stride else kernel,
-        padding=_per_dimension(given.get("padding") or 0, dims),
-        ceil_mode=bool(given.get("ceil_mode")),
-        count_include_pad=given.get("count_include_pad", True) is not False,
-        divisor_override=given.get("divisor_override"),
+        padding=_per_dimension(settings.get("padding") or 0, dims),
+        ceil_mode=bool(settings.get("ceil_mode")),
+        count_include_pad=settings.get("count_include_pad", True) is not False,
+        divisor_override=settings.get("divisor_override"),
     )
 
 
 def function_arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call of an average pool as a function by their names, without the input."""
-    given = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
-    return {name: value for name, value in given.items() if name != "input"}
+    """Return the arguments of a functional average pool by name, without the input."""
+    settings = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    return {name: value for name, value in settings.items() if name != "input"}
 
 
 def explain_pool(refusal: Refusal, node: fx.Node, modules: Mapping[str, Any]) -> Refusal:
-    """The refusal of a node, with the reason where the node is an average pool that no kernel can hold."""
+    """Return the refusal, with the exact reason if the node is an average pool that is not a convolution."""
     pool = average_pool(node, modules) if refusal.code == "pooling" else None
     if pool is None or pool.deviation is None:
         return refusal

@@ -1,4 +1,4 @@
-"""The guard of a module that was recorded for maps of one size."""
+"""A guard for modules that were recorded for maps of one size."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from depthfold.errors import InputSizeError
 
 @dataclass(frozen=True, slots=True)
 class SizeCheck:
-    """A rule for a map further on: along the dimension `dim`, that map has (size + shift) // stride + 1 values if the
-    input has `size`."""
+    """A rule for a later map, whose size along the dimension `dim` is (size + shift) // stride + 1."""
 
     dim: int
     rule: SizeRule
     shift: int = -1
     stride: int = 1
 
-    def size_there(self, size: int) -> int:
+    def later_size(self, size: int) -> int:
+        """Return the size of the later map for an input of this size."""
         return (size + self.shift) // self.stride + 1
 
 
 class SizeGuard(nn.Module):
-    """Pass the input on, and refuse one of a size at which the network would have to pad differently."""
+    """Return the input, and raise InputSizeError if the network would need different padding for its size."""
 
     def __init__(self, where: str, checks: tuple[SizeCheck, ...]) -> None:
         super().__init__()
@@ -33,15 +33,15 @@ class SizeGuard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for check in self.checks:
-            if not check.rule.allows(check.size_there(x.shape[check.dim])):
+            if not check.rule.allows(check.later_size(x.shape[check.dim])):
                 raise InputSizeError(self.message("x".join(map(str, x.shape[2:]))))
         return x
 
     def message(self, size: str = "this size") -> str:
-        """Say what is wrong with a map of this size. An assertion of the merged network does not know the size."""
+        """Return the error message. The assertions of a merged network do not know the size."""
         return (
-            f"The padding of {self.where} depends on the size of the input, and at {size} it is not the traced one. "
-            "Trace the model at this size, or give inputs of a size that print(network) allows."
+            f"The padding of {self.where} depends on the size of the input, and at {size} it differs from the traced "
+            "padding. Trace the model at this size, or use a size that print(network) allows."
         )
 
     def extra_repr(self) -> str:

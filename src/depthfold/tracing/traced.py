@@ -1,4 +1,4 @@
-"""A network together with the model that it was traced from, and the student that a plan makes of it."""
+"""A network with its traced model, and the metadata of a student."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from depthfold.errors import InvalidValue
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.weights import digest_of, weights
 
-# Marks a padding node that rewriting put in, so that merging can look behind it.
+# Key in the meta of a padding node that rewriting inserted, which merging removes.
 INSERTED = "depthfold.inserted_padding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSite:
-    """Where one linear operation of a projection lives in the graph: a convolution with the padding before it, an
-    average pool with the number that it divides by, or neither, and the batch norm after it. `guards` check the size of
-    its input."""
+    """The node names of one linear operation of a projection.
+
+    It is a convolution with the padding before it, an average pool with its divisor, or neither, and an optional batch
+    norm after it. `guards` check the size of its input.
+    """
 
     shape: ConvShape
     pad: str | None = None
@@ -38,10 +40,10 @@ class StepSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkipSite:
-    """Where a skip lives in the graph: the addition, and the steps of its projection, none for the identity.
+    """The node names of a skip: the addition and the steps of its projection, which is empty for the identity.
 
-    Several skips may share an addition, which adds their sum. `sums` are then the additions inside that sum which
-    this skip runs through, and the last one reads `operand`.
+    If several skips share an addition, it adds their sum. `sums` are the additions inside that sum that contain this
+    skip, and the last of them reads `operand`.
     """
 
     skip: Skip
@@ -53,10 +55,12 @@ class SkipSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:
-    """Where a layer lives in the graph: names of nodes. `linear` is the last one before the additions, `out` the
-    value at the layer's position, activation included. An activation inside a batch norm has the norm's name. `batch`
-    is that of the example inputs as it reached the layer: a forward may have folded another dimension into it. `guards`
-    check the size of the layer's input."""
+    """The node names of a layer.
+
+    `linear` is the last node before the additions, `out` the value at the layer's position, including the activation.
+    An activation inside a batch norm has the name of the norm. `batch` is the batch size of the layer's input, which
+    may differ from that of the example inputs. `guards` check the size of the layer's input.
+    """
 
     pad: str | None
     conv: str
@@ -71,12 +75,10 @@ class LayerSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blueprint:
-    """A network, the places of its parts in the graph, and the inputs of the graph. It holds no weights, so that
-    students and merged networks can keep it.
+    """A network, the nodes of its parts, and the inputs of the graph. It holds no weights.
 
-    `at`, `ignore` and `example` are the arguments of trace(), so that the same model can be traced in the same way
-    again. `ignore` has modules that were given by their type by their names, and `example` has the inputs of the whole
-    model without their values, on the device "meta".
+    `at`, `ignore` and `example` are the arguments of trace(), so that the same model can be traced again. `ignore` has
+    names instead of types, and `example` has the inputs of the whole model on the device "meta".
     """
 
     network: Network
@@ -90,9 +92,9 @@ class Blueprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TracedNetwork:
-    """A network together with its model: a copy taken when it was traced, so that the user's model stays unchanged.
+    """A network together with a copy of its model.
 
-    `graph` is the traced part as an fx graph. `model` is the whole model where only the submodule `at` was traced.
+    `graph` is the traced part as an fx graph. `model` is the whole model if only the submodule `at` was traced.
     """
 
     blueprint: Blueprint
@@ -123,38 +125,36 @@ class TracedNetwork:
         return self.network.flagged_spans(space, exclusion)
 
     def example_tensors(self) -> tuple[Tensor, ...]:
-        """Return the inputs of the traced part in order, as runtimes take them. Raise InvalidValue if one of them is
-        not a tensor."""
-        given = self.blueprint.inputs.for_graph(self.graph)
-        if not all(isinstance(value, Tensor) for value in given):
+        """Return the inputs of the traced part in order. Raise InvalidValue if one of them is not a tensor."""
+        values = self.blueprint.inputs.for_graph(self.graph)
+        if not all(isinstance(value, Tensor) for value in values):
             raise InvalidValue(
-                f"The traced part takes {', '.join(type(value).__name__ for value in given)}; latency can be measured "
-                'only where it takes tensors. Trace the part that does, with at="...".'
+                f"The inputs of the traced part are {', '.join(type(value).__name__ for value in values)}, but latency "
+                'can only be measured for tensors. Trace a submodule that takes only tensors, with at="...".'
             )
-        return tuple(given)
+        return tuple(values)
 
     @property
     def weights_digest(self) -> str:
-        """Sixteen hex digits of the weights of the whole model."""
+        """A digest of the weights of the whole model: sixteen hex digits."""
         return digest_of(weights(self.graph if self.model is None else self.model))[:16]
 
     @property
     def surroundings_digest(self) -> str:
-        """Sixteen hex digits of every operation of the traced part, in order, and of its arguments.
+        """A digest of all operations of the traced part and their arguments: sixteen hex digits.
 
-        No table has entries for what is around the layers (stem, head, pooling, barriers), but the latency of every
-        whole network depends on it. The values of weights and the names of modules do not count.
+        The latency of a whole network also depends on operations outside the layers (stem, head, pooling), for which
+        tables have no entries. The digest does not depend on the values of weights or the names of modules.
         """
         numbers = {node: f"%{n}" for n, node in enumerate(self.graph.graph.nodes)}
         lines = (f"{_operation(self.graph, node)} {_arguments(node, numbers)}" for node in numbers)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
     def cpu(self) -> TracedNetwork:
-        """Return the same network on the CPU, as a copy if it is elsewhere. It can travel to machines without that
-        device."""
+        """Return the network on the CPU, as a copy if it is on another device."""
         parts = (self.graph, self.model)
         if not all(part is None or _is_on_cpu(part) for part in parts):
-            parts = copy.deepcopy(parts)  # in one go: what the graph shares with the rest of the model stays shared
+            parts = copy.deepcopy(parts)  # together, so that tensors shared by the graph and the model stay shared
             for part in parts:
                 if part is not None:
                     part.cpu()
@@ -171,15 +171,11 @@ class TracedNetwork:
 
 
 def expect_traced(network: object, verb: str) -> TracedNetwork:
-    """The network, if it was traced and so has its model; the verb is the function that was called with it."""
+    """Return the network, or raise InvalidValue if it has no model. `verb` is the name of the calling function."""
     if isinstance(network, TracedNetwork):
         return network
-    bare = isinstance(network, Network)
-    found = "a Network without one" if bare else type(network).__name__
-    raise InvalidValue(
-        f"{verb}() takes a traced network with its model, found {found}. Trace the model with trace(model, inputs), "
-        "and give what that returns."
-    )
+    found = "a Network without a model" if isinstance(network, Network) else type(network).__name__
+    raise InvalidValue(f"{verb}() takes a TracedNetwork, found {found}. Pass the result of trace(model, inputs).")
 
 
 def _is_on_cpu(module: nn.Module) -> bool:
@@ -189,25 +185,25 @@ def _is_on_cpu(module: nn.Module) -> bool:
 def _operation(graph: fx.GraphModule, node: fx.Node) -> str:
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
-        # What a module prints of itself may leave out what it holds.
+        # The repr of a module may not show its tensors.
         return f"{module} {[tuple(tensor.shape) for tensor in (*module.parameters(), *module.buffers())]}"
     if node.op == "call_function":
         return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
     if node.op == "get_attr":
-        owner, _, name = str(node.target).rpartition(".")
-        value = getattr(graph.get_submodule(owner), name)
+        path, _, name = str(node.target).rpartition(".")
+        value = getattr(graph.get_submodule(path), name)
         return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     return node.op if node.op in ("placeholder", "output") else f"{node.op} {node.target}"
 
 
 def _arguments(node: fx.Node, numbers: dict[fx.Node, str]) -> str:
-    """Return the arguments as text, with other operations by their numbers."""
-    return repr(fx.map_arg((node.args, node.kwargs), lambda given: numbers[given]))
+    """Return the arguments as text, with the numbers of other operations instead of their names."""
+    return repr(fx.map_arg((node.args, node.kwargs), lambda operand: numbers[operand]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Student:
-    """What a rewritten network remembers: where it came from. `merge` and `verify` read it."""
+    """The metadata of a rewritten network, which merge() and verify() read."""
 
     blueprint: Blueprint
     plan: Plan
@@ -216,19 +212,19 @@ class Student:
 
 
 def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
-    """The rewritten graph inside a module, what it remembers, and its path: "" where the module itself is it."""
+    """Return the rewritten graph inside a module, its metadata, and its path ("" for the module itself)."""
     parts = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
     for path, part in parts.items():
         if isinstance(part, fx.GraphModule) and Student.KEY in part.meta:
             return part, part.meta[Student.KEY], path
-    # torch.fx pickles a graph as its code, and what the graph remembers is not there.
-    pickled = any(isinstance(part, fx.GraphModule) and not part.meta for part in parts.values())
-    way_out = (
-        " torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and load "
-        "them, with student = rewrite(traced, plan) and student.load_state_dict(loaded.state_dict())."
-    )
+    name = type(module).__name__
+    # torch.fx pickles the code of a graph without its metadata.
+    if any(isinstance(part, fx.GraphModule) and not part.meta for part in parts.values()):
+        raise InvalidValue(
+            f"{name} has no plan: torch.save() of a whole module does not save it. Create the student again with "
+            "rewrite(traced, plan), and load the weights with student.load_state_dict(loaded.state_dict())."
+        )
     raise InvalidValue(
-        f"{type(module).__name__} is no rewritten network: expected what rewrite(traced, plan) returned, or a module "
-        "around it. A merged network is not rewritten any more, and wrappers (DataParallel, a compiled module) must be "
-        f"taken off first.{way_out if pickled else ''}"
+        f"{name} is not a rewritten network, nor a module around one. Pass the result of rewrite(traced, plan), not a "
+        "merged or compiled network, without wrappers such as DataParallel."
     )

@@ -1,4 +1,4 @@
-"""torch.fx tracing that keeps going: a submodule whose own forward cannot be traced becomes one opaque operation."""
+"""A tracer for torch.fx that records submodules that cannot be traced as opaque operations."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ import torch
 from torch import Tensor, fx, nn
 
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.tracing.modules import is_container, is_leaf, is_one_operation, mark_no_operation
-from depthfold.tracing.proxies import UNKNOWN, Unrecordable, ValueProxy, WeightProxy, truthful_isinstance, value_of
+from depthfold.tracing.modules import is_atomic, is_container, is_leaf, mark_no_op
+from depthfold.tracing.proxies import UNKNOWN, Unrecordable, ValueProxy, WeightProxy, isinstance_of_values, value_of
 
-_OURS = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
 
 
-def _written_by_us(filename: str) -> bool:
-    """Whether a file is ours; the networks that we ship for tests are models like any other."""
+def _in_package(filename: str) -> bool:
+    """Return True if a file is part of this package, except for its test networks, which are user models."""
     path = Path(filename)
-    return path.is_relative_to(_OURS) and not path.is_relative_to(_OURS / "testing")
+    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "testing")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Failure:
-    """A submodule whose forward cannot be traced: why, and what it received on the example inputs, call by call."""
+    """A submodule whose forward cannot be traced: the reason, and the inputs of each of its calls."""
 
     why: str
-    received: list[ExampleInputs] = field(default_factory=list)
+    inputs: list[ExampleInputs] = field(default_factory=list)
 
 
-class ForgivingTracer(fx.Tracer):
-    """Record a forward. Submodules that cannot be traced become one opaque operation each; `failures` says why.
+class FallbackTracer(fx.Tracer):
+    """Record a forward. Each submodule that cannot be traced becomes one opaque operation, with a reason in `failures`.
 
-    `example` are the arguments by name: every operation is also run on them, so that a proxy can answer for its value.
-    `opaque` names submodules not to look into, `fixed` those that are recorded for maps of the traced size, each with
-    the guard that checks the size. With `answers`, a question of the top-level forward about sizes is answered as at
-    the traced size, and the graph asserts that this is still the answer.
+    `example` has the arguments by name. Every operation also runs on them, so that proxies know their values. `opaque`
+    lists submodules not to look into. `fixed` maps submodules that are recorded only for the traced size to their size
+    guards. With `answer_sizes`, conditions on sizes in the top-level forward are decided for the traced size, and the
+    graph asserts them.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class ForgivingTracer(fx.Tracer):
         example: Mapping[str, Any] | None = None,
         opaque: Collection[str] = (),
         fixed: Mapping[str, nn.Module] | None = None,
-        answers: bool = False,
+        answer_sizes: bool = False,
     ) -> None:
         # Shapes of parameters are constants of the network: code that branches on them can be traced.
         super().__init__(param_shapes_constant=True)
         self.example, self.opaque, self.fixed = dict(example or {}), set(opaque), dict(fixed or {})
         self.failures: dict[str, Failure] = {}
-        self.guards: dict[str, nn.Module] = {}  # by the names under which the graph calls them
+        self.guards: dict[str, nn.Module] = {}  # by the name of the module in the graph
         self.fixed_sizes = False
-        self._answers = answers
+        self._answer_sizes = answer_sizes
         self._evaluating = False
         self._weights: dict[str, fx.Proxy] = {}
 
@@ -66,7 +66,7 @@ class ForgivingTracer(fx.Tracer):
         return module_qualified_name in self.opaque or is_leaf(m)
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        with truthful_isinstance():
+        with isinstance_of_values():
             return super().trace(root, concrete_args)
 
     def create_proxy(
@@ -96,7 +96,7 @@ class ForgivingTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._evaluating or self._made_in_forward(m):
+        if self._evaluating or self._is_temporary(m):
             return forward(*args, **kwargs)
         path = self.path_of_module(m)
         last = next(iter(reversed(self.graph.nodes)), None)
@@ -108,16 +108,16 @@ class ForgivingTracer(fx.Tracer):
                 guard = self._guard(path)
                 return super().call_module(m, forward, (self.create_proxy("call_module", guard, args, {}),), kwargs)
             value = super().call_module(m, forward, args, kwargs)
-            if self._passed_on(m, args, kwargs, value, last):
-                mark_no_operation(m)
-                return super().call_module(m, forward, args, kwargs)  # as one operation now
+            if self._returned_its_input(m, args, kwargs, value, last):
+                mark_no_op(m)
+                return super().call_module(m, forward, args, kwargs)  # now as one operation
             return value
         except Exception as error:
-            if _is_ours(error):
+            if _is_own_bug(error):
                 raise
-            # Innermost first: what fails here is this module's own forward, so only this module becomes opaque.
+            # Failures of inner modules were handled before, so only this module becomes opaque.
             self.opaque.add(path)
-            self.failures[path] = Failure(explain(error))
+            self.failures[path] = Failure(describe_error(error))
             self._erase_after(last)
             self.module_stack = stack
             self.scope.module_path, self.scope.module_type = scope
@@ -126,52 +126,53 @@ class ForgivingTracer(fx.Tracer):
         finally:
             self.fixed_sizes = sizes
             if path in self.failures:
-                self._note_received(path, args, kwargs)
+                self._store_inputs(path, args, kwargs)
 
     @property
     def answers_sizes(self) -> bool:
-        """Whether the top-level forward is asking, and gets an answer: a submodule that asks becomes opaque instead."""
-        return self._answers and not self.module_stack
+        """True if conditions on sizes are decided now. In a submodule they make it opaque instead."""
+        return self._answer_sizes and not self.module_stack
 
-    def assert_answer(self, question: fx.Proxy, answer: bool) -> None:
-        asked = question if answer else self.create_proxy("call_function", operator.not_, (question,), {})
+    def assert_answer(self, condition: fx.Proxy, answer: bool) -> None:
+        """Add an assertion that a condition on sizes has the same answer as at the traced size."""
+        expected = condition if answer else self.create_proxy("call_function", operator.not_, (condition,), {})
         message = (
-            "The forward asks for the size of a value, and at this size the answer is not the traced one. Trace the "
-            "model at this size."
+            "The forward depends on the size of a value, and at this size it differs from the traced forward. Trace "
+            "the model at this size."
         )
-        self.create_proxy("call_function", torch._assert, (asked, message), {})
+        self.create_proxy("call_function", torch._assert, (expected, message), {})
 
     def assert_size(self, node: fx.Node, dim: int, size: int) -> None:
+        """Add an assertion that a value that is split into parts has the traced size."""
         found = self.create_node("call_method", "size", (node, dim), {})
         same = self.create_node("call_function", operator.eq, (found, size), {})
-        message = "The forward splits a value into parts, and their number depends on its size. Trace at this size."
+        message = "The forward splits a value into parts whose number depends on its size. Trace at this size."
         self.create_node("call_function", torch._assert, (same, message), {})
 
     def _assert_none(self, node: fx.Node) -> None:
-        """Return None for a value that is None, because `is None` cannot be asked of a proxy, and assert that it is."""
+        """Return None instead of a proxy, so that `is None` works, and add an assertion that the value is None."""
         none = self.create_node("call_function", operator.is_, (node, None), {})
-        message = (
-            "A module returned None for the traced inputs, and returns something else now. Trace that module alone."
-        )
+        message = "A module returned None for the traced inputs, but something else now. Trace that module alone."
         self.create_node("call_function", torch._assert, (none, message), {})
 
-    def _made_in_forward(self, m: nn.Module) -> bool:
-        """Return whether the forward has just made this container, as self.features[2:] does: it has no path."""
+    def _is_temporary(self, m: nn.Module) -> bool:
+        """Return True for a container that the forward has just created, as self.features[2:] does."""
         return m not in (self.submodule_paths or {}) and is_container(m)
 
     def _guard(self, path: str) -> str:
+        """Register the size guard of a submodule, and return its name in the graph."""
         target = f"depthfold_size_{path.replace('.', '_')}"
         self.guards[target] = self.fixed[path]
         return target
 
-    def _note_received(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _store_inputs(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.suppress(LookupError):
             args, kwargs = value_of((args, kwargs))
-            received = ExampleInputs(args, kwargs).map(lambda tensor: tensor.detach().to("meta"))
-            self.failures[path].received.append(received)
+            inputs = ExampleInputs(args, kwargs).map(lambda tensor: tensor.detach().to("meta"))
+            self.failures[path].inputs.append(inputs)
 
     def _evaluate(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the value of an operation on the example inputs, UNKNOWN where it cannot be run."""
+        """Return the value of an operation on the example inputs, or UNKNOWN if it cannot be run."""
         if kind == "placeholder":
             return self.example.get(str(target), UNKNOWN)
         self._evaluating = True
@@ -186,25 +187,28 @@ class ForgivingTracer(fx.Tracer):
                     module = self.guards.get(target) or self.root.get_submodule(target)
                     return module(*args, **kwargs)
             return attrgetter(target)(self.root) if kind == "get_attr" else UNKNOWN
-        except Exception:  # noqa: BLE001 - whatever the user's code raises; without a value it is recorded all the same
+        except Exception:  # noqa: BLE001 - any error of the user's code; the operation is still recorded
             return UNKNOWN
         finally:
             self._evaluating = False
 
-    def _passed_on(
+    def _returned_its_input(
         self, m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, last: fx.Node | None
     ) -> bool:
-        """Whether a module of the user's gave back its argument and did nothing else: somebody's own drop-path, say.
-        Recorded in evaluation, it would be gone from the student, and with it what it does in training."""
+        """Return True if a user's module returned its argument and did nothing else, as a drop-path in evaluation does.
+
+        Such a module is recorded as one operation. Otherwise the student would lose what it does in training.
+        """
         alone = len(args) == 1 and not kwargs and value is args[0] and isinstance(value, ValueProxy)
         own = not type(m).__module__.startswith("torch.") and next(m.parameters(), None) is None
-        if not (alone and own) or next(iter(reversed(self.graph.nodes)), None) is not last or is_one_operation(m):
+        if not (alone and own) or next(iter(reversed(self.graph.nodes)), None) is not last or is_atomic(m):
             return False
-        given = value.value  # what the module makes of it when no proxy misleads it
-        found = self._evaluate("call_module", self.path_of_module(m), (given,), {})
-        return isinstance(given, Tensor) and isinstance(found, Tensor) and _equal(given, found)
+        tensor = value.value  # also call the module with a tensor, because it may treat proxies differently
+        found = self._evaluate("call_module", self.path_of_module(m), (tensor,), {})
+        return isinstance(tensor, Tensor) and isinstance(found, Tensor) and _equal(tensor, found)
 
     def _erase_after(self, last: fx.Node | None) -> None:
+        """Erase all nodes after this one."""
         erased = set()
         for node in reversed(list(self.graph.nodes)):
             if node is last:
@@ -212,25 +216,25 @@ class ForgivingTracer(fx.Tracer):
             self.graph.erase_node(node)
             erased.add(node)
         for name in [name for name, proxy in self._weights.items() if proxy.node in erased]:
-            del self._weights[name]  # torch.fx would go on using the node that is gone
+            del self._weights[name]  # otherwise torch.fx would reuse the erased node
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and (one.is_meta or torch.equal(one, two) or bool(one.isnan().any()))
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether our own code raised it: a bug of ours must not pass for a forward that cannot be traced."""
+def _is_own_bug(error: BaseException) -> bool:
+    """Return True if this package raised the error, so that its bugs do not look like untraceable forwards."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return _written_by_us(frame.f_code.co_filename) and not isinstance(error, Unrecordable)
+    return _in_package(frame.f_code.co_filename) and not isinstance(error, Unrecordable)
 
 
-def explain(error: BaseException) -> str:
-    """The message of an error, and the line of the user's code that raised it."""
+def describe_error(error: BaseException) -> str:
+    """Return the message of an error and the line of the user's code that raised it."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not (_written_by_us(frame.filename) or Path(frame.filename).is_relative_to(_TORCH))
+        if not (_in_package(frame.filename) or Path(frame.filename).is_relative_to(_TORCH))
     ]
     message = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
     if not frames:

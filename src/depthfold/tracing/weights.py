@@ -1,4 +1,4 @@
-"""The tensors of a module: their device, their precision and their digest."""
+"""The tensors of a module: their device, dtype and digest."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from torch import Tensor, nn
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, also the buffers that a state dict leaves out. A tensor that has several
-    names is under its first."""
+    """Return parameters and buffers by name, including non-persistent buffers.
+
+    A tensor with several names is listed under the first.
+    """
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model: that of its first tensor, and the CPU if it has none."""
+    """Return the device of the first tensor of a model, or the CPU if it has none."""
     return next((tensor.device for tensor in weights(model).values()), torch.device("cpu"))
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the precision of a model: that of its first floating-point parameter, and float32 if it has none."""
+    """Return the dtype of the first floating-point parameter of a model, or float32 if it has none."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def digest_of(tensors: Mapping[str, Tensor], document: str = "") -> str:
-    """Return the SHA-256 of the document, and of the names, kinds, shapes and bytes of the tensors."""
+    """Return the SHA-256 digest of a document and of the names, dtypes, shapes and bytes of tensors."""
     digest = hashlib.sha256(document.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

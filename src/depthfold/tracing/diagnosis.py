@@ -1,4 +1,4 @@
-"""Why a recording differs from the model: what in the code of a forward is known to mislead torch.fx."""
+"""Find the likely reason why a recording differs from the model, in the code of its forward."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from torch import nn
 from depthfold.tracing.modules import is_hooked_inside
 from depthfold.tracing.rules import Reason
 
-_ASKS = {"isinstance", "issubclass", "is_tensor", "type", "hasattr", "callable", "getattr"}
+_TYPE_CHECKS = {"isinstance", "issubclass", "is_tensor", "type", "hasattr", "callable", "getattr"}
 
 
-def suspect(module: nn.Module) -> Reason:
-    """Return the likeliest reason why the forward of this module was recorded as something else."""
+def likely_reason(module: nn.Module) -> Reason:
+    """Return the most likely reason why the forward of this module was recorded incorrectly."""
     if is_hooked_inside(module):
-        return "hooked", "it reads what its hooks have collected, and they do not run while torch.fx records"
-    for source in filter(None, map(_source, (type(module).forward, type(module)))):  # a forward may call other methods
+        return "hooked", "it reads values collected by its hooks, which do not run while torch.fx records"
+    for source in filter(None, map(_source, (type(module).forward, type(module)))):  # forward may call other methods
         found: dict[str, int] = {}
         for node in _outside_init(source[0]):
             if (kind := _kind(node)) is not None:
                 found.setdefault(kind, node.lineno)  # type: ignore[attr-defined]
         for kind, why in _WHY.items():
             if kind in found:
-                place = _place(source, found[kind])
-                return kind, f"{why} ({place}), so torch.fx records another computation than it runs"
-    return "misrecorded", "torch.fx records another computation than its forward runs"
+                return kind, f"{why} ({_location(source, found[kind])}), so torch.fx records it incorrectly"
+    return "misrecorded", "torch.fx records its forward incorrectly"
 
 
 def _outside_init(tree: ast.AST) -> Iterator[ast.AST]:
@@ -42,17 +41,17 @@ def _outside_init(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 _WHY = {
-    "type-question": "its forward asks for the type of a value",
+    "type-question": "its forward checks the type of a value",
     "caught-error": "its forward catches errors",
-    "alias": "its forward writes in place to a value that has another name",
-    "state": "its forward reads what an earlier call has kept",
+    "alias": "its forward writes in place to a value that has a second name",
+    "state": "its forward reads state from an earlier call",
 }
 
 
 def _kind(node: ast.AST) -> str | None:
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        if name in _ASKS:
+        if name in _TYPE_CHECKS:
             return "type-question"
         if (name.endswith("_") and not name.endswith("__")) or any(word.arg == "out" for word in node.keywords):
             return "alias"
@@ -67,22 +66,22 @@ def _kind(node: ast.AST) -> str | None:
     return None
 
 
-def asks_for_mode(module: nn.Module) -> bool:
-    """Return whether the code of a module asks whether it is in training mode."""
+def reads_training_mode(module: nn.Module) -> bool:
+    """Return True if the code of a module reads `training`."""
     source = _source(type(module))
     return source is not None and any(
         isinstance(n, ast.Attribute) and n.attr == "training" for n in ast.walk(source[0])
     )
 
 
-def where_changed(module: nn.Module, name: str) -> str:
-    """Return the line of a module's code that changes an attribute, in brackets, or nothing where it is not found."""
+def line_that_changes(module: nn.Module, name: str) -> str:
+    """Return the line of a module's code that changes an attribute, in brackets, or "" if it is not found."""
     writes = r"(\s*[-+*/|&^%]*=(?!=)|\.\w+_\(|\[.*\]\s*=|\.(append|add|update)\()"
     pattern = re.compile(rf"\.{re.escape(name)}\b(\.data)?{writes}")
     for source in filter(None, map(_source, (type(module).forward, type(module)))):
         for number, line in enumerate(source[2], start=1):
             if pattern.search(line):
-                return f" ({_place(source, number)})"
+                return f" ({_location(source, number)})"
     return ""
 
 
@@ -98,6 +97,6 @@ def _source(function: Any) -> Source | None:
         return None
 
 
-def _place(source: Source, line: int) -> str:
+def _location(source: Source, line: int) -> str:
     _, file, lines, start = source
     return f"{file}:{start + line - 1}, `{lines[line - 1].strip()}`"

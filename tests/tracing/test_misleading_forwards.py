@@ -1,4 +1,4 @@
-"""Ways in which a forward can mislead a tracer: what is merged is what the model computes, or tracing says why not."""
+"""Forwards that mislead a tracer: they are merged exactly, or tracing refuses them with a reason."""
 
 import copy
 
@@ -18,7 +18,7 @@ def two(run):
 
 
 class Inner(nn.Module):
-    """A submodule with a convolution and the forward that is given, so that a fault has a place."""
+    """A submodule with a convolution and the given forward."""
 
     def __init__(self, run, **state):
         super().__init__()
@@ -31,7 +31,7 @@ class Inner(nn.Module):
 
 
 def inside(run, **state):
-    """A network whose middle part does what is given."""
+    """A network with an Inner submodule in the middle."""
     return nn.Sequential(conv(), nn.ReLU(), Inner(run, **state), nn.ReLU(), conv())
 
 
@@ -117,7 +117,7 @@ def out_into_another(net, x):
     return net.b(F.relu(buffer)) + buffer
 
 
-# Parts of values.
+# Writes to parts of values.
 
 
 def slice_written(net, x):
@@ -173,7 +173,7 @@ def padded_then_written(net, x):
     return net.b(z) + y
 
 
-# Questions about the type of a value.
+# Type checks.
 
 
 def is_instance(net, x):
@@ -205,7 +205,7 @@ def has_attribute(net, x):
     return net.b(net.a(x)) if not hasattr(x, "tensors") else net.b(x)
 
 
-# Errors that are caught.
+# Caught errors.
 
 
 def try_iteration(net, x):
@@ -254,8 +254,8 @@ WHOLE = [
 ]  # fmt: skip
 
 
-def computes_the_same(model, calls=3):
-    """Merge with nothing removed, and compare with the model, call after call. Then merge all that can be merged."""
+def merges_exactly(model, calls=3):
+    """Compare the model with the merged vanilla plan over several calls. Then merge everything that can be merged."""
     model = model.double().eval()
     traced = df.trace(model, image().double())
     student = df.rewrite(traced, df.Plan((), traced.network.barriers))
@@ -271,8 +271,8 @@ def computes_the_same(model, calls=3):
 
 
 @pytest.mark.parametrize("run", WHOLE)
-def test_what_the_forward_does_is_recorded(run):
-    traced = computes_the_same(two(run))
+def test_forward_is_recorded_correctly(run):
+    traced = merges_exactly(two(run))
     assert traced.depth == 2
     assert not {refusal.code for refusal in traced.network.refusals} & {"opaque", "alias", "type-question", "state"}
 
@@ -286,14 +286,16 @@ def test_what_the_forward_does_is_recorded(run):
         (try_float, "caught-error", "try:"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_with_its_line(run, code, line):
+def test_forward_that_cannot_be_recorded_is_refused_with_its_line(run, code, line):
     class Top(nn.Module):
         def __init__(self):
             super().__init__()
             self.a, self.b = conv(), conv()
 
     Top.forward = run
-    with pytest.raises(TraceError, match=r"The forward of Top cannot be recorded: .*test_fooled.py:\d+") as caught:
+    with pytest.raises(
+        TraceError, match=r"The forward of Top cannot be recorded: .*test_misleading_forwards.py:\d+"
+    ) as caught:
         df.trace(Top(), image())
     assert line in str(caught.value)
     assert 'at="..."' in str(caught.value)
@@ -301,23 +303,23 @@ def test_what_cannot_be_recorded_is_refused_with_its_line(run, code, line):
     class Part(Top):
         forward = run
 
-    traced = computes_the_same(nn.Sequential(conv(), nn.ReLU(), Part(), conv()))
+    traced = merges_exactly(nn.Sequential(conv(), nn.ReLU(), Part(), conv()))
     assert traced.depth == 2
     assert {refusal.where: refusal.code for refusal in traced.network.refusals if refusal.position} == {"2": code}
 
 
-# Code that was refused although it is common.
+# Common code that older versions refused.
 
 
-def test_slices_of_a_sequential():
+def test_slices_of_a_sequential_are_recorded():
     body = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), conv())
-    traced = computes_the_same(Net(lambda net, x: net.f[3:](net.f[:3](x)), f=body))
+    traced = merges_exactly(Net(lambda net, x: net.f[3:](net.f[:3](x)), f=body))
     assert [layer.where for layer in traced.network.layers] == ["f.0", "f.2", "f.4"]
 
 
-def test_names_that_are_keywords():
+def test_module_names_may_be_keywords():
     parts = nn.ModuleDict({"in": conv(), "class": conv()})
-    traced = computes_the_same(Net(lambda net, x: net.d["class"](F.relu(net.d["in"](x))), d=parts))
+    traced = merges_exactly(Net(lambda net, x: net.d["class"](F.relu(net.d["in"](x))), d=parts))
     assert list(df.rewrite(traced, traced.vanilla).state_dict()) == [
         "d.in.weight", "d.in.bias", "d.class.weight", "d.class.bias"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Subclasses and namesakes of the modules that we know: what they compute is theirs, so we look at it."""
+"""Subclasses of known modules, and other classes with their names, are not recognised by name alone."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ class Doubling(nn.Identity):
 
 
 class StochasticDepth(nn.Module):
-    """Scales by the chance to survive when it does not drop, as the paper of this name does."""
+    """Scales by the survival probability in evaluation, as in the paper."""
 
     def forward(self, x):
         return x if self.training else x * 0.8
@@ -38,7 +38,7 @@ class DropPath(nn.Module):
 
 
 class OwnFrozenNorm(nn.Module):
-    """As DETR has it: the number that keeps the root away from zero is in the forward."""
+    """The frozen batch norm of DETR, with epsilon in its forward."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ OwnFrozenNorm.__name__ = "FrozenBatchNorm2d"
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
-    """Has an activation of the same name as timm's, and uses it first."""
+    """A class with the name of a timm class that applies its activation before the norm."""
 
     def __init__(self, channels):
         super().__init__(channels)
@@ -78,14 +78,14 @@ class BatchNormAct2d(nn.BatchNorm2d):
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
-def test_a_subclass_or_a_namesake_is_a_barrier_like_any_module_that_we_do_not_know(part, where, code):
+def test_subclass_or_class_of_the_same_name_is_a_barrier(part, where, code):
     traced = folds_exactly(between(part), image())
     assert traced.network.barriers == (1,)
     assert {each.code for each in traced.network.refusals if each.position == 1} == {code}
     assert codes(traced)[where] == code
 
 
-def test_a_dropout_that_is_always_on_is_a_barrier_and_stays_on():
+def test_dropout_subclass_that_is_always_active_stays_active():
     model = between(AlwaysOn(0.5)).double().eval()
     x = image().double()
     traced = df.trace(model, x)
@@ -101,7 +101,7 @@ def test_a_dropout_that_is_always_on_is_a_barrier_and_stays_on():
 
 
 class Renamed(nn.Dropout):
-    """Has nothing of its own but its name."""
+    """A subclass without changes."""
 
 
 class Nothing(nn.Identity):
@@ -109,12 +109,12 @@ class Nothing(nn.Identity):
 
 
 @pytest.mark.parametrize("part", [Renamed(0.5), Nothing()], ids=lambda part: type(part).__name__)
-def test_a_subclass_with_the_forward_of_its_base_is_seen_through(part):
+def test_subclass_with_an_inherited_forward_is_a_no_op(part):
     assert folds_exactly(between(part), image()).network.barriers == ()
 
 
 class OwnDropPath(nn.Module):
-    """As many models bring their own: nothing in evaluation, at random in training."""
+    """A custom drop-path: random in training, the identity in evaluation."""
 
     def __init__(self, rate=0.5):
         super().__init__()
@@ -138,7 +138,7 @@ class WithDropPath(nn.Module):
 
 
 @pytest.mark.parametrize("drop", [OwnDropPath(), type("Mine", (OwnDropPath,), {})(), nn.Sequential(OwnDropPath())])
-def test_a_drop_path_of_ones_own_is_kept_for_training_and_nothing_when_merging(drop):
+def test_custom_drop_path_is_kept_for_training_and_removed_by_merging(drop):
     model = WithDropPath(drop).train()
     traced = df.trace(model, image())
     assert traced.network.barriers == () and len(traced.network.skips) == 1
@@ -146,4 +146,4 @@ def test_a_drop_path_of_ones_own_is_kept_for_training_and_nothing_when_merging(d
     one, two = (student(image(batch=8)) for _ in range(2))
     assert not torch.equal(one, two)
     folds_exactly(model, image())
-    assert not hasattr(next(iter(drop.modules())), "depthfold_passes_its_input")  # the user's own is not touched
+    assert not hasattr(next(iter(drop.modules())), "depthfold_no_op")  # the user's module is not changed
