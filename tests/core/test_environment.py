@@ -30,7 +30,7 @@ def test_prints_and_survives_json() -> None:
     ("fields", "message"),
     [
         ({"machine": ""}, "The machine of an environment is empty"),
-        ({"batch": 0}, "The batch of an environment must be a whole number from 1 on, found 0"),
+        ({"batch": 0}, "The batch of an environment must be an integer of at least 1, found 0"),
         ({"threads": 1.5}, "The threads of an environment must be a whole number"),
         (
             {"input_size": (3, 0)},
@@ -39,10 +39,10 @@ def test_prints_and_survives_json() -> None:
         ({"input_size": ()}, "The input size of an environment is empty"),
         ({"input_size": 224}, "The input size of an environment must be several values in a row, found 224"),
         ({"input_size": "3x224"}, "The input size of an environment must be several values in a row"),
-        ({"input_size": (3, 1.5)}, r"whole number from 1 on, found 1\.5"),
+        ({"input_size": (3, 1.5)}, r"integer of at least 1, found 1\.5"),
         ({"machine": 7}, "The machine of an environment must be text, found 7"),
         ({"runtime_version": 2.4}, r"The runtime version of an environment must be text, found 2\.4"),
-        ({"batch": True}, "The batch of an environment must be a whole number from 1 on, found True"),
+        ({"batch": True}, "The batch of an environment must be an integer of at least 1, found True"),
     ],
 )
 def test_refuses_bad_fields(fields: dict[str, object], message: str) -> None:

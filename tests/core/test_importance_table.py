@@ -112,14 +112,14 @@ SCORED = {"span": FlaggedSpan(0, 1, True, True), "samples": (1.0,)}
         ({"span": FlaggedSpan(0, 1, 1, 1), "samples": (True,)}, r"A score of .* must be a finite number, found True"),
         ({"span": FlaggedSpan(0, 1, 1, 1), "reason": 7}, r"The reason of .* must be text, found 7"),
         (SCORED | {"seeds": 5}, r"The seeds of \(0, 1\], flags 11 must be several values in a row, found 5"),
-        (SCORED | {"seeds": ("5",)}, r"A seed of \(0, 1\], flags 11 must be a whole number from 0 on, found '5'"),
+        (SCORED | {"seeds": ("5",)}, r"A seed of \(0, 1\], flags 11 must be an integer of at least 0, found '5'"),
         (SCORED | {"curves": 5}, r"The learning curves of .* must be several values in a row, found 5"),
         (SCORED | {"curves": (5,)}, r"A learning curve of .* must be several values in a row, found 5"),
         (SCORED | {"curves": ((5,),)}, r"A point of a learning curve of .* must be several values in a row, found 5"),
         (SCORED | {"curves": (((1, 2.0),),)}, r"has the point \(1, 2\.0\); expected \(step, loss, score\)\.$"),
         (
             SCORED | {"curves": (((1.5, 2.0, 3.0),),)},
-            r"A learning curve of .*: a step must be a whole number from 0 on",
+            r"A learning curve of .*: a step must be an integer of at least 0",
         ),
         (
             SCORED | {"curves": (((1, "2", 3.0),),)},

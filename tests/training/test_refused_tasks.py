@@ -17,7 +17,7 @@ RECIPE = df.Recipe(steps=2, batch=4, lr=0.01)
 
 @pytest.mark.parametrize("seed", [None, 1.5, "0", -1])
 def test_the_seed_of_a_split_is_a_whole_number(seed):
-    with pytest.raises(InvalidValue, match="The seed of a task must be a whole number from 0 on"):
+    with pytest.raises(InvalidValue, match="The seed of a task must be an integer of at least 0"):
         _task(seed=seed)
 
 

@@ -35,7 +35,7 @@ def as_float(what: str, value: Any, error: type[DepthfoldError], expected: str =
 def as_whole(what: str, value: object, error: type[DepthfoldError], least: int = 1) -> int:
     """Any whole number from the least on as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise error(f"{what} must be a whole number from {least} on, found {value!r}.")
+        raise error(f"{what} must be an integer of at least {least}, found {value!r}.")
     return int(value)
 
 
