@@ -91,7 +91,7 @@ def vgg19():
             build.add(channels)
         barriers.append(build.position)
         build.size = tuple(n // 2 for n in build.size)
-    refusals = [Refusal(f"pool{p}", "pooling", "pooling is no convolution", p) for p in barriers[:-1]]
+    refusals = [Refusal(f"pool{p}", "pooling", "pooling is not a convolution", p) for p in barriers[:-1]]
     return build.network("VGG19", barriers=tuple(barriers[:-1]), refusals=tuple(refusals))
 
 

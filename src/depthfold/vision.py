@@ -1,11 +1,9 @@
-"""torchvision on a machine whose wheel cannot load its compiled operators.
+"""Import of torchvision on machines where its compiled operators do not load.
 
-torchvision's wheels for ARM are built beside CUDA. On a machine without CUDA their compiled library does not load, so
-`torchvision::nms` and `torchvision::qnms` are never registered, and `import torchvision` fails when it attaches
-meta implementations to them. Declaring the two schemas first is all that the import needs. Models, transforms and
-datasets then work; non-maximum suppression itself (the heads of detection models) still has no implementation.
-
-`import depthfold.vision` declares what is missing; after it, `import torchvision` and `import timm` work.
+torchvision's wheels for ARM are built with CUDA. On a machine without CUDA their compiled library does not load, so
+`torchvision::nms` and `torchvision::qnms` are not registered, and `import torchvision` fails when it registers meta
+implementations for them. `import depthfold.vision` declares the two schemas first; after it, `import torchvision` and
+`import timm` work. Only non-maximum suppression (in the heads of detection models) has no implementation then.
 """
 
 from __future__ import annotations
@@ -15,23 +13,23 @@ from types import ModuleType
 
 import torch
 
-from depthfold.errors import MissingDependency
+from depthfold.support.optional import load
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-# Kept for the life of the process: a schema is taken back when its library object is collected.
+# Kept for the life of the process, because a schema is removed when its library object is collected.
 _declared: list[torch.library.Library] = []
 
 
 def declare_missing_operators() -> tuple[str, ...]:
-    """Declare the schemas that torchvision's import needs and nobody has registered. Returns their names."""
+    """Declare the operators that torchvision's import needs if they are not registered. Return their names."""
     try:
         importlib.import_module("torchvision")
         return ()
     except ImportError:
-        return ()  # not installed: nothing to mend
+        return ()  # not installed
     except RuntimeError as error:
         if "torchvision::nms does not exist" not in str(error):
             raise
@@ -45,18 +43,11 @@ def declare_missing_operators() -> tuple[str, ...]:
 
 
 def import_torchvision() -> ModuleType:
-    return _import("torchvision", extra="vision")
+    return load("torchvision", "vision")
 
 
 def import_timm() -> ModuleType:
-    return _import("timm", extra="timm")
-
-
-def _import(name: str, extra: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingDependency(f"{name} is not installed. Install it with: pip install depthfold[{extra}]") from error
+    return load("timm", "timm")
 
 
 declare_missing_operators()

@@ -218,7 +218,7 @@ def test_refuses_a_plan_whose_A_is_not_within_S_or_B() -> None:
         solved_plan(segments=(Segment(span=Span(0, 1), time=1.0), Segment(span=Span(2, 3), time=1.0)))
     with pytest.raises(PlanError, match="The plan has no segments"):
         solved_plan(segments=())
-    with pytest.raises(PlanError, match="must all be of the kind Segment, found 1"):
+    with pytest.raises(PlanError, match="must all be of type Segment, found 1"):
         solved_plan(segments=(1,))
 
 

@@ -68,7 +68,7 @@ def test_refuses_scores_that_are_not_finite(score: float) -> None:
         ("st,end,st_act,end_act,imp\n", "the importance table is empty"),
         ("st,end,st_act,end_act,imp\n0,1,2,1,0\n", "line 2: column 'st_act' must hold 0 or 1, found '2'"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,True\n", "line 2: column 'imp' must hold a number, found 'True'"),
-        ("st,end,st_act,end_act,imp,st_act\n0,1,1,1,0,0\n", "the column 'st_act' stands there twice"),
+        ("st,end,st_act,end_act,imp,st_act\n0,1,1,1,0,0\n", "the column 'st_act' appears twice"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,nan\n", "line 2: A score of .* is nan; expected a finite number"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,0\n0,1,1,1,1\n", r"two entries for \(0, 1\], flags 11"),
     ],
@@ -108,14 +108,14 @@ SCORED = {"span": FlaggedSpan(0, 1, True, True), "samples": (1.0,)}
     ("fields", "message"),
     [
         ({"span": Span(0, 1), "samples": (1.0,)}, r"is of a FlaggedSpan\(i, j, a, b\), found Span"),
-        ({"span": FlaggedSpan(0, 1, 1, 1), "samples": 0.5}, r"The scores of .* must be several values in a row"),
+        ({"span": FlaggedSpan(0, 1, 1, 1), "samples": 0.5}, r"The scores of .* must be a sequence"),
         ({"span": FlaggedSpan(0, 1, 1, 1), "samples": (True,)}, r"A score of .* must be a finite number, found True"),
         ({"span": FlaggedSpan(0, 1, 1, 1), "reason": 7}, r"The reason of .* must be text, found 7"),
-        (SCORED | {"seeds": 5}, r"The seeds of \(0, 1\], flags 11 must be several values in a row, found 5"),
+        (SCORED | {"seeds": 5}, r"The seeds of \(0, 1\], flags 11 must be a sequence, found 5"),
         (SCORED | {"seeds": ("5",)}, r"A seed of \(0, 1\], flags 11 must be an integer of at least 0, found '5'"),
-        (SCORED | {"curves": 5}, r"The learning curves of .* must be several values in a row, found 5"),
-        (SCORED | {"curves": (5,)}, r"A learning curve of .* must be several values in a row, found 5"),
-        (SCORED | {"curves": ((5,),)}, r"A point of a learning curve of .* must be several values in a row, found 5"),
+        (SCORED | {"curves": 5}, r"The learning curves of .* must be a sequence, found 5"),
+        (SCORED | {"curves": (5,)}, r"A learning curve of .* must be a sequence, found 5"),
+        (SCORED | {"curves": ((5,),)}, r"A point of a learning curve of .* must be a sequence, found 5"),
         (SCORED | {"curves": (((1, 2.0),),)}, r"has the point \(1, 2\.0\); expected \(step, loss, score\)\.$"),
         (
             SCORED | {"curves": (((1.5, 2.0, 3.0),),)},
@@ -139,7 +139,7 @@ def test_refuses_fields_of_the_wrong_kind(fields: dict[str, object], message: st
 def test_a_document_with_a_number_beyond_the_floats() -> None:
     table = ImportanceTable(entries=[Score(span=FlaggedSpan(0, 1, True, True), samples=(0.5,))])
     for huge in ("1" + "0" * 400, "1" + "0" * 5000):
-        with pytest.raises(InvalidValue, match=r"fits a float|This is not JSON"):
+        with pytest.raises(InvalidValue, match=r"too large for a float|This is not JSON"):
             ImportanceTable.loads(table.dumps().replace("0.5", huge))
 
 

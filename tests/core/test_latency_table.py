@@ -193,7 +193,7 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
     [
         (
             "",
-            "'st' is missing. Expected the columns st,end,time, if you like also stdev,active,bare,reason; found an",
+            "'st' is missing. Expected the columns st,end,time and optionally stdev,active,bare,reason; found an",
         ),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", "the latency table is empty; expected one line per span"),
@@ -211,8 +211,8 @@ def test_refuses_bad_times(time: float, message: str, tmp_path: Path) -> None:
         ("st,end,time,stdev\n0,1,1e30,2\n", r"csv, line 2: The latency of \(0, 1\] is 1e\+30 ms; expected at most"),
         ("st,end,time,stdev\n0,1,True,0\n", "line 2: column 'time' must hold a number, found 'True'"),
         ("st,end,time,stdev\nFalse,True,1,0\n", "line 2: column 'st' must hold a number, found 'False'"),
-        ("st,end,time,time\n0,1,1,2\n", "the column 'time' stands there twice"),
-        ("st,end,time,stdev,stdev\n0,1,1,2,3\n", "the column 'stdev' stands there twice"),
+        ("st,end,time,time\n0,1,1,2\n", "the column 'time' appears twice"),
+        ("st,end,time,stdev,stdev\n0,1,1,2,3\n", "the column 'stdev' appears twice"),
         ("st,end,time,note\n0,1,1," + "x" * 200_000, r"line 2: this is not CSV: field larger than field limit"),
     ],
 )
@@ -285,7 +285,7 @@ def test_refuses_fields_of_the_wrong_kind(fields: dict[str, object], message: st
 
 
 def test_refuses_a_table_of_the_wrong_things() -> None:
-    with pytest.raises(TableError, match="must all be of the kind Timing, found 1"):
+    with pytest.raises(TableError, match="must all be of type Timing, found 1"):
         LatencyTable(entries=[1])
     with pytest.raises(TableError, match="The network of a latency table must be text, found 7"):
         LatencyTable(network=7, entries=[Timing(span=Span(0, 1), time=1.0)])

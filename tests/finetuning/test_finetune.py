@@ -232,7 +232,7 @@ def test_the_best_of_no_scores_is_refused_before_the_first_step(model, tmp_path)
 def test_something_else_is_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)
-    text = r"^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$"
+    text = r"^The folder of a run must be a path, found 5. Pass a string or a pathlib.Path.$"
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
         with pytest.raises(InvalidValue, match=text):
             call()

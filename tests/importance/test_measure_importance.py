@@ -165,7 +165,7 @@ def test_what_makes_no_sense():
     )
     refused("with the method run, found <class .*Processes'>", executor=Processes)
     refused("with the method run, found 2", executor=2)
-    refused("^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$", run=5)
+    refused("^The folder of a run must be a path, found 5. Pass a string or a pathlib.Path.$", run=5)
     for seeds in (0, -1, 1.5, "2", True):
         refused(f"The number of seeds must be an integer of at least 1, found {seeds!r}", seeds=seeds)
 

@@ -41,7 +41,7 @@ def test_an_output_keeps_its_range_in_every_plan_that_is_found():
     for space in ("paper", "full"):
         tables = plausible_tables(traced.spans(space), traced.flagged_spans(space), 0)
         frontier = df.solve(*tables, network=traced.network)
-        assert all(3 not in traced.network.standing(plan) for plan in frontier)
+        assert all(3 not in traced.network.final_activations(plan) for plan in frontier)
     student = df.rewrite(traced, next(iter(frontier)))
     assert student(image(channels=3)).min() < 0
 

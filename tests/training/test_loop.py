@@ -305,9 +305,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
         train(SmallNet().requires_grad_(False), TASK, RECIPE)
     with pytest.raises(InvalidValue, match=r"^TensorBoard's files go into the folder of the training"):
         train(SmallNet(), TASK, RECIPE, tensorboard=True)
-    with pytest.raises(
-        InvalidValue, match=r"^The folder of a training must be a path, found 5. Give it as text, or as"
-    ):
+    with pytest.raises(InvalidValue, match=r"^The folder of a training must be a path, found 5. Pass a string or"):
         train(SmallNet(), TASK, RECIPE, folder=5)
     with pytest.raises(InvalidValue, match=r"^There is no device 'gpu': .* Name one such as \"cpu\" or \"cuda:0\".$"):
         train(SmallNet(), TASK, RECIPE, device="gpu")

@@ -37,7 +37,7 @@ def _task(**options):
 def test_functions_that_are_none():
     with pytest.raises(InvalidValue, match="The score of a task is a function, found 6"):
         FunctionTask(loss=loss, score=6)
-    with pytest.raises(InvalidValue, match="The steps of an epoch must be a whole number"):
+    with pytest.raises(InvalidValue, match="The steps of an epoch must be an integer"):
         FunctionTask(loss=loss, score=lambda *_: 0.0, epoch="x")
 
 

@@ -1,4 +1,4 @@
-"""What a network costs, as it was measured. The measuring itself is in `latency`."""
+"""The measured costs of a network. `depthfold.latency` measures them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from depthfold.support.text import amount
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Document):
-    """What a network costs. `flops` counts a multiplication and an addition as two, as PyTorch's counter does; papers
-    often print multiply-adds, which are half of it. `memory` is in bytes, weights included; None with the reason where
-    it could not be measured."""
+    """The measured costs of a network.
+
+    `flops` counts a multiplication and an addition as two operations, like PyTorch's counter. `memory` is the peak in
+    bytes including weights, or None with a `memory_reason` if it could not be measured.
+    """
 
     FORMAT: ClassVar[str] = "depthfold.profile"
 
@@ -32,7 +34,7 @@ class Profile(Document):
 
     def __post_init__(self) -> None:
         if not self.samples:
-            raise InvalidValue("A profile needs at least one sample of the latency, found none. Measure the network.")
+            raise InvalidValue("A profile needs at least one sample of the latency.")
 
     @property
     def latency(self) -> float:
@@ -41,7 +43,7 @@ class Profile(Document):
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The middle half of the samples."""
+        """The quartiles of the samples, between which half of them lie."""
         if len(self.samples) == 1:
             return self.samples[0], self.samples[0]
         low, _, high = quantiles(self.samples, n=4, method="inclusive")
@@ -52,7 +54,7 @@ class Profile(Document):
 
 
 def side_by_side(profiles: Mapping[str, Profile]) -> str:
-    """The profiles as a table, one column each, and how they compare with the first."""
+    """Return a table with one column per profile, compared with the first one."""
     first = next(iter(profiles.values()))
     rows = [
         ("latency, ms", *(f"{p.latency:.4g}" for p in profiles.values())),

@@ -137,5 +137,5 @@ def block_is_active(network: Network, span: Span) -> bool:
 def changed_segments(network: Network, plan: Plan) -> tuple[Span, ...]:
     """The segments of a plan that have no activation at their end where their blocks have one, or one where these have
     none."""
-    standing = network.standing(plan)
+    standing = network.final_activations(plan)
     return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))

@@ -94,7 +94,7 @@ def _settings(pattern: nn.Module | fx.Node) -> str:
 
 def _likeliest(traced: TracedNetwork) -> int:
     """The layer whose activation is inserted elsewhere: the first one of the kind that the network uses most."""
-    kind = traced.network.own_activation
+    kind = traced.network.main_activation
     return next(l for l, layer in enumerate(traced.network.layers, start=1) if layer.activation == kind)
 
 
