@@ -1,4 +1,4 @@
-"""Small datasets in the formats of the real ones, written byte by byte."""
+"""Small datasets in the file formats of the real ones."""
 
 import gzip
 import struct
@@ -14,12 +14,12 @@ def pictures(count, side=32, channels=3, seed=0):
 
 
 def labels(count, classes, seed=0):
-    """Every class as often as the next, or nearly, in a random order."""
+    """Return balanced labels in random order."""
     return np.random.default_rng(seed).permutation(np.arange(count) % classes).astype(np.uint8)
 
 
 def write_cifar10(folder, train=100, test=20):
-    """`train` images over five files. Returns the pixels and labels of both parts."""
+    """Write `train` images to five files. Return the pixels and labels of both parts."""
     folder.mkdir(parents=True)
     parts = {}
     for part, count, files in (
@@ -63,7 +63,7 @@ def write_fashion_mnist(folder, train=40, test=20, packed=False):
 
 
 def write_folder(folder, classes=("cat", "dog", "eel"), train=8, test=3, sizes=((20, 30), (25, 20), (24, 24))):
-    """PNG files, so that every pixel comes back. Returns the pixels by path below the folder."""
+    """Write PNG files, which are lossless. Return the pixels by relative path."""
     written = {}
     rng = np.random.default_rng(0)
     for part, count in (("train", train), ("val", test)):
@@ -71,7 +71,7 @@ def write_folder(folder, classes=("cat", "dog", "eel"), train=8, test=3, sizes=(
             (folder / part / name).mkdir(parents=True)
             for number in range(count):
                 height, width = sizes[number % len(sizes)]
-                # Smooth, as photographs are: on noise, every way to resample differs.
+                # Smooth like photographs, because resampling methods differ on noise.
                 coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
                 image = coarse.resize((width, height), Image.Resampling.BICUBIC)
                 image.save(folder / part / name / f"{number:03}.png")

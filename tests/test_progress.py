@@ -1,17 +1,17 @@
-"""Progress as lines: when something begins, now and then, and when it is done."""
+"""Progress as lines of text: at the start, at intervals, and at the end."""
 
 import depthfold.progress as progress
 from depthfold.progress import progress_lines
 
 
-def test_lines_say_how_far_it_is_and_how_much_time_is_left(monkeypatch):
+def test_lines_show_progress_and_remaining_time(monkeypatch):
     clock, lines = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     tick = progress_lines(lines.append, seconds=10)("blocks", 12, 2)
     for _ in range(10):
         clock[0] += 3
         tick()
-    # 3 seconds a turn: lines after the turns that are 10 seconds or more apart, and at the end.
+    # Each turn takes 3 s: a line after at least 10 s, and at the end.
     assert lines == [
         "blocks: 2 of 12",
         "blocks: 6 of 12, about 18 s left",
@@ -20,7 +20,7 @@ def test_lines_say_how_far_it_is_and_how_much_time_is_left(monkeypatch):
     ]
 
 
-def test_more_turns_than_it_seemed_are_no_new_beginning(monkeypatch):
+def test_larger_total_continues_the_same_progress(monkeypatch):
     clock, lines = [0.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     begin = progress_lines(lines.append, seconds=10)
@@ -31,11 +31,11 @@ def test_more_turns_than_it_seemed_are_no_new_beginning(monkeypatch):
     for _ in range(3):
         clock[0] += 4
         tick()
-    begin("blocks", 5, 0)  # the next table: the first one is done
+    begin("blocks", 5, 0)  # the next table
     assert lines == ["blocks: 0 of 2", "blocks: 3 of 4, about 4 s left", "blocks: 4 of 4, done", "blocks: 0 of 5"]
 
 
-def test_what_is_already_done_needs_no_tick():
+def test_completed_progress_needs_no_tick():
     lines = []
     progress_lines(lines.append)("blocks", 3, 3)
     assert lines == ["blocks: 3 of 3"]

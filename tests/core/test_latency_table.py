@@ -273,7 +273,7 @@ def test_lists_and_numbers_of_numpy_are_taken() -> None:
         ({"span": (0, 1), "time": 1.0}, r"is of a Span\(i, j\), found \(0, 1\)"),
         ({"span": Span(0, 1), "time": "1"}, r"The latency of \(0, 1\] must be milliseconds from 0 on, found '1'"),
         ({"span": Span(0, 1), "time": True}, "must be milliseconds from 0 on, found True"),
-        ({"span": Span(0, 1), "time": 1.0, "samples": 1.0}, r"The samples of \(0, 1\] must be several values"),
+        ({"span": Span(0, 1), "time": 1.0, "samples": 1.0}, r"The samples of \(0, 1\] must be a sequence"),
         ({"span": Span(0, 1), "time": 1.0, "samples": ["1"]}, r"A sample of the latency .* found '1'"),
         ({"span": Span(0, 1), "time": 1.0, "stdev": "0"}, "The standard deviation .* must be a number from 0 on"),
         ({"span": Span(0, 1), "reason": 7}, "The reason of the latency entry .* must be text, found 7"),

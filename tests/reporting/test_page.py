@@ -320,7 +320,7 @@ def test_importing_reporting_loads_neither_torch_nor_jinja():
 def test_profile_needs_a_sample_and_has_no_spread_with_one():
     single = dataclasses.replace(profile(2.0, flops=1, parameters=1, depth=1, memory=1), samples=(2.0,))
     assert single.spread == (2.0, 2.0)
-    with pytest.raises(InvalidValue, match="A profile needs at least one sample of the latency, found none"):
+    with pytest.raises(InvalidValue, match="A profile needs at least one sample of the latency"):
         dataclasses.replace(single, samples=())
 
 

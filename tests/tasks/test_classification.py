@@ -332,7 +332,7 @@ def test_options_that_make_no_sense():
     refused(
         lambda: ClassificationTask.cifar10(5), InvalidValue, "The place of a dataset must be a path, found 5. Give it"
     )
-    refused(lambda: ClassificationTask.image_folder("x", classes=5), InvalidValue, "classes must be several values in")
+    refused(lambda: ClassificationTask.image_folder("x", classes=5), InvalidValue, "classes must be a sequence")
     task = ClassificationTask.tensors(train=data(), normalise=[[0.1, 0.2], [0.3, 0.4]])
     refused(
         lambda: task.batch(step()),

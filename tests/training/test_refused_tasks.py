@@ -66,7 +66,7 @@ def test_an_identity_that_is_a_method():
 
 
 def test_devices_are_given_by_name():
-    with pytest.raises(InvalidValue, match="each named once"):
+    with pytest.raises(InvalidValue, match="or different GPUs"):
         Processes(devices=(torch.device("cuda:0"),))
 
 

@@ -169,7 +169,7 @@ class Processes:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.devices == ("cpu",):
             return
-        gpus = all(_GPU.fullmatch(str(device)) for device in self.devices)
+        gpus = all(isinstance(device, str) and _GPU.fullmatch(device) for device in self.devices)
         if not self.devices or not gpus or len(set(self.devices)) < len(self.devices):
             raise InvalidValue(
                 f'The devices must be ("cpu",), or different GPUs such as ("cuda:0", "cuda:1"); found {self.devices!r}.'
