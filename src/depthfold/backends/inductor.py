@@ -71,7 +71,7 @@ class Inductor(TorchBackend):
 
 
 def _unique_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return a function that runs the module and has a code object of its own.
+    """Return a function that runs the module and has its own code object.
 
     torch.compile caches by code object, and silently runs eagerly after a few variants. All modules of a class share
     the code of their forward, so the ninth convolution of a table would not be compiled.
