@@ -1,4 +1,4 @@
-# Everything is done inside .venv; a bare machine needs Python 3.11, pip, make and git.
+# Everything is installed in .venv. The machine needs Python 3.11, pip, make and git.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -7,12 +7,12 @@ RUN ?= demo
 
 .PHONY: help setup demo browser test test-here lint bench bench-solve bench-latency bench-importance fuzz zoo clean
 
-help:  ## this list
+help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
-setup: .venv/installed  ## make .venv and install the pinned set
+setup: .venv/installed  ## create .venv and install the pinned requirements
 
-# torch first and pinned: an unpinned one pulls in gigabytes of CUDA on machines that have no GPU.
+# torch first and pinned, because an unpinned one installs gigabytes of CUDA on machines without a GPU.
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' requirements.txt)
@@ -20,50 +20,50 @@ setup: .venv/installed  ## make .venv and install the pinned set
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	touch $@
 
-demo: setup  ## see it work: a small network, compressed for this machine (4 minutes; RUN=folder)
+demo: setup  ## compress a small network for this machine (4 minutes; RUN=folder)
 	$(BIN)/depthfold demo --run "$(RUN)"
 
-lint: setup  ## ruff, mypy, import-linter
+lint: setup  ## run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The report is tested in a real browser: Debian's own, from the same place as the rest of the system.
-browser:  ## Debian's chromium, which the test of the report needs
+# The report is tested in a real browser.
+browser:  ## install Debian's chromium, which the tests of the report need
 	@command -v chromium >/dev/null && exit 0; \
-	command -v apt-get >/dev/null || { echo "The test of the report needs chromium on the PATH: install it." >&2; exit 1; }; \
+	command -v apt-get >/dev/null || { echo "The tests of the report need chromium on the PATH. Install it." >&2; exit 1; }; \
 	if [ "$$(id -u)" = 0 ]; then sudo=; elif command -v sudo >/dev/null; then sudo=sudo; \
-	else echo "The test of the report needs chromium. As root: apt-get install -y chromium" >&2; exit 1; fi; \
+	else echo "The tests of the report need chromium. As root, run: apt-get install -y chromium" >&2; exit 1; fi; \
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
 
-test: lint browser  ## lint, then the test suite
+test: lint browser  ## lint, then run all tests
 	$(BIN)/python -m pytest -q -n 2
 
-test-here:  ## the test suite with this machine's own Python (PYTHON=..., WITHOUT="ray plotly": what it lacks)
+test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray plotly" skips the tests that need them)
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -q -n auto $(addprefix --without ,$(WITHOUT))
 
-fuzz: setup  ## the property suite in its long form (1,000 cases and more each)
+fuzz: setup  ## run the property tests with 1,500 examples each
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q -n 2 tests/properties
 
-bench: setup  ## what is measured: trace, rewrite and merge
+bench: setup  ## measure trace, rewrite and merge
 	$(BIN)/python benchmarks/fold.py
 
-bench-solve: setup  ## what is measured: the solver, its time and memory as L grows
+bench-solve: setup  ## measure time and memory of the solver as L grows
 	PYTHONPATH=tests $(BIN)/python benchmarks/solve.py
 
-bench-latency: setup  ## what is measured: predicted against measured latency on three runtimes (10 minutes, alone)
+bench-latency: setup  ## compare predicted and measured latency on three runtimes (10 minutes on an idle machine)
 	$(BIN)/python benchmarks/latency.py
 
-bench-importance: setup  ## what is measured: importances beyond their trainings, and two workers against one
+bench-importance: setup  ## measure the overhead of importances, and two workers compared with one
 	$(BIN)/python benchmarks/importance.py
 
-# Without dependencies: these packages would pull in another torch, and much that no network needs.
+# Without dependencies, because these packages would install another torch.
 .venv/zoo-installed: .venv/installed benchmarks/requirements-zoo.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-zoo.txt
 	touch $@
 
-zoo: .venv/zoo-installed  ## every CNN of torchvision, many of timm, some of others; writes docs/zoo.md (NETWORKS: these alone)
+zoo: .venv/zoo-installed  ## test all CNNs of torchvision and many others, and write docs/zoo.md (NETWORKS=... selects some)
 	$(BIN)/python benchmarks/zoo.py $(NETWORKS)
 
 clean:  ## remove .venv and caches

@@ -1,4 +1,4 @@
-"""A user's file with a tiny CNN and its data, the settings for it, and the command line in this process."""
+"""Helpers for tests of the command line: a user's file with a tiny CNN, its settings, and commands in this process."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ CONFIG = textwrap.dedent(
 
 
 def depthfold(*arguments, **more):
-    """The command line, run here: its exit code, stdout and stderr."""
+    """Run a command in this process. Return its exit code, stdout and stderr."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="depthfold", **more)
 
 
 def refused(*arguments, code=2):
-    """What a command that must fail says, in one paragraph: no traceback, nothing on stdout but what came before."""
+    """Run a command that must fail without a traceback. Return its stderr as one paragraph."""
     result = depthfold(*arguments)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.stderr
@@ -89,7 +89,7 @@ def refused(*arguments, code=2):
 
 @contextlib.contextmanager
 def without_memory():
-    """Peak memory takes a process with torch of its own for every network; its tests are those of latency."""
+    """Do not measure peak memory, which starts a process per network and is tested with latency."""
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module("depthfold.latency.profile")  # the attribute of that name is the function
         patch.setattr(module, "peak_memory", lambda *_: (None, "not measured in these tests"))

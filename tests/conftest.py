@@ -1,14 +1,14 @@
-"""Settings that all tests share, the devices of this machine, and what it lacks."""
+"""Settings of all tests, the option --without, and the devices of this machine."""
 
 import os
 
 import torch
 from hypothesis import HealthCheck, settings
 
-import depthfold.vision  # noqa: F401  (makes torchvision importable where its wheel is broken)
+import depthfold.vision  # noqa: F401  (makes torchvision importable on machines without CUDA)
 from lacking import HAS, devices, leave_out, summary
 
-os.environ["ACCELERATE_USE_CPU"] = "true"  # a training that names no device runs on the CPU, in every process
+os.environ["ACCELERATE_USE_CPU"] = "true"  # trainings run on the CPU by default, in every process
 torch.set_num_threads(1)
 _COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=True)
 settings.register_profile("short", max_examples=120, **_COMMON)
@@ -22,7 +22,7 @@ def pytest_addoption(parser):
         action="append",
         default=[],
         choices=list(HAS),
-        help="This machine lacks it: leave out the tests that need it. May be given again.",
+        help="Skip the tests that need this. May be repeated.",
     )
 
 
@@ -31,7 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `device` is run on each that this machine has."""
+    """Run tests with the argument `device` on all devices of this machine."""
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", devices())
 

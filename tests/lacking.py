@@ -1,4 +1,4 @@
-"""What this machine lacks, as `pytest --without` says, and the tests that are left out for want of it."""
+"""The option `pytest --without`: skip tests that need something that this machine does not have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-# What a machine may lack, and whether this one has it. A GPU that is busy is there, and may be left out all the same.
+# The names for --without, and whether this machine has them. A GPU may be excluded even if there is one.
 HAS = {
     "ray": lambda: importlib.util.find_spec("ray"),
     "openvino": lambda: importlib.util.find_spec("openvino"),
@@ -20,45 +20,45 @@ HAS = {
     "chromium": lambda: shutil.which("chromium"),
     "cuda": lambda: False,
 }
-LEFT_OUT: set[str] = set()
-WORDS = "left out for want of "
+EXCLUDED: set[str] = set()
+REASON = "skipped by --without "
 
 
 def leave_out(names):
-    """To be said before the first test module is imported, and before anything asks for a GPU."""
+    """Exclude these names. Call this before the first test module is imported and before CUDA is initialised."""
     for name in names:
         if HAS[name]():
-            raise pytest.UsageError(f"{name} is installed: leave out --without {name}.")
-        LEFT_OUT.add(name)
+            raise pytest.UsageError(f"{name} is installed. Remove --without {name}.")
+        EXCLUDED.add(name)
     if "cuda" in names:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def needs(*names):
-    """The mark of a test that needs these. Where one is missing and was not left out, the test fails."""
+    """Return the mark of a test that needs these. Without --without, the test fails if one is missing."""
     assert HAS.keys() >= set(names), f"--without knows {', '.join(HAS)}, found {names}"
-    missing = sorted(LEFT_OUT.intersection(names))
-    return pytest.mark.skipif(bool(missing), reason=WORDS + ", ".join(missing))
+    missing = sorted(EXCLUDED.intersection(names))
+    return pytest.mark.skipif(bool(missing), reason=REASON + ", ".join(missing))
 
 
 def stop_without(name):
-    """For a fixture that needs it: the tests that use the fixture are left out."""
-    if name in LEFT_OUT:
-        pytest.skip(WORDS + name)
+    """Skip all tests that use the calling fixture if `name` is excluded."""
+    if name in EXCLUDED:
+        pytest.skip(REASON + name)
 
 
 def library(name):
-    """The module, for tests that all have the mark; None where they are left out."""
-    return None if name.partition(".")[0] in LEFT_OUT else importlib.import_module(name)
+    """Import a module for tests that have the mark. Return None if it is excluded."""
+    return None if name.partition(".")[0] in EXCLUDED else importlib.import_module(name)
 
 
 def devices():
-    """Where a network can be on this machine."""
+    """Return the devices of this machine."""
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def summary(reasons):
-    """A line for each thing that is lacking, from the reasons of all tests that were skipped."""
-    counts = Counter(reason.partition(WORDS)[2] for reason in reasons if WORDS in reason)
-    lines = [f"{WORDS}{names}: {count} tests" for names, count in sorted(counts.items())]
-    return [*lines, f"{WORDS}cuda: every case on a GPU"] if "cuda" in LEFT_OUT else lines
+    """Return a line for each excluded name, from the reasons of all skipped tests."""
+    counts = Counter(reason.partition(REASON)[2] for reason in reasons if REASON in reason)
+    lines = [f"{REASON}{names}: {count} tests" for names, count in sorted(counts.items())]
+    return [*lines, f"{REASON}cuda: every case on a GPU"] if "cuda" in EXCLUDED else lines

@@ -1,4 +1,4 @@
-"""What the tests of latencies share: a small network, a runtime whose true times are known, and a quick timer."""
+"""Helpers for tests of latency: a small network, a runtime with known latencies, and a quick timer."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Small networks for tests, and the comparison that all of them must stand."""
+"""Small networks for tests, and the comparison of merged networks with their models."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from depthfold.testing import random_plan, randomise_statistics
 
 
 class Net(nn.Module):
-    """A network in one line: `Net(lambda net, x: net.b(net.a(x)), a=conv(4, 4), b=conv(4, 4))`."""
+    """A network with a given forward: `Net(lambda net, x: net.b(net.a(x)), a=conv(4, 4), b=conv(4, 4))`."""
 
     def __init__(self, run, **parts):
         super().__init__()
@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 
 def conv(ins=4, outs=4, kernel=3, **given):
-    """A convolution that keeps the size unless told otherwise."""
+    """Return a convolution that keeps the size by default."""
     return nn.Conv2d(ins, outs, kernel, **dict(padding=kernel // 2) | given)
 
 
@@ -32,7 +32,7 @@ def image(size=12, channels=4, batch=2, seed=0):
 
 
 def codes(traced):
-    """What was refused, by place."""
+    """Return the code of the first refusal at each location."""
     found = {}
     for refusal in traced.network.refusals:
         found.setdefault(refusal.where, refusal.code)
@@ -48,20 +48,20 @@ def pairs(spans):
 
 
 def only(traced, i, j):
-    """The plan that merges one span and leaves everything else as it is."""
+    """Return the plan that merges one span and changes nothing else."""
     cuts = [p for p in range(1, traced.depth) if not i < p < j]
     return df.Plan({p for p in traced.network.activations if p in cuts}, cuts)
 
 
 def agree(found, wanted, tolerance=1e-10):
-    """Equal up to a share of the largest value."""
+    """Assert that tensors are equal up to a share of the largest value."""
     assert found.shape == wanted.shape
     assert torch.isfinite(found).all()
     assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
 def folds_exactly(model, x, plans=3, **given):
-    """Trace in float64; the network as it was computes what the model computes, and every plan merges exactly."""
+    """Trace in float64, and assert that the vanilla plan and several others are merged exactly."""
     model, x = randomise_statistics(model).double().eval(), x.double()
     traced = df.trace(model, x.clone(), **given)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def folds_exactly(model, x, plans=3, **given):
 
 
 class Opaque(nn.Module):
-    """Its forward cannot be traced, so what it calls is not seen."""
+    """A module whose forward cannot be traced."""
 
     def __init__(self, inner):
         super().__init__()

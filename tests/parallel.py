@@ -1,4 +1,4 @@
-"""What the tests of parallel branches share: blocks between other layers, and the comparison that they must stand."""
+"""Helpers for tests of parallel branches."""
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ def merged(traced, plan=None):
 
 
 class Between(nn.Module):
-    """A block with a convolution before it and two after it, so that segments can hold it at every place."""
+    """A block with a convolution before it and two after it, so that it can be anywhere in a segment."""
 
     def __init__(self, block, outs=4):
         super().__init__()
@@ -32,7 +32,7 @@ class Between(nn.Module):
 
 
 def is_one_layer(block, outs=4, terms=None):
-    """The block is one layer of the network; it merges exactly inside segments of every length."""
+    """Assert that the block is one layer and is merged exactly in segments of every length."""
     model = Between(block, outs)
     traced = folds_exactly(model, image(13), plans=8)
     assert (traced.depth, traced.network.barriers) == (4, ())

@@ -1,10 +1,10 @@
-"""To wait for what must come true, however slow the machine is."""
+"""Waiting for a condition on slow machines."""
 
 import time
 
 
 def eventually(condition):
-    """Whether the condition comes true. No test of timing: the limit is there so that a failure ends at all."""
+    """Wait until the condition is true. Return False after a limit that is far longer than necessary."""
     for _ in range(6000):
         if condition():
             return True

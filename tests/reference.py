@@ -1,8 +1,8 @@
-"""What a rewritten network must compute, written down a second time, without graphs and without moving any padding.
+"""An independent computation of rewritten networks, without graphs and without moving padding.
 
-A segment is linear, so it can be seen as acting on an endless plane that is zero outside its input: every layer of the
-segment runs on a canvas much larger than the map, without padding, and the part that belongs to the output is cut out
-at the end. Where a coordinate lies on the canvas is kept track of by hand.
+A segment is linear, so it acts on an infinite plane that is zero outside its input. Every layer of the segment runs on
+a canvas that is much larger than the feature map, without padding, and the output is cut out at the end. The canvas
+keeps track of its coordinates.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Chain:
 
     start: int
     units: list = field(default_factory=list)
-    native: dict = field(default_factory=dict)
+    activations: dict = field(default_factory=dict)
     skips: list = field(default_factory=list)
 
     @property
@@ -36,7 +36,7 @@ class Chain:
 def collect(unit, chain):
     if isinstance(unit, ConvUnit):
         chain.units.append(unit)
-        chain.native[chain.end] = unit.style is not None
+        chain.activations[chain.end] = unit.style is not None
         return
     source = chain.end
     for item in unit.items:
@@ -44,11 +44,11 @@ def collect(unit, chain):
     if unit.skip is not None:
         chain.skips.append((source, chain.end, unit.projection))
     if unit.style is not None:
-        chain.native[chain.end] = True
+        chain.activations[chain.end] = True
 
 
 def program(model):
-    """The parts of the model in order, with blocks in a row joined into one chain."""
+    """Return the parts of the model in order, with consecutive blocks joined into one chain."""
     steps, position = [], 0
     for part in model.parts:
         if isinstance(part, BlockUnit):
@@ -77,7 +77,7 @@ def chains_of(steps):
 
 
 def evaluate(model, x, plan):
-    """The output of the model, rewritten by the plan."""
+    """Return the output of the model after it is rewritten by the plan."""
     steps, depth = program(model)
     for step in steps:
         if isinstance(step, Chain):
@@ -96,9 +96,9 @@ def run_chain(chain, x, plan, depth):
     for i, j in pairwise(bounds):
         y = run_segment(chain, i, j, values[i])
         for source, target, projection in chain.skips:
-            if target == j and source < i:  # not held by the segment: an ordinary addition
+            if target == j and source < i:  # the skip starts before the segment
                 y = y + (values[source] if projection is None else projection(values[source]))
-        if j in plan.activations or (j == depth and chain.native[j]):
+        if j in plan.activations or (j == depth and chain.activations[j]):
             y = y.relu()
         values[j] = y
     return values[chain.end]
@@ -106,7 +106,7 @@ def run_chain(chain, x, plan, depth):
 
 @dataclass
 class Canvas:
-    """A map on the endless plane: coordinate 0 lies at index `origin`."""
+    """A feature map on the infinite plane, with coordinate 0 at index `origin`."""
 
     value: torch.Tensor
     origin: list
@@ -126,7 +126,7 @@ class Canvas:
         return result if norm is None else result.normalise(norm)
 
     def aligned(self, stride, lead):
-        """The map without what lies before the first window, so that an output falls on coordinate 0."""
+        """Drop values before the first window, so that there is an output at coordinate 0."""
         value, origin = self.value, list(self.origin)
         for n, (s, p) in enumerate(zip(stride, lead, strict=True)):
             drop = (origin[n] - p) % s
@@ -141,14 +141,14 @@ class Canvas:
         return Canvas(value, self.origin)
 
     def average(self, pool, lead):
-        """Every window of the endless plane divided by its size."""
+        """Average every window of the infinite plane."""
         value, origin = self.aligned(pool.stride, lead)
         for n, (k, s) in enumerate(zip(pool.kernel_size, pool.stride, strict=True)):
             value = value.unfold(2 + n, k, s).mean(-1)
         return Canvas(value, origin)
 
     def branch(self, layers):
-        """A branch beside a convolution: an identity, or layers in a row."""
+        """Run a branch parallel to a convolution: an identity, or a sequence of layers."""
         result = self
         for layer in () if isinstance(layers, nn.Identity) else layers:
             if isinstance(layer, _BatchNorm):

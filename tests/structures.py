@@ -1,4 +1,4 @@
-"""Networks of the paper as structures, written down by hand: no model, no tracing."""
+"""The networks of the paper as Network objects, without a model and without tracing."""
 
 from depthfold.core import ConvShape, Layer, Network, Refusal, Skip
 
@@ -15,7 +15,7 @@ MOBILENET_V2 = (
 
 
 def shape(ins, outs, kernel=3, stride=1, padding=None, dilation=1, groups=1):
-    """A square convolution in two dimensions that keeps the size (but for its stride) unless padding is given."""
+    """Return the shape of a square 2-D convolution, by default with padding that keeps the size."""
     padding = (kernel - 1) * dilation // 2 if padding is None else padding
     return ConvShape(
         in_channels=ins,
@@ -29,7 +29,7 @@ def shape(ins, outs, kernel=3, stride=1, padding=None, dilation=1, groups=1):
 
 
 class Builder:
-    """Puts layers one after another."""
+    """Builds a network layer by layer."""
 
     def __init__(self, channels, size):
         self.channels, self.size, self.layers, self.skips = channels, (size, size), [], []
@@ -56,7 +56,7 @@ class Builder:
 
 
 def chain(*kernels, channels=4, size=16, **given):
-    """Plain convolutions in a row, an activation after each."""
+    """Return a chain of convolutions with an activation after each."""
     build = Builder(channels, size)
     for kernel in kernels:
         build.add(channels, kernel=kernel)
@@ -91,7 +91,7 @@ def vgg19():
             build.add(channels)
         barriers.append(build.position)
         build.size = tuple(n // 2 for n in build.size)
-    refusals = [Refusal(f"pool{p}", "pooling", "pooling is no convolution", p) for p in barriers[:-1]]
+    refusals = [Refusal(f"pool{p}", "pooling", "pooling is not a convolution", p) for p in barriers[:-1]]
     return build.network("VGG19", barriers=tuple(barriers[:-1]), refusals=tuple(refusals))
 
 
@@ -108,7 +108,7 @@ def resnet34():
 
 
 def plain_chain(depth, activation="relu"):
-    """So many 3x3 layers in a row, all alike."""
+    """Return a chain of equal 3x3 layers."""
     build = Builder(8, 16)
     for _ in range(depth):
         build.add(8, activation)

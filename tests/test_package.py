@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, and its public names."""
+"""The package: its imports and its public names."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import depthfold as df
 
 
 def python(code):
-    """What a fresh interpreter prints."""
+    """Run code in a new interpreter and return its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -21,7 +21,7 @@ def test_importing_depthfold_does_not_import_torch():
     assert python(code) == "[]"
 
 
-def test_the_nouns_do_not_import_torch():
+def test_data_classes_do_not_import_torch():
     code = "import sys, depthfold as df; df.Plan((), ()), df.Span(0, 1), df.Network; print('torch' in sys.modules)"
     assert python(code) == "False"
 
@@ -33,13 +33,13 @@ def test_every_public_name_resolves():
     assert set(df.__all__) <= set(dir(df))
 
 
-def test_there_are_at_most_fifteen_verbs_and_fifteen_nouns():
+def test_there_are_at_most_fifteen_public_functions_and_fifteen_classes():
     names = [name for name in df.__all__ if not name.startswith("_")]
     assert len([name for name in names if name[0].islower()]) <= 15
     assert len([name for name in names if name[0].isupper()]) <= 15
 
 
-def test_an_unknown_name_is_an_attribute_error_that_lists_what_there_is():
+def test_unknown_name_is_an_attribute_error_that_lists_the_names():
     with pytest.raises(
         AttributeError, match=r"module 'depthfold' has no attribute 'shrink'; it has .*measure_latency, merge"
     ):
@@ -51,7 +51,7 @@ def test_star_import_works():
     assert python("from depthfold import *; print(trace.__name__, merge.__name__)") == "trace merge"
 
 
-def test_errors_have_one_base():
+def test_errors_have_one_base_class():
     from depthfold import errors
 
     own = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
@@ -67,7 +67,7 @@ def test_vision_makes_torchvision_and_timm_importable():
     assert python(code) == "torchvision timm True"
 
 
-def test_a_missing_package_is_explained(monkeypatch):
+def test_missing_package_is_explained(monkeypatch):
     from depthfold import vision
     from depthfold.errors import MissingDependency
 

@@ -1,6 +1,6 @@
-"""A network of five layers, a task of random numbers for it that goes wrong where it is told to, and what they are.
+"""A network of five layers and a task with random data that can be made to fail.
 
-The task tells of everything that it does in a log, which is how tests know what was really trained, and how often.
+The task writes a log, from which tests know how often each block was trained.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tiny(nn.Module):
         return self.head(self.norm5(self.conv5(x)).mean((2, 3)))
 
 
-# Which activations stand for each flagged span, worked out by hand: the network's own are at 1, 2 and 4.
+# The activations for each flagged span, derived by hand. The network's own are at 1, 2 and 4.
 STANDS = {
     (0, 1, 1, 1): {1, 2, 4},
     (0, 3, 1, 1): {3, 4},
@@ -82,7 +82,7 @@ def tiny_network(seed=0):
 
 
 class Pair(nn.Module):
-    """Two layers with an activation each, where more are not needed: three blocks. `norm` is their batch norms."""
+    """Two layers with an activation each, which have three blocks. `norm` is the class of their batch norms."""
 
     def __init__(self, norm=nn.BatchNorm2d):
         super().__init__()
@@ -105,7 +105,7 @@ def images(number, seed):
 
 
 def batch(seed, number):
-    """The batch of a step."""
+    """Return the batch of a step."""
     return images(RECIPE.batch, 1000 * seed + number)
 
 
@@ -118,8 +118,10 @@ def holdout_score(model):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyTask:
-    """The task. `fates` says what befalls the training of a plan, until there is a file `mended` in the folder. With
-    `hold`, trainings stop and wait in their second step once so many scores are in the log."""
+    """A task in which the training of a plan fails as given in `fates`, until the folder contains the file `mended`.
+
+    With `hold`, trainings wait in their second step once the log has that many scores.
+    """
 
     folder: str | None = None
     fates: tuple[tuple[Plan, Fate], ...] = ()
@@ -172,12 +174,12 @@ def log_of(folder):
 
 
 def scores_in(folder):
-    """How often each score was taken; no two trainings of these have the same."""
+    """Return how often each score was computed. No two trainings have the same score."""
     return Counter(line for line in log_of(folder) if " " not in line)
 
 
 def waiting_in(folder):
-    """The processes that have stopped in a training, dead ones among them."""
+    """Return the processes that have waited in a training, including dead ones."""
     return {int(line.split()[-1]) for line in log_of(folder) if line.startswith("waits in")}
 
 
@@ -186,7 +188,7 @@ def trainings_in(folder):
 
 
 def running(pid):
-    """Whether the process is there, and no zombie: the end of an orphan is for others to take note of."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

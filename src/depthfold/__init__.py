@@ -1,4 +1,4 @@
-"""depthfold folds a deep CNN into a shallow one that runs faster on the machine you name."""
+"""depthfold makes CNNs faster by removing activations and merging convolutions."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from depthfold.tracing import trace as trace
     from depthfold.training import Recipe as Recipe
 
-# Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
-_HOME = {
+# The module of each public name, imported on first use so that `import depthfold` does not import torch.
+_MODULES = {
     "Budget": "depthfold.core",
     "ClassificationTask": "depthfold.tasks",
     "DepthfoldError": "depthfold.errors",
@@ -69,14 +69,14 @@ _HOME = {
     "verify": "depthfold.merging",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'depthfold' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'depthfold' has no attribute {name!r}; it has {', '.join(sorted(_MODULES))}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_MODULES})

@@ -1,43 +1,41 @@
-"""Every error that depthfold raises on purpose.
-
-One base class, so that `except DepthfoldError` catches all of them. A message says what was found, what was
-expected and what to do next.
-"""
+"""The exceptions of depthfold. `except DepthfoldError` catches all of them."""
 
 from __future__ import annotations
 
 
 class DepthfoldError(Exception):
-    """The base of every error that depthfold raises on purpose."""
+    """The base class of all exceptions of depthfold."""
 
 
 class InvalidValue(DepthfoldError, ValueError):
-    """A noun was asked to hold a state that makes no sense, or a JSON document does not describe one."""
+    """An argument or a JSON document is invalid."""
 
 
 class TraceError(DepthfoldError):
-    """The model's own forward cannot be traced, or its example inputs do not run."""
+    """The forward of the model cannot be traced, or does not run on the example inputs."""
 
 
 class InputSizeError(DepthfoldError, ValueError):
-    """A network that was traced at one size pads differently at the size of this input."""
+    """The padding at this input size differs from the padding at the traced size."""
 
 
 class PlanError(DepthfoldError, ValueError):
-    """A plan does not fit the network that it is applied to."""
+    """A plan does not fit the network."""
 
 
 class VerificationError(DepthfoldError):
-    """The merged network does not compute what the rewritten one computes."""
+    """The merged network or an exported file does not compute the same as the original."""
 
 
 class TableError(DepthfoldError, ValueError):
-    """A latency or importance table is incomplete, inconsistent, or belongs to something else."""
+    """A latency or importance table is incomplete, inconsistent, or belongs to another network or environment."""
 
 
 class BudgetError(DepthfoldError, ValueError):
-    """A budget cannot be read, or no plan meets it. `fastest` is the share of the original's latency that the fastest
-    plan takes of those that were timed, where any was."""
+    """A budget is invalid, or no plan meets it.
+
+    `fastest` is the latency of the fastest plan that was timed, as a share of the original's latency.
+    """
 
     def __init__(self, message: str, *, fastest: float | None = None) -> None:
         super().__init__(message)
@@ -45,24 +43,26 @@ class BudgetError(DepthfoldError, ValueError):
 
 
 class MissingDependency(DepthfoldError, ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed but not installed."""
 
 
 class BackendError(DepthfoldError, RuntimeError):
-    """A runtime rejects a module, or cannot do what it is asked for. The reason fits on one line."""
+    """A runtime rejects a module or a request. The message is one line."""
 
 
 class OutOfMemory(BackendError):
-    """A module does not fit into the memory of the machine or of its accelerator."""
+    """A module does not fit into the memory of the machine or the accelerator."""
 
 
 class SpoiledDevice(DepthfoldError, RuntimeError):
-    """The device failed so that every later call to it fails, too, until a new process begins. So it says nothing
-    about the module that was running, and is no BackendError."""
+    """The device is unusable until a new process is started.
+
+    It is not a BackendError, because it says nothing about the module that was running.
+    """
 
 
 class NotFinite(DepthfoldError, ArithmeticError):
-    """Numbers of a training left the finite ones. `step` and `lr` say where and how fast, as far as it is known."""
+    """A loss or score of a training is not finite. `step` and `lr` are those at that moment, if known."""
 
     def __init__(self, message: str, *, step: int | None = None, lr: float | None = None) -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class DataError(DepthfoldError, ValueError):
 
 
 class RunError(DepthfoldError):
-    """A run folder cannot be used, is damaged, lacks what a command needs, or belongs to another network."""
+    """A run folder cannot be used, is damaged or incomplete, or belongs to another network."""
 
 
 class CheckpointError(DepthfoldError):
@@ -98,8 +98,8 @@ _MEMORY = (
     "alloc_failed",
     "allocation_failed",
     "unable to allocate",
-    # Libraries that begin their work only now find no room for it; cuDNN, no room for any of its algorithms. Both texts
-    # have other causes, too: tried again alone, what really cannot run fails again.
+    # Raised if there is no memory to initialise a library, or for any algorithm of cuDNN. They also have other causes;
+    # the job is then retried alone and fails again.
     "cublas_status_not_initialized",
     "cudnn_status_not_initialized",
     "unable to find an engine to execute this computation",
@@ -107,15 +107,15 @@ _MEMORY = (
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error, of whatever library, says that memory ran out."""
+    """Return True if an error of any library means that memory ran out."""
     if isinstance(error, MemoryError | OutOfMemory):
         return True
-    # PyTorch's own class by its name: this module must not import torch.
+    # PyTorch's class is recognised by name, because this module must not import torch.
     named = any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
     return named or any(sign in str(error).lower() for sign in _MEMORY)
 
 
-# PyTorch says "CUDA error" of everything; other runtimes give only the words of CUDA itself.
+# PyTorch's messages start with "CUDA error"; other runtimes have only the text of CUDA.
 _SPOILS = (
     "cuda error",
     "illegal memory access",
@@ -124,7 +124,7 @@ _SPOILS = (
     "unspecified launch failure",
     "device-side assert triggered",
 )
-# What CUDA refuses before anything runs: the device is as it was.
+# CUDA raises these before anything runs, so that the device is still usable.
 _REFUSALS = (
     "invalid configuration argument",
     "invalid argument",
@@ -133,13 +133,13 @@ _REFUSALS = (
     "no kernel image is available",
     "status_not_supported",
     "status_invalid_value",
-    "stream is capturing",  # of CUDA graphs: nothing runs while one is recorded
+    "stream is capturing",  # nothing runs while a CUDA graph is recorded
     "during capture",
 )
 
 
 def spoils_device(error: BaseException) -> bool:
-    """Whether every later call to the device fails in this process: after an illegal access, a failed assertion."""
+    """Return True if the device is unusable in this process after an error such as an illegal memory access."""
     if isinstance(error, SpoiledDevice):
         return True
     text = str(error).lower()

@@ -1,4 +1,4 @@
-"""The version, where every layer may read it: the files that we write say which depthfold wrote them."""
+"""The version of depthfold, in a module that every package can import."""
 
 from __future__ import annotations
 

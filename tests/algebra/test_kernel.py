@@ -1,4 +1,4 @@
-"""Composed kernels against a direct convolution, written out in NumPy, that shares no code with ours."""
+"""Composed kernels, compared with a direct convolution in NumPy that shares no code with the package."""
 
 from itertools import product
 
@@ -11,7 +11,7 @@ from depthfold.core import ConvShape
 
 
 def direct(x, kernel, pad=None):
-    """Convolution by its definition: x[channels, *size], every output and every tap on its own."""
+    """Convolve x[channels, *size] by definition, one output and one tap at a time."""
     shape = kernel.shape
     w, b = kernel.weight.numpy(), kernel.bias.numpy()
     x = np.pad(x, [(0, 0), *(shape.padding if pad is None else pad)])
@@ -48,7 +48,7 @@ def make(rng, ins, outs, kernel, stride=None, padding=None, dilation=None, group
 
 
 def moved(x, first, second):
-    """Two convolutions in a row with all padding at the front: what the rewritten network computes."""
+    """Compute two consecutive convolutions with all padding at the front, like the rewritten network."""
     front = first.shape.then(second.shape).padding
     return direct(direct(x, first, pad=front), second, pad=((0, 0),) * first.shape.dims)
 
@@ -80,7 +80,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_composition_is_the_two_convolutions_in_a_row(pair):
+def test_composition_equals_two_consecutive_convolutions(pair):
     rng = np.random.default_rng(3)
     first = make(rng, 12, 12, **PAIRS[pair]["a"])
     second = make(rng, 12, 12, **PAIRS[pair]["b"])
@@ -91,7 +91,7 @@ def test_composition_is_the_two_convolutions_in_a_row(pair):
     np.testing.assert_allclose(direct(x, merged), expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
-def test_kernel_after_a_stride_grows_and_groups_survive_where_they_can():
+def test_kernel_after_a_stride_grows_and_groups_are_kept_if_possible():
     rng = np.random.default_rng(0)
     strided = make(rng, 12, 12, (3, 3), stride=(2, 2), groups=12)
     assert strided.then(make(rng, 12, 12, (3, 3), groups=12)).shape.kernel == (7, 7)
@@ -117,7 +117,7 @@ SKIPS = {
 
 
 @pytest.mark.parametrize("case", SKIPS)
-def test_skip_joins_the_kernel(case):
+def test_skip_is_added_to_the_kernel(case):
     rng = np.random.default_rng(5)
     main = make(rng, 6, 6, **SKIPS[case]["main"])
     skip = SKIPS[case]["skip"]
@@ -126,12 +126,12 @@ def test_skip_joins_the_kernel(case):
     alone = direct(x, main)
     expected = alone + (x if skip is None else direct(x, kernel))
     np.testing.assert_allclose(direct(x, main.plus(kernel)), expected, rtol=0, atol=1e-12 * np.abs(expected).max())
-    np.testing.assert_array_equal(direct(x, main), alone)  # the kernel itself is as it was, unless it may be reused
+    np.testing.assert_array_equal(direct(x, main), alone)  # the kernel itself is not changed without `reuse`
     reused = main.plus(kernel, reuse=True)
     np.testing.assert_allclose(direct(x, reused), expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
-def test_norm_folds_with_its_own_eps_and_without_affine():
+def test_norm_is_folded_with_its_eps_and_without_affine():
     rng = np.random.default_rng(1)
     kernel = make(rng, 3, 4, (3, 3))
     mean, var, weight, bias = (torch.from_numpy(rng.uniform(0.1, 2, 4)) for _ in range(4))

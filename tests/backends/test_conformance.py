@@ -1,4 +1,4 @@
-"""Every backend that runs on this machine passes the shipped suite; backends with a fault do not."""
+"""Every backend that runs on this machine passes the conformance suite; backends with a fault do not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from depthfold.backends import get
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.testing import backend_cases, check_backend
-from depthfold.testing.backends import _unlike_the_clock
+from depthfold.testing.backends import _check_clock
 from lacking import devices, needs
 
-# With what they export to, where they can open it again: a program of torch.export keeps its own layout and types.
+# The suffix of files that they can export and open; a program of torch.export has a fixed layout and dtype.
 TARGETS = {
     "pytorch": ".pt2",
     "pytorch:channels_last=true,threads=2": None,
@@ -39,11 +39,11 @@ MARKS = {"openvino": needs("openvino")}
 
 
 @pytest.mark.parametrize("target", [pytest.param(target, marks=MARKS.get(target, ())) for target in TARGETS])
-def test_conforms(target):
+def test_backend_conforms(target):
     check_backend(get(target), clock=not target.startswith("cost_model"), suffix=TARGETS[target])
 
 
-def test_the_targets_on_a_gpu_can_be_read():
+def test_gpu_targets_are_valid():
     for target in ON_A_GPU:
         assert get(target).device == "cuda"
 
@@ -112,33 +112,33 @@ FAULTS = {
     "too many": "differs from eager PyTorch by inf",
     "NaN": "finite seconds above 0, found [nan",
     "zero": "finite seconds above 0, found [0.0",
-    "threads": "environment: does not state threads",
+    "threads": "environment: has no threads",
     "mode": "changed the module: training or evaluation mode",
     "weights": "changed the module: weight",
-    "raw errors": "must raise BackendError, and raised RuntimeError",
+    "raw errors": "must raise BackendError, but raised RuntimeError",
     "keeps inputs": "differs from eager PyTorch by",
-    "export": "which is not there",
-    "exports nothing": "export: it must write a file .onnx and read it again, where it can read; it says: It exports",
-    "exports another": "export: what open() read differs from eager PyTorch by",
+    "export": "which does not exist",
+    "exports nothing": "export: it must write a .onnx file, but raised: It exports",
+    "exports another": "export: the opened file differs from eager PyTorch by",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault):
+def test_suite_finds_the_fault(fault):
     cases = dict(list(backend_cases().items())[:3])
     with pytest.raises(AssertionError, match="does not conform") as caught:
         check_backend(Faulty(fault=fault), cases=cases, clock=False, suffix=".onnx")
     assert FAULTS[fault] in str(caught.value)
 
 
-def test_without_a_fault_it_conforms():
+def test_backend_without_fault_conforms():
     check_backend(Faulty(fault="none"), clock=False, suffix=".onnx")
-    check_backend(Faulty(fault="exports nothing"), clock=False)  # unless it is asked to
+    check_backend(Faulty(fault="exports nothing"), clock=False)  # without a suffix it need not export
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUnit:
-    """PyTorch with a clock of another unit."""
+    """PyTorch with seconds in another unit."""
 
     name: ClassVar[str] = "other_unit"
     factor: float
@@ -159,21 +159,21 @@ class Scaled(Wrapped):
         return self.inner.seconds() * self.fault
 
 
-@pytest.mark.parametrize("factor", [1e3, 1e6, 1e-7], ids=["milliseconds", "microseconds", "next to nothing"])
-def test_seconds_are_those_of_the_clock(factor):
-    with pytest.raises(AssertionError, match=r"seconds\(\) gave \S+ in a call that took \S+ s by the clock; exp"):
+@pytest.mark.parametrize("factor", [1e3, 1e6, 1e-7], ids=["milliseconds", "microseconds", "far too short"])
+def test_suite_compares_seconds_with_the_clock(factor):
+    with pytest.raises(AssertionError, match=r"seconds\(\) returned \S+, but the call took \S+ s; exp"):
         check_backend(OtherUnit(factor=factor))
     check_backend(OtherUnit(factor=factor), clock=False)
     check_backend(OtherUnit(factor=1.0))
-    check_backend(OtherUnit(factor=1e-2))  # the mean of a hundred runs takes a hundred times as long as it says
+    check_backend(OtherUnit(factor=1e-2))  # like the mean of a hundred runs
 
 
-def test_seconds_that_are_computed_are_told_apart():
-    with pytest.raises(AssertionError, match="If they are computed, not measured, check with clock=False"):
+def test_suite_suggests_clock_false_for_computed_seconds():
+    with pytest.raises(AssertionError, match="If it is computed and not measured, use clock=False"):
         check_backend(CostModel())
 
 
-def test_a_process_that_is_held_up_is_no_fault():
+def test_suite_accepts_an_interrupted_process():
     samples = [(1e-4, 2e-4), (1e-4, 60.0), (1e-4, 90.0)]
-    assert not list(_unlike_the_clock(samples))
-    assert len(list(_unlike_the_clock(samples[1:]))) == 1
+    assert not list(_check_clock(samples))
+    assert len(list(_check_clock(samples[1:]))) == 1

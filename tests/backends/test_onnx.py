@@ -1,4 +1,4 @@
-"""The ONNX writer: what it writes computes the same as PyTorch, and what it does not know it leaves to the exporter."""
+"""The ONNX writer: its models compute the same as PyTorch, and unsupported modules go through PyTorch's exporter."""
 
 import onnx
 import onnxruntime
@@ -9,8 +9,8 @@ from torch import nn
 
 from depthfold.backends import get
 from depthfold.backends.base import flatten
-from depthfold.backends.onnx_ops import UnknownWord
-from depthfold.backends.onnx_writer import exported, onnx_bytes, write_model
+from depthfold.backends.onnx_ops import UnsupportedOp
+from depthfold.backends.onnx_writer import export_with_pytorch, onnx_bytes, write_model
 from depthfold.errors import BackendError
 from depthfold.testing import check_backend, randomise_statistics
 from lacking import needs
@@ -49,7 +49,7 @@ def written(module, sample):
         return write_model(module.eval(), (sample,), flatten(module(sample.clone())))
 
 
-KNOWN = {
+SUPPORTED = {
     "same": nn.Conv2d(4, 4, (2, 5), padding="same", dilation=(1, 2)),
     "valid": nn.Conv2d(4, 4, 3, padding="valid", bias=False),
     "norm": nn.Sequential(nn.BatchNorm2d(4, eps=0.1), nn.Dropout(), nn.Identity()),
@@ -70,23 +70,23 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_word_computes_what_pytorch_computes(name):
-    module, sample = randomise_statistics(KNOWN[name]), torch.randn(2, 4, 9, 8)
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_supported_op_computes_the_same_as_pytorch(name):
+    module, sample = randomise_statistics(SUPPORTED[name]), torch.randn(2, 4, 9, 8)
     model = written(module, sample)
     onnx.checker.check_model(model, full_check=True)
     check_backend(get("onnxruntime"), cases={name: (module, (sample,))})
 
 
-UNKNOWN = {
-    "a word": nn.GELU(),
+UNSUPPORTED = {
+    "another module": nn.GELU(),
     "reflection": nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
     "cropping": Function(lambda x, c: c(F.pad(x, (-1, 0)))),
     "a number": Function(lambda x, c: c(x) + 1),
     "an option": Function(lambda x, c: torch.add(c(x), x, alpha=2)),
     "ceil mode": nn.MaxPool2d(2, ceil_mode=True),
     "a pool to 2x2": nn.AdaptiveAvgPool2d(2),
-    "a linear layer on a map": nn.Sequential(nn.Linear(8, 3)),
+    "a linear layer on a feature map": nn.Sequential(nn.Linear(8, 3)),
     "in place and read again": Function(overwritten),
     "in place on a view": Function(overwritten_view),
     "in place on the input": nn.ReLU(inplace=True),
@@ -97,26 +97,26 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not_known_is_refused(name):
-    with pytest.raises(UnknownWord):
-        written(UNKNOWN[name], torch.randn(2, 4, 9, 8))
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_op_is_refused(name):
+    with pytest.raises(UnsupportedOp):
+        written(UNSUPPORTED[name], torch.randn(2, 4, 9, 8))
 
 
-def test_a_hook_is_not_lost():
+def test_module_with_hook_is_refused():
     conv = nn.Conv2d(4, 4, 3)
     conv.register_forward_hook(lambda module, inputs, output: output * 2)
-    with pytest.raises(UnknownWord, match="hooks"):
+    with pytest.raises(UnsupportedOp, match="hooks"):
         written(nn.Sequential(conv), torch.randn(2, 4, 9, 8))
 
 
 @pytest.mark.parametrize("name", ["cropping", "in place and read again", "a padding of something flat"])
-def test_the_exporter_takes_over(name):
-    check_backend(get("onnxruntime"), cases={name: (UNKNOWN[name], (torch.randn(2, 4, 9, 8),))})
+def test_unsupported_op_goes_through_the_exporter(name):
+    check_backend(get("onnxruntime"), cases={name: (UNSUPPORTED[name], (torch.randn(2, 4, 9, 8),))})
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", pytest.param("openvino", marks=needs("openvino"))])
-def test_one_dimension_and_three(target):
+def test_convolutions_in_one_and_three_dimensions(target):
     cases = {
         "1-D": (nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.BatchNorm1d(6), nn.ReLU()), (torch.randn(2, 4, 20),)),
         "3-D": (nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.ReLU6()), (torch.randn(1, 4, 6, 5, 7),)),
@@ -124,18 +124,18 @@ def test_one_dimension_and_three(target):
     check_backend(get(target), cases=cases)
 
 
-def test_the_exporter_and_the_writer_agree_on_the_operations():
+def test_writer_and_exporter_use_the_same_operations():
     module = nn.Sequential(
         nn.Conv2d(4, 6, 3), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)
     ).eval()
     sample = (torch.randn(1, 4, 8, 8),)
     ours = {node.op_type for node in written(module, *sample).graph.node}
-    theirs = {node.op_type for node in exported(module, sample).graph.node}
+    theirs = {node.op_type for node in export_with_pytorch(module, sample).graph.node}
     assert {"Conv", "Clip", "ReduceMean", "Gemm"} <= ours & theirs
 
 
-def test_a_type_that_the_runtime_lacks_is_a_clean_error(tmp_path):
-    """A file keeps the precision of its network; what is compiled here is in float32, whatever the network is in."""
+def test_dtype_that_the_runtime_does_not_support_is_a_backend_error(tmp_path):
+    """A file keeps the precision of its network, but compile() converts the network to float32."""
     module, sample = nn.Sequential(nn.Conv2d(4, 4, 3)).bfloat16(), torch.randn(1, 4, 8, 8).bfloat16()
     backend = get("onnxruntime")
     path = backend.export(module, (sample,), tmp_path / "model.onnx")
@@ -144,26 +144,26 @@ def test_a_type_that_the_runtime_lacks_is_a_clean_error(tmp_path):
     backend.compile(module, (sample,)).close()
 
 
-def test_weights_beyond_the_format_are_refused():
+def test_model_larger_than_2_gib_is_refused():
     class Huge(nn.Conv2d):
         def parameters(self, recurse=True):
             yield torch.empty(2**30, device="meta")
 
-    with pytest.raises(BackendError, match=r"The weights take 4\.0 GiB; an ONNX model in memory holds less than 2 GiB"):
+    with pytest.raises(BackendError, match=r"The weights take 4\.0 GiB, and an ONNX model must be smaller than 2 GiB"):
         onnx_bytes(Huge(4, 4, 3), (torch.randn(1, 4, 8, 8),))
 
 
 def in_batches(data, sample, batches=(1, 5)):
-    """What ONNX Runtime computes of one model with batches of several sizes, and the inputs."""
+    """Yield inputs with several batch sizes, and the outputs of ONNX Runtime for them."""
     session = onnxruntime.InferenceSession(data)
     for batch in batches:
         given = torch.randn(batch, *sample.shape[1:])
         yield given, session.run(None, {session.get_inputs()[0].name: given.numpy()})
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_word_does_not_hold_the_batch(name):
-    module, sample = randomise_statistics(KNOWN[name]).eval(), torch.randn(2, 4, 9, 8)
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_supported_op_accepts_any_batch_size(name):
+    module, sample = randomise_statistics(SUPPORTED[name]).eval(), torch.randn(2, 4, 9, 8)
     data = onnx_bytes(module, (sample,), dynamic_batch=True)
     model = onnx.load_from_string(data)
     onnx.checker.check_model(model, full_check=True)
@@ -176,18 +176,18 @@ def test_a_word_does_not_hold_the_batch(name):
             torch.testing.assert_close(torch.from_numpy(one), two, rtol=1e-4, atol=1e-5)
 
 
-def test_a_size_that_is_computed_from_the_batch_is_left_to_the_exporter():
+def test_size_computed_from_the_batch_goes_through_the_exporter():
     module, sample = Function(lambda x, c: torch.cat([c(x), x], dim=0)).eval(), torch.randn(2, 4, 9, 8)
     with torch.no_grad():
         outputs, larger = module(sample), module(torch.randn(3, 4, 9, 8))
     write_model(module, (sample,), (outputs,))
-    with pytest.raises(UnknownWord, match="a size that is computed from the batch"):
+    with pytest.raises(UnsupportedOp, match="a size that is computed from the batch"):
         write_model(module, (sample,), (outputs,), (larger,))
     for given, (found,) in in_batches(onnx_bytes(module, (sample,), dynamic_batch=True), sample):
         torch.testing.assert_close(torch.from_numpy(found), module(given).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_that_the_module_does_not_take():
+def test_module_with_a_fixed_batch_is_refused():
     module = Function(lambda x, c: c(x).reshape(2, 4, 72)).eval()
     with pytest.raises(BackendError, match="PyTorch cannot run this module with a batch of 3: shape"):
         onnx_bytes(module, (torch.randn(2, 4, 9, 8),), dynamic_batch=True)

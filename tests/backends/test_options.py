@@ -1,6 +1,6 @@
-"""What the options decide of a runtime's speed, looked up where the runtime reads it.
+"""Options that affect speed, checked in the settings that each runtime receives.
 
-A backend that states an option and drops it still conforms: nothing but the speed of what it runs is another one.
+The conformance suite cannot detect a backend that ignores such an option, because only the speed changes.
 """
 
 import copy
@@ -17,7 +17,7 @@ from depthfold.backends.inductor import Inductor
 from depthfold.backends.openvino import _core
 from depthfold.backends.pytorch import PyTorch
 from depthfold.backends.tensorrt import TensorRT
-from depthfold.backends.torch_run import Place
+from depthfold.backends.torch_run import TorchOptions
 from depthfold.errors import BackendError, InvalidValue
 from lacking import needs
 
@@ -29,7 +29,7 @@ LAST = torch.channels_last
 
 @pytest.fixture
 def watched():
-    """A convolution, and what it finds in its forward: a type and whether it is channels last, of each of its maps."""
+    """Return a convolution, and a dict that its forward fills with dtypes and memory formats."""
     found = {}
 
     class Watched(nn.Module):
@@ -49,7 +49,7 @@ def watched():
 
 @pytest.mark.parametrize("precision", TYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pytorch_computes_in_the_precision_and_the_layout_of_its_options(precision, channels_last, watched):
+def test_pytorch_uses_precision_and_memory_format_of_its_options(precision, channels_last, watched):
     module, found = watched
     backend = get(f"pytorch:precision={precision},channels_last={str(channels_last).lower()}")
     for given in (INPUTS[0], INPUTS[0].contiguous(memory_format=LAST)):
@@ -62,7 +62,7 @@ def test_pytorch_computes_in_the_precision_and_the_layout_of_its_options(precisi
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_a_reduced_precision_has_fewer_digits(precision):
+def test_half_precision_has_a_larger_error(precision):
     expected = copy.deepcopy(CONV).double()(INPUTS[0].double()).detach()
     error = {
         kind: float((get(f"pytorch:precision={kind}").compile(CONV, INPUTS)()[0] - expected).abs().max())
@@ -73,14 +73,14 @@ def test_a_reduced_precision_has_fewer_digits(precision):
     assert digit / 10 < error[precision] < 20 * digit
 
 
-def test_what_is_no_map_keeps_its_layout_and_what_is_no_fraction_its_type():
-    place = Place(device="cpu", precision="bfloat16", channels_last=True, threads=None)
-    _, (numbers, index) = place.moved(CONV, (torch.randn(3, 5), torch.arange(4)))
+def test_matrices_keep_their_layout_and_integers_their_dtype():
+    options = TorchOptions(device="cpu", precision="bfloat16", channels_last=True, threads=None)
+    _, (numbers, index) = options.moved(CONV, (torch.randn(3, 5), torch.arange(4)))
     assert (numbers.dtype, numbers.is_contiguous(), index.dtype) == (torch.bfloat16, True, torch.int64)
 
 
 @pytest.mark.parametrize("options", ["", "precision=bfloat16,", "channels_last=true,", "mode=max-autotune,"])
-def test_inductor_compiles_in_the_precision_the_layout_and_the_mode_of_its_options(options, monkeypatch):
+def test_inductor_uses_precision_memory_format_and_mode_of_its_options(options, monkeypatch):
     tensors, modes, real = [], [], torch.compile
 
     def spy(function, *, mode, dynamic):
@@ -97,9 +97,9 @@ def test_inductor_compiles_in_the_precision_the_layout_and_the_mode_of_its_optio
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_tf32_is_on_where_the_precision_allows_it(precision):
-    place = Place(device="cuda", precision=precision, channels_last=False, threads=None)
-    with place.settings():
+def test_tf32_is_on_unless_precision_is_float32(precision):
+    options = TorchOptions(device="cuda", precision=precision, channels_last=False, threads=None)
+    with options.settings():
         allowed = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
         assert allowed == (precision != "float32",) * 2
         assert torch.backends.cudnn.benchmark
@@ -108,25 +108,25 @@ def test_tf32_is_on_where_the_precision_allows_it(precision):
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 @pytest.mark.parametrize("kind", [PyTorch, Inductor])
-def test_what_runs_is_captured_if_asked_for(kind, cuda_graphs, monkeypatch):
-    """On a CPU, where nothing can be captured: only that it would be."""
-    monkeypatch.setattr(torch_run, "captured", lambda forward: lambda: (torch.ones(1),))
+def test_cuda_graphs_option_captures_the_forward(kind, cuda_graphs, monkeypatch):
+    """The capture is replaced, because there is none on a CPU."""
+    monkeypatch.setattr(torch_run, "capture_cuda_graph", lambda forward: lambda: (torch.ones(1),))
     backend = kind(device="cuda", cuda_graphs=cuda_graphs)
-    place = Place(device="cpu", precision="float32", channels_last=False, threads=None)
-    assert backend._run(place, lambda: (torch.zeros(1),))()[0].item() == cuda_graphs
+    options = TorchOptions(device="cpu", precision="float32", channels_last=False, threads=None)
+    assert backend._run(options, lambda: (torch.zeros(1),))()[0].item() == cuda_graphs
 
 
 LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_onnx_runtime_optimises_as_far_as_asked_for(level):
+def test_onnx_runtime_receives_the_optimisation_level(level):
     session = get(f"onnxruntime:optimisation={level}").compile(CONV, INPUTS)._session
     found = session.get_session_options().graph_optimization_level
     assert found == getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{LEVELS[level]}")
 
 
-def test_onnx_runtime_optimises_all_and_does_not_spin_on_unless_told_otherwise():
+def test_onnx_runtime_defaults():
     options = get("onnxruntime").compile(CONV, INPUTS)._session.get_session_options()
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
@@ -134,8 +134,8 @@ def test_onnx_runtime_optimises_all_and_does_not_spin_on_unless_told_otherwise()
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What ONNX Runtime is asked for where it has its GPU providers: a list of model and providers."""
+def requested(monkeypatch):
+    """Return a list that collects (model, providers) of each session of an ONNX Runtime with GPU providers."""
     sessions = []
     names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
@@ -158,10 +158,10 @@ PROVIDERS = {
 
 
 @pytest.mark.parametrize("options", PROVIDERS)
-def test_onnx_runtime_is_told_of_the_precision_and_given_it(options, asked):
+def test_onnx_runtime_receives_the_precision(options, requested):
     with pytest.raises(InvalidValue, match="no GPU here"):
         get(f"onnxruntime:{options}").compile(CONV, INPUTS)
-    ((model, providers),) = asked
+    ((model, providers),) = requested
     first = options.removeprefix("providers=").partition("+")[0]
     assert providers == [(first, PROVIDERS[options]), "CPUExecutionProvider"]
     kind = onnx.TensorProto.FLOAT16 if "float16" in options else onnx.TensorProto.FLOAT
@@ -169,18 +169,18 @@ def test_onnx_runtime_is_told_of_the_precision_and_given_it(options, asked):
     assert {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 4} == {kind}
 
 
-def openvino_with(able, asked):
-    """OpenVINO on a CPU that can compute in these precisions."""
+def openvino_with(supported, properties_seen):
+    """Return a Core for a CPU that supports these precisions. It appends the properties of each model to the list."""
     core = _core()
 
     class Core:
         read_model = core.read_model
 
         def get_property(self, device, name):
-            return core.get_property(device, name) if name != "OPTIMIZATION_CAPABILITIES" else able
+            return core.get_property(device, name) if name != "OPTIMIZATION_CAPABILITIES" else supported
 
         def compile_model(self, model, device, properties):
-            asked.append(properties)
+            properties_seen.append(properties)
             return core.compile_model(model, device, {**properties, "INFERENCE_PRECISION_HINT": "f32"})
 
     return Core
@@ -188,7 +188,7 @@ def openvino_with(able, asked):
 
 @pytest.mark.parametrize(("precision", "hint"), [("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")])
 @needs("openvino")
-def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
+def test_openvino_receives_the_precision(precision, hint, monkeypatch):
     asked = []
     monkeypatch.setattr(openvino, "_core", openvino_with(["FP32", "BF16", "FP16"], asked))
     get(f"openvino:precision={precision},threads=1").compile(CONV, INPUTS)
@@ -197,8 +197,8 @@ def test_openvino_is_told_of_the_precision(precision, hint, monkeypatch):
 
 
 @needs("openvino")
-def test_openvino_refuses_a_precision_that_the_cpu_lacks(monkeypatch):
-    """It would compute in another one, and the table would state this one."""
+def test_openvino_refuses_a_precision_that_the_cpu_does_not_support(monkeypatch):
+    """Otherwise OpenVINO would silently compute in another precision."""
     asked = []
     monkeypatch.setattr(openvino, "_core", openvino_with(["FP32", "INT8", "FP16"], asked))
     backend = get("openvino:precision=bfloat16")
@@ -212,10 +212,10 @@ def test_openvino_refuses_a_precision_that_the_cpu_lacks(monkeypatch):
 @pytest.mark.parametrize(
     ("precision", "flags"), [("float32", []), ("tf32", ["TF32"]), ("float16", ["TF32", "FP16"])], ids=str
 )
-def test_tensorrt_is_told_of_the_precision_and_the_level(precision, flags):
+def test_tensorrt_receives_precision_and_optimisation_level(precision, flags):
     library = MagicMock()
     config = library.Builder.return_value.create_builder_config.return_value
-    found = {"TF32"}  # TensorRT's own default
+    found = {"TF32"}  # TensorRT's default
     config.set_flag.side_effect = found.add
     config.clear_flag.side_effect = found.discard
     library.BuilderFlag.TF32, library.BuilderFlag.FP16 = "TF32", "FP16"
@@ -224,10 +224,10 @@ def test_tensorrt_is_told_of_the_precision_and_the_level(precision, flags):
     assert config.builder_optimization_level == 5
 
 
-def test_an_engine_of_another_machine_is_refused():
+def test_engine_from_another_machine_is_refused():
     library = MagicMock(__version__="10.9")
     library.Runtime.return_value.deserialize_cuda_engine.return_value = None
     with pytest.raises(
-        BackendError, match=r"TensorRT 10\.9 cannot load this engine: .* Export it again on this machine"
+        BackendError, match=r"TensorRT 10\.9 cannot load this engine, .* Export it again on this machine"
     ):
         TensorRT()._run(library, b"engine", INPUTS)

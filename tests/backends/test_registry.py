@@ -1,4 +1,4 @@
-"""Backends by name, by name with options, and by entry point."""
+"""Backends by name, with options, and from entry points."""
 
 import sys
 from dataclasses import FrozenInstanceError, dataclass
@@ -11,7 +11,7 @@ from depthfold.backends import Backend, available, get
 from depthfold.backends.inductor import Inductor
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.backends.pytorch import PyTorch
-from depthfold.backends.registry import spelled
+from depthfold.backends.registry import describe_target
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
 
 
@@ -24,17 +24,17 @@ class Half:
     def compile(self, module, inputs): ...
 
 
-def test_by_name():
+def test_get_returns_a_backend_by_name():
     assert get("pytorch") == PyTorch()
     assert isinstance(get("pytorch"), Backend)
 
 
-def test_an_instance_is_taken_as_it_is():
+def test_get_returns_instances_unchanged():
     backend = PyTorch(threads=1)
     assert get(backend) is backend
 
 
-def test_the_built_in_names():
+def test_built_in_names():
     assert available() == ("cost_model", "inductor", "onnxruntime", "openvino", "pytorch", "tensorrt")
 
 
@@ -54,21 +54,21 @@ def test_the_built_in_names():
         ),
     ],
 )
-def test_options(text, expected):
+def test_options_are_read_from_text(text, expected):
     found = get(text)
     assert found == expected
-    assert get(spelled(found)) == found
+    assert get(describe_target(found)) == found
 
 
-def test_spelled_leaves_out_defaults_and_what_it_is_told():
+def test_describe_target_omits_defaults_and_named_options():
     backend = PyTorch(device="cuda", cuda_graphs=True, threads=2)
-    assert spelled(backend) == "pytorch:device=cuda,cuda_graphs=true,threads=2"
-    assert spelled(backend, without=("device", "threads")) == "pytorch:cuda_graphs=true"
-    assert spelled(PyTorch()) == "pytorch"
+    assert describe_target(backend) == "pytorch:device=cuda,cuda_graphs=true,threads=2"
+    assert describe_target(backend, without=("device", "threads")) == "pytorch:cuda_graphs=true"
+    assert describe_target(PyTorch()) == "pytorch"
 
 
-def test_what_pytorch_and_inductor_share_leaves_their_names_and_their_shape():
-    """Tables measured before hold on: the name of the runtime spells options in the backend's own order."""
+def test_runtime_lists_the_options_in_the_order_of_the_fields():
+    """Existing tables stay valid, because the name of the runtime does not change."""
     x = (torch.ones(1, 3, 4, 4),)
     eager, compiled = PyTorch(channels_last=True, threads=1), Inductor(channels_last=True, mode="max-autotune")
     assert eager.environment(x).runtime == "pytorch:channels_last=true"
@@ -83,8 +83,8 @@ def test_what_pytorch_and_inductor_share_leaves_their_names_and_their_shape():
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("pytoch", "There is no backend 'pytoch'. Did you mean 'pytorch'? Known are cost_model, inductor"),
-        ("", "There is no backend ''. Known are"),
+        ("pytoch", "There is no backend 'pytoch'. Did you mean 'pytorch'? Known backends: cost_model, inductor"),
+        ("", "There is no backend ''. Known backends:"),
         (
             "pytorch:devise=cuda",
             "has no option 'devise'. Did you mean 'device'? Its options and their defaults: device",
@@ -96,19 +96,19 @@ def test_what_pytorch_and_inductor_share_leaves_their_names_and_their_shape():
         ("pytorch:precision=fp16", "precision=float32 (float32 | tf32 | bfloat16 | float16)"),
         ("cost_model:gflops=fast", "gflops=50.0 (float)"),
         ("onnxruntime:x=1", "providers=CPUExecutionProvider (str+...)"),
-        ("pytorch:threads=0", "must be 1 or more, found 0"),
-        ("pytorch:precision=tf32", "TF32 exists on CUDA devices only"),
-        ("pytorch:cuda_graphs=true", "CUDA graphs exist on CUDA devices only"),
+        ("pytorch:threads=0", "must be at least 1, found 0"),
+        ("pytorch:precision=tf32", "TF32 needs a CUDA device"),
+        ("pytorch:cuda_graphs=true", "CUDA graphs need a CUDA device"),
         ("onnxruntime:precision=float16", "computes in float32, not in float16"),
-        ("tensorrt:optimisation=9", "goes from 0 to 5, found 9"),
+        ("tensorrt:optimisation=9", "must be from 0 to 5, found 9"),
         ("cost_model:gflops=0", "must be above 0"),
         (PyTorch, "Expected a backend or the name of one"),
-        (7, "Expected a backend or the name of one, found 7. It lacks environment(), compile(), export(), a name."),
-        (PyTorch, "It is a class: make one of it, PyTorch()."),
-        (Half(), "found Half(level=2). It lacks environment(), export(). Known are cost_model"),
+        (7, "found 7. It does not have environment(), compile(), export(), name."),
+        (PyTorch, "It is a class: pass an instance, PyTorch()."),
+        (Half(), "found Half(level=2). It does not have environment(), export(). Known backends: cost_model"),
     ],
 )
-def test_what_is_wrong_is_said(target, message):
+def test_invalid_target_gives_a_clear_error(target, message):
     with pytest.raises(InvalidValue) as caught:
         get(target)
     assert message in str(caught.value)
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(target, message):
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    """An installed package that registers backends."""
+    """Install a package that registers backends."""
     (tmp_path / "toy_backend.py").write_text(
         "from dataclasses import dataclass\n"
         "from depthfold.backends.cost_model import CostModel\n"
@@ -150,16 +150,16 @@ def plugin(tmp_path, monkeypatch):
     sys.modules.pop("toy_backend", None)
 
 
-def test_by_entry_point(plugin):
+def test_get_finds_entry_points(plugin):
     assert "toy" in available()
-    assert "toy_backend" not in sys.modules  # imported when it is asked for, not before
+    assert "toy_backend" not in sys.modules  # it is imported on first use
     assert get("toy:level=4").level == 4
     with pytest.raises(InvalidValue, match="Did you mean 'toy'"):
         get("toyy")
 
 
-def test_an_entry_point_that_is_no_backend(plugin):
-    with pytest.raises(InvalidValue, match="must name a dataclass whose fields are the options"):
+def test_entry_point_must_be_a_dataclass(plugin):
+    with pytest.raises(InvalidValue, match="must be a dataclass whose fields are the options"):
         get("broken")
 
 
@@ -169,25 +169,24 @@ def test_an_entry_point_that_is_no_backend(plugin):
         (
             "lacking",
             MissingDependency,
-            "'lacking' of the group 'depthfold.backends' (toy_lacking:Toy, of the package toy-backend) does not "
-            "import: No module named 'toy_library_that_is_not_there'. Install what it needs",
+            "'lacking' of the group 'depthfold.backends' (toy_lacking:Toy, package toy-backend) cannot be "
+            "imported: No module named 'toy_library_that_is_not_there'. Install its dependencies",
         ),
         (
             "outdated",
             BackendError,
-            "(toy_outdated:Toy, of the package toy-backend) does not load: RuntimeError: needs a newer driver. Tell",
+            "(toy_outdated:Toy, package toy-backend) cannot be loaded: RuntimeError: needs a newer driver. Update",
         ),
-        ("gone", BackendError, "(toy_backend:Gone, of the package toy-backend) does not load: AttributeError: module"),
+        ("gone", BackendError, "(toy_backend:Gone, package toy-backend) cannot be loaded: AttributeError: module"),
         (
             "bare:level=3",
             InvalidValue,
-            "(toy_backend:Bare, of the package toy-backend) names no backend. It lacks environment(), export(), "
-            "a name.",
+            "(toy_backend:Bare, package toy-backend) is not a backend. It does not have environment(), export(), name.",
         ),
     ],
 )
-def test_an_entry_point_that_cannot_be_used_names_its_package(plugin, name, kind, message):
+def test_error_of_an_entry_point_names_its_package(plugin, name, kind, message):
     with pytest.raises(kind) as caught:
         get(name)
     assert message in str(caught.value)
-    assert get("toy").level == 1  # the others are none the worse
+    assert get("toy").level == 1  # the others still work

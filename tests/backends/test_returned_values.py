@@ -1,4 +1,4 @@
-"""What forwards return: tensors in any order of tuples and dicts, and other things beside them."""
+"""The return values of a forward: tensors in tuples and dicts, and other values beside them."""
 
 import pytest
 import torch
@@ -21,15 +21,15 @@ class Returns(nn.Module):
 
 
 OUTPUTS = {
-    "nothing beside it": (lambda y: (y, None), 1),
-    "an empty list beside it": (lambda y: (y, []), 1),
+    "with None": (lambda y: (y, None), 1),
+    "with an empty list": (lambda y: (y, []), 1),
     "nested": (lambda y: {"out": y, "more": [y * 2, None]}, 2),
 }
 
 
 @pytest.mark.parametrize("target", ["pytorch", "onnxruntime", pytest.param("openvino", marks=needs("openvino"))])
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_tensors_are_found_wherever_they_are(name, target):
+def test_tensors_are_found_in_nested_outputs(name, target):
     what, tensors = OUTPUTS[name]
     module = Returns(what)
     found = get(target).compile(module, (X,))()
@@ -39,19 +39,19 @@ def test_tensors_are_found_wherever_they_are(name, target):
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("what", "message"),
     [
-        (lambda y: None, "The module returns no tensor, found None"),
-        (lambda y: (y, object()), "The module returns object; expected tensors, or tuples or dicts of them"),
+        (lambda y: None, "The forward must return at least one tensor, found None"),
+        (lambda y: (y, object()), "The forward must return tensors, or tuples or dicts of tensors, found object"),
     ],
 )
 @pytest.mark.parametrize("target", ["pytorch", "onnxruntime", "cost_model"])
-def test_what_is_no_tensor_is_a_clean_error(what, says, target):
-    with pytest.raises(BackendError, match=says):
+def test_output_without_tensors_is_a_backend_error(what, message, target):
+    with pytest.raises(BackendError, match=message):
         get(target).compile(Returns(what), (X,))()
 
 
 @pytest.mark.parametrize("target", ["pytorch", "cost_model"])
-def test_numbers_and_words_cost_no_time(target):
+def test_numbers_and_text_in_the_output_are_ignored(target):
     (found,) = get(target).compile(Returns(lambda y: {"out": y, "classes": 4, "name": "x"}), (X,))()
     assert found.shape == (1, 4, 8, 8)

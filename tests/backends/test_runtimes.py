@@ -1,4 +1,4 @@
-"""What is particular to single runtimes: settings put back, libraries that are missing, files, the cost formula."""
+"""Single runtimes: global settings, missing libraries, exported files and the cost formula."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU())
 INPUTS = (torch.ones(2, 4, 8, 8),)
 
 
-def test_threads_are_set_for_the_run_only():
+def test_threads_are_set_only_during_a_run():
     class Threads(nn.Module):
         def forward(self, x):
             return x + torch.get_num_threads()
@@ -35,7 +35,7 @@ def test_threads_are_set_for_the_run_only():
 
 @pytest.mark.parametrize("threads", [1, torch.get_num_threads() + 1])
 @needs("openvino")
-def test_threads_are_passed_on(threads):
+def test_runtimes_receive_the_number_of_threads(threads):
     session = get(f"onnxruntime:threads={threads}").compile(CONV, INPUTS)._session
     assert session.get_session_options().intra_op_num_threads == threads
     request = get(f"openvino:threads={threads}").compile(CONV, INPUTS)._request
@@ -45,7 +45,7 @@ def test_threads_are_passed_on(threads):
 
 
 @needs("openvino")
-def test_without_threads_it_is_pytorchs_own_number():
+def test_threads_default_to_those_of_pytorch():
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
@@ -57,7 +57,7 @@ def test_without_threads_it_is_pytorchs_own_number():
     assert request.get_compiled_model().get_property("INFERENCE_NUM_THREADS") == before + 1
 
 
-def test_the_machine_is_named_by_its_processor(monkeypatch):
+def test_machine_name_contains_the_processor(monkeypatch):
     def named(text):
         machine_name.cache_clear()
         monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
@@ -69,9 +69,9 @@ def test_the_machine_is_named_by_its_processor(monkeypatch):
     machine_name.cache_clear()
 
 
-def test_an_environment_needs_a_batch():
+def test_environment_needs_a_batch():
     for inputs in ((), (torch.tensor(1.0),)):
-        with pytest.raises(InvalidValue, match="tensors with a batch in front"):
+        with pytest.raises(InvalidValue, match="tensors whose first dimension is the batch"):
             get("pytorch").environment(inputs)
 
 
@@ -80,7 +80,7 @@ def precisions():
     return cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision, cudnn.benchmark
 
 
-def test_tf32_is_set_in_both_ways_and_put_back():
+def test_tf32_is_set_in_both_apis_and_restored():
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     start = precisions()
     for tf32 in (True, False):
@@ -90,7 +90,7 @@ def test_tf32_is_set_in_both_ways_and_put_back():
         assert precisions() == start
 
 
-def test_tf32_that_the_user_set_in_the_new_way_is_put_back():
+def test_tf32_set_by_the_user_is_restored():
     start = precisions()
     try:
         torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = "ieee", "tf32"
@@ -113,44 +113,44 @@ def test_tf32_that_the_user_set_in_the_new_way_is_put_back():
         pytest.param("openvino", "onnx", "openvino", marks=needs("openvino")),
     ],
 )
-def test_a_missing_library_is_named_with_its_extra(target, library, extra, monkeypatch):
+def test_missing_library_is_named_with_its_extra(target, library, extra, monkeypatch):
     _core.cache_clear()
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingDependency, match=rf"{library} is not installed.*pip install depthfold\[{extra}\]"):
         get(target).compile(CONV, INPUTS)
 
 
-def test_tensorrt_says_what_to_install(monkeypatch):
+def test_missing_tensorrt_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     for use in (get("tensorrt").compile, lambda *given: get("tensorrt").export(*given, "model.engine")):
         with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*depthfold\[tensorrt\]"):
             use(CONV, INPUTS)
 
 
-def test_a_library_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):
+def test_broken_library_is_not_reported_as_missing(tmp_path, monkeypatch):
     (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvinfer.so.10: cannot open shared object file')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(MissingDependency, match="tensorrt does not load: libnvinfer"):
         get("tensorrt").compile(CONV, INPUTS)
 
 
-def test_a_provider_that_is_not_there():
+def test_unknown_provider_is_refused():
     with pytest.raises(
         BackendError, match=r"This ONNX Runtime has no MyExecutionProvider; it has .*CPUExecutionProvider"
     ):
         get("onnxruntime:providers=MyExecutionProvider").compile(CONV, INPUTS)
 
 
-def test_no_cuda_device(monkeypatch):
+def test_missing_cuda_device_is_a_backend_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for target in ("pytorch:device=cuda", "inductor:device=cuda"):
-        with pytest.raises(BackendError, match="PyTorch finds no CUDA device"):
+        with pytest.raises(BackendError, match="finds no CUDA device"):
             get(target).compile(CONV, INPUTS)
-        with pytest.raises(BackendError, match="PyTorch finds no CUDA device"):
+        with pytest.raises(BackendError, match="finds no CUDA device"):
             get(target).environment(INPUTS)
 
 
-def test_out_of_memory_is_told_apart():
+def test_memory_error_becomes_out_of_memory():
     class Hungry(nn.Module):
         def forward(self, x):
             return x.new_empty(1 << 50)
@@ -159,7 +159,7 @@ def test_out_of_memory_is_told_apart():
         get("pytorch").compile(Hungry(), INPUTS)
 
 
-def test_a_closed_module_does_not_run():
+def test_closed_module_does_not_run():
     compiled = get("pytorch").compile(CONV, INPUTS)
     compiled.close()
     with pytest.raises(InvalidValue, match="closed"):
@@ -172,8 +172,8 @@ def test_inputs_must_be_a_tuple_of_tensors():
             get(target).compile(CONV, ())
 
 
-def test_more_convolutions_than_torch_compile_keeps_variants_of(monkeypatch):
-    """Every module is compiled, though all share the forward of nn.Sequential."""
+def test_inductor_compiles_every_module_of_a_class(monkeypatch):
+    """torch.compile gives up after a few variants of the same code object."""
     graphs = []
     real = torch.compile
 
@@ -186,7 +186,7 @@ def test_more_convolutions_than_torch_compile_keeps_variants_of(monkeypatch):
     assert len(graphs) == 14
 
 
-def test_without_a_compiler_inductor_says_so(monkeypatch):
+def test_missing_compiler_is_explained(monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found")
 
@@ -209,15 +209,15 @@ def test_exported_files_load_without_depthfold(tmp_path):
     assert CONV.training
 
 
-def test_files_have_the_suffix_of_their_format(tmp_path):
-    with pytest.raises(InvalidValue, match=r"writes \.onnx files, found 'a\.bin'\. Name it a\.onnx"):
+def test_wrong_suffix_is_refused(tmp_path):
+    with pytest.raises(InvalidValue, match=r"end in \.onnx, found 'a\.bin'\. Use a\.onnx"):
         get("onnxruntime").export(CONV, INPUTS, tmp_path / "a.bin")
     for target in ("cost_model", "inductor"):
         with pytest.raises(BackendError, match="Export with"):
             get(target).export(CONV, INPUTS, tmp_path / "a.bin")
 
 
-def test_the_formula_of_the_cost_model():
+def test_cost_model_computes_the_formula():
     backend = CostModel(network_us=7, launch_us=3, gflops=2, gbytes=5)
     flops, numbers = 2 * (2 * 6 * 8 * 8) * (2 * 3 * 3), 2 * 4 * 8 * 8 + 6 * 2 * 3 * 3 + 2 * 6 * 8 * 8
     expected = 7e-6 + 3e-6 + flops / 2e9 + 4 * numbers / 5e9
@@ -227,7 +227,7 @@ def test_the_formula_of_the_cost_model():
     assert backend.compile(twice, INPUTS).seconds() == pytest.approx(expected + more, rel=1e-12)
 
 
-def test_noise_is_drawn_by_the_seed():
+def test_noise_depends_on_the_seed():
     def samples(seed):
         compiled = CostModel(noise=0.1, seed=seed).compile(CONV, INPUTS)
         return [compiled.seconds() for _ in range(5)]

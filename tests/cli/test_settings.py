@@ -30,7 +30,7 @@ def test_all_problems_are_told_together(tmp_path):
         "'alpha' must be a number",
         "'model.onx' cannot be exported",
         "'3x32' cannot be read. Write channels x height x width",
-        "'batch' must be a whole number from 1 on",
+        "'batch' must be an integer of at least 1",
         "no recipe 'quik'. Did you mean 'quick'?",
         "no search space 'wide'",
         "There is no run folder: name one with --run DIR",
@@ -120,7 +120,7 @@ def test_executors_by_name(text, executor):
         ("proceses:2", "There is no executor 'proceses'. Did you mean 'processes'?"),
         ("processes:two", "cannot read 'two'. Its options are workers, threads"),
         ("processes:workers=two", "must be a whole number, found 'two'"),
-        ("processes:0", "The number of workers must be a whole number from 1 on"),
+        ("processes:0", "The number of workers must be an integer of at least 1"),
         ("inline:2", "cannot read '2'"),
     ],
 )

@@ -46,7 +46,7 @@ def wrong(monkeypatch):
 
 SAID = (
     "Error: The plan that was chosen for the budget of 80% cannot be used, and nothing was trained for it. The merged "
-    "network does not compute what the rewritten one computes: largest error at the borders"
+    "network does not compute the same as the rewritten one: largest error at the borders"
 )
 NEXT = (
     "Meanwhile, ask for another budget, whose plan may merge, or leave out what does not: ignore=... in Python, "

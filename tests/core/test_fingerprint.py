@@ -6,14 +6,14 @@ from depthfold.core import Skip
 from structures import mobilenet_v2, plain_chain
 
 
-def test_depends_on_the_structure_and_not_on_names() -> None:
+def test_fingerprint_depends_on_the_structure_and_not_on_names() -> None:
     network = plain_chain(3)
     assert network.fingerprint == dataclasses.replace(network, name="other").fingerprint
     others = [plain_chain(4), plain_chain(3, activation=None), dataclasses.replace(network, barriers=(1,))]
     assert len({other.fingerprint for other in (network, *others)}) == 4
 
 
-def test_depends_on_the_size_of_the_maps_and_on_skips() -> None:
+def test_fingerprint_depends_on_sizes_and_skips() -> None:
     small, large = mobilenet_v2(size=32), mobilenet_v2(size=64)
     assert [layer.shape for layer in small.layers] == [layer.shape for layer in large.layers]
     assert small.fingerprint != large.fingerprint

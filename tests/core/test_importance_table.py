@@ -68,7 +68,7 @@ def test_scores_must_be_finite(score: float) -> None:
         ("st,end,st_act,end_act,imp\n", r"imp\.csv: The importance table is empty"),
         ("st,end,st_act,end_act,imp\n0,1,2,1,0\n", "line 2: column 'st_act' must hold 0 or 1, found '2'"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,True\n", "line 2: column 'imp' must hold a number, found 'True'"),
-        ("st,end,st_act,end_act,imp,st_act\n0,1,1,1,0,0\n", "the column 'st_act' stands there twice"),
+        ("st,end,st_act,end_act,imp,st_act\n0,1,1,1,0,0\n", "the column 'st_act' appears twice"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,nan\n", "line 2: A score of .* is nan; expected a finite number"),
         ("st,end,st_act,end_act,imp\n0,1,1,1,0\n0,1,1,1,1\n", r"two entries for \(0, 1\], flags 11"),
     ],
@@ -110,7 +110,7 @@ def test_scores_must_be_numbers_with_one_seed_each() -> None:
 def test_number_beyond_the_floats_is_refused() -> None:
     table = ImportanceTable(entries=[Score(span=FlaggedSpan(0, 1, True, True), samples=(0.5,))])
     for huge in ("1" + "0" * 400, "1" + "0" * 5000):
-        with pytest.raises(InvalidValue, match=r"fits a float|This is not JSON"):
+        with pytest.raises(InvalidValue, match=r"too large for a float|This is not JSON"):
             ImportanceTable.loads(table.dumps().replace("0.5", huge))
 
 

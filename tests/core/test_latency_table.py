@@ -183,7 +183,7 @@ def test_bad_times_are_refused(time: float, message: str, tmp_path: Path) -> Non
     [
         (
             "",
-            "'st' is missing. Expected the columns st,end,time, if you like also stdev,time_without,reason; found an",
+            "'st' is missing. Expected the columns st,end,time and optionally stdev,time_without,reason; found an",
         ),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", r"time\.csv: The latency table is empty: it needs an entry for every span"),
@@ -204,8 +204,8 @@ def test_bad_times_are_refused(time: float, message: str, tmp_path: Path) -> Non
         ),
         ("st,end,time,stdev\n0,1,True,0\n", "line 2: column 'time' must hold a number, found 'True'"),
         ("st,end,time,stdev\nFalse,True,1,0\n", "line 2: column 'st' must hold a number, found 'False'"),
-        ("st,end,time,time\n0,1,1,2\n", "the column 'time' stands there twice"),
-        ("st,end,time,stdev,stdev\n0,1,1,2,3\n", "the column 'stdev' stands there twice"),
+        ("st,end,time,time\n0,1,1,2\n", "the column 'time' appears twice"),
+        ("st,end,time,stdev,stdev\n0,1,1,2,3\n", "the column 'stdev' appears twice"),
         ("st,end,time,note\n0,1,1," + "x" * 200_000, r"line 2: this is not CSV: field larger than field limit"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The network as a structure: its spans, what stands in the way, and how it prints."""
+"""Networks: their spans and flagged spans, refusals, plans, and printed tables."""
 
 from collections import Counter
 from itertools import combinations
@@ -14,7 +14,7 @@ BLOCK_ENDS = {2 + 3 * n for n in range(17)}
 
 
 def enumerate_spans(depth, barriers, residuals):
-    """Valid blocks (i, j] by the rules as the paper's code has them, written down a second time."""
+    """Yield the spans (i, j] by the rules of the paper's code, implemented independently."""
     for i, j in combinations(range(depth + 1), 2):
         stride_rule = not any(i < p < j for p in barriers)
         skip_rule = not any((s < i < t and j > t) or (i < s and s < j < t) for s, t in residuals)
@@ -53,7 +53,7 @@ def test_mobilenet_v2_merges_to_the_kernels_of_the_paper(mobilenet):
     assert found == {1: 34, 3: 75, 5: 25, 7: 17, 9: 9, 11: 5, 13: 4, 15: 2}
 
 
-def test_mobilenet_v2_has_every_span_that_merges_in_the_full_space(mobilenet):
+def test_full_space_of_mobilenet_v2_has_every_span_that_merges(mobilenet):
     assert pairs(mobilenet.spans("full")) == list(enumerate_spans(50, (), RESIDUALS))
 
 
@@ -93,7 +93,7 @@ def test_vgg19_has_36_spans_between_its_pools():
     assert network.chains == (Span(0, 2), Span(2, 4), Span(4, 8), Span(8, 12), Span(12, 16))
 
 
-def test_resnet34_has_62_spans_and_its_projections_join_the_kernel():
+def test_resnet34_has_62_spans_and_its_projections_are_folded():
     network = resnet34()
     assert network.depth == 32
     residuals = [(s, s + 2) for s in range(0, 32, 2)]
@@ -105,7 +105,7 @@ def test_resnet34_has_62_spans_and_its_projections_join_the_kernel():
     assert (merged.kernel, merged.stride, merged.padding) == ((7, 7), (2, 2), ((3, 3), (3, 3)))
 
 
-def test_a_strided_layer_takes_in_the_1x1_layers_up_to_the_end_of_its_block():
+def test_strided_layer_merges_with_1x1_layers_up_to_the_end_of_its_block():
     build = Builder(4, 16)
     build.add(4, kernel=3, stride=2)
     build.add(4, kernel=1)
@@ -117,7 +117,7 @@ def test_a_strided_layer_takes_in_the_1x1_layers_up_to_the_end_of_its_block():
     assert (0, 4) in pairs(network.spans("full"))
 
 
-def test_a_kernel_after_a_stride_is_not_in_the_papers_space():
+def test_paper_space_has_no_kernel_after_a_stride():
     build = Builder(4, 16)
     build.add(4, kernel=3, stride=2)
     build.add(4, kernel=3)
@@ -131,7 +131,7 @@ def test_unknown_space_is_refused(ask):
         getattr(chain(3, 3), ask)("large")
 
 
-def test_a_network_without_activations_has_no_flags_to_choose():
+def test_network_without_activations_has_one_choice_of_flags():
     build = Builder(4, 16)
     build.add(4, activation=None)
     build.add(4, activation=None)
@@ -142,11 +142,11 @@ def test_a_network_without_activations_has_no_flags_to_choose():
     }
 
 
-def test_at_an_output_the_networks_own_state_stays_and_the_papers_rule_does_not_ask_for_another():
+def test_output_keeps_its_flag_also_under_the_exclusion_rule():
     build = Builder(4, 16)
     for activation in ("relu", None, None):
         build.add(4, activation=activation)
-    # Position 2 is free: what starts at 0 and ends there must end in an inserted activation, in the paper's space.
+    # Position 2 is free: in the paper's space, a span from 0 to 2 must end with an inserted activation.
     before = {(0, 1, 1, 1), (0, 2, 1, 1), (1, 2, 1, 0), (1, 2, 1, 1)}
     end = {(0, 3, 1, 0), (1, 3, 1, 0), (2, 3, 0, 0), (2, 3, 1, 0)}
     network = build.network("image", ends_in_output=True)
@@ -157,38 +157,40 @@ def test_at_an_output_the_networks_own_state_stays_and_the_papers_rule_does_not_
     assert free == {FlaggedSpan(*key) for key in before | inserted | {(1, 3, 1, 0)}}
 
 
-def test_an_output_with_an_activation_of_its_own_keeps_it():
+def test_output_with_an_activation_keeps_it():
     assert chain(3, 3, ends_in_output=True).flagged_spans() == chain(3, 3).flagged_spans()
 
 
 def test_why_not_names_the_barrier_and_its_reason():
     refusal = vgg19().why_not(Span(1, 3))
-    assert refusal == Refusal("(1, 3]", "barrier", "there is a barrier at 2: pooling is no convolution", 2)
+    assert refusal == Refusal("(1, 3]", "barrier", "there is a barrier at 2: pooling is not a convolution", 2)
 
 
-def test_why_not_says_that_a_new_chain_starts_where_a_barrier_has_no_reason():
+def test_why_not_mentions_a_new_chain_if_a_barrier_has_no_reason():
     assert chain(3, 3, barriers=(1,)).why_not(Span(0, 2)).why == "there is a barrier at 1: a new chain starts there"
 
 
 def test_why_not_names_the_residual_that_is_crossed(mobilenet):
     refusal = mobilenet.why_not(Span(6, 9))
     assert refusal.code == "crosses-skip"
-    assert refusal.why.startswith("it crosses one end of the residual 5 -> 8; a span may hold a residual whole")
+    assert refusal.why.startswith(
+        "it crosses one end of the residual 5 -> 8; a span must contain a residual completely"
+    )
     assert mobilenet.why_not(Span(4, 7)).code == "crosses-skip"
 
 
 @pytest.mark.parametrize("span", [Span(5, 8), Span(4, 9), Span(5, 7), Span(6, 8), Span(2, 5), Span(8, 9)])
-def test_why_not_has_no_objection_to_spans_that_hold_touch_or_lie_inside_a_residual(mobilenet, span):
+def test_why_not_is_none_for_spans_that_contain_touch_or_lie_inside_a_residual(mobilenet, span):
     assert mobilenet.why_not(span) is None
 
 
 @pytest.mark.parametrize("bad", [(0, 1), None, FlaggedSpan(0, 1, True, True)])
-def test_why_not_takes_a_span(mobilenet, bad):
-    with pytest.raises(InvalidValue, match=r"why_not\(\) takes a Span, found .*\. Write Span\(0, 2\), say"):
+def test_why_not_needs_a_span(mobilenet, bad):
+    with pytest.raises(InvalidValue, match=r"why_not\(\) needs a Span, found .*\. Use, for example, Span\(0, 2\)"):
         mobilenet.why_not(bad)
 
 
-def test_why_not_and_merged_shape_know_the_end_of_the_network():
+def test_span_beyond_the_end_is_refused():
     assert chain(3, 3).why_not(Span(0, 3)) == Refusal("(0, 3]", "outside", "the network ends at position 2")
     with pytest.raises(PlanError, match=r"The span \(0, 3\] cannot be merged: the network ends at position 2\."):
         chain(3, 3).merged_shape(Span(0, 3))
@@ -214,12 +216,12 @@ def test_vanilla_plan_keeps_every_activation_and_merges_nothing(mobilenet):
     assert [len(span) for span in mobilenet.segments(mobilenet.vanilla)] == [1] * 50
 
 
-def test_segments_lie_between_cuts_and_barriers_are_always_cuts():
+def test_segments_are_between_cuts_and_barriers():
     assert pairs(vgg19().segments(Plan((), ()))) == [(0, 2), (2, 4), (4, 8), (8, 12), (12, 16)]
     assert pairs(vgg19().segments(Plan((), (3, 4, 9)))) == [(0, 2), (2, 3), (3, 4), (4, 8), (8, 9), (9, 12), (12, 16)]
 
 
-def test_an_activation_may_stand_at_the_last_position(mobilenet):
+def test_last_position_may_have_an_activation(mobilenet):
     plan = Plan((2, 50), range(1, 50))
     assert len(mobilenet.segments(plan)) == 50
 
@@ -227,37 +229,40 @@ def test_an_activation_may_stand_at_the_last_position(mobilenet):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan((), (9,)), "The plan has position 9, but the network has 3 layers: cuts lie strictly between 0 and 3"),
-        (Plan((), (3,)), "cuts lie strictly between 0 and 3"),
+        (
+            Plan((), (9,)),
+            "The plan has position 9, but the network has 3 layers. Cuts must lie strictly between 0 and 3",
+        ),
+        (Plan((), (3,)), "Cuts must lie strictly between 0 and 3"),
         (Plan((7,), ()), "The plan has position 7, but the network has 3 layers"),
-        (Plan((2,), (1,)), r"The activations \[2\] are no cuts of the plan: add them to cuts"),
+        (Plan((2,), (1,)), r"The activations \[2\] must also be cuts"),
     ],
 )
-def test_plans_that_do_not_fit_say_why(plan, message):
+def test_plan_that_does_not_fit_is_refused(plan, message):
     with pytest.raises(PlanError, match=message):
         chain(3, 3, 3).segments(plan)
 
 
-def test_a_plan_that_crosses_residuals_names_all_of_them(mobilenet):
+def test_plan_that_crosses_residuals_names_all_of_them(mobilenet):
     with pytest.raises(PlanError) as error:
         mobilenet.segments(Plan((), (6, 12)))
     message = str(error.value)
-    assert message.startswith("The plan merges what cannot be merged. ")
+    assert message.startswith("The plan merges spans that cannot be merged. ")
     assert "(0, 6]: it crosses one end of the residual 5 -> 8" in message
     assert "(6, 12]: it crosses one end of the residual 5 -> 8" in message
     assert "(12, 50]: it crosses one end of the residual 11 -> 14" in message
     assert message.endswith("Add cuts there.")
 
 
-def test_a_plan_cannot_insert_activations_where_the_network_has_no_kind_to_copy():
+def test_plan_cannot_insert_activations_into_a_network_without_any():
     build = Builder(4, 16)
     build.add(4, activation=None)
     build.add(4, activation=None)
-    with pytest.raises(PlanError, match="the network has none whose kind could be taken"):
+    with pytest.raises(PlanError, match="the network has no activation to copy"):
         build.network("linear").segments(Plan((1,), (1,)))
 
 
-def test_an_activation_at_a_barrier_needs_no_cut_of_the_plan():
+def test_activation_at_a_barrier_needs_no_cut():
     assert pairs(chain(3, 3, 3, barriers=(2,)).segments(Plan((2,), ()))) == [(0, 2), (2, 3)]
 
 
@@ -265,48 +270,47 @@ def layer(**change):
     return Layer(**dict(where="conv", shape=shape(4, 4), in_size=(8, 8), out_size=(8, 8)) | change)
 
 
-def test_layers_refuse_sizes_that_the_convolution_does_not_make():
+def test_layer_with_a_wrong_output_size_is_refused():
     with pytest.raises(
-        InvalidValue, match=r"conv: 3x3, 4 -> 4 makes \(8, 8\) of an input of size \(8, 8\), not \(7, 8\)"
+        InvalidValue,
+        match=r"conv: for an input of size \(8, 8\), the output of 3x3, 4 -> 4 has size \(8, 8\), not \(7, 8\)",
     ):
         layer(out_size=(7, 8))
     with pytest.raises(InvalidValue, match=r"conv: sizes .* do not fit"):
         layer(in_size=(8,))
 
 
-def test_skips_go_forward():
+def test_backward_skip_is_refused():
     with pytest.raises(InvalidValue, match="The skip add must go forward, found 2 -> 2"):
         Skip(source=2, target=2, where="add")
     with pytest.raises(InvalidValue, match="must go forward"):
         Skip(source=-1, target=2, where="add")
 
 
-def test_refusals_need_a_place_a_code_and_a_reason():
+def test_refusal_needs_a_location_a_code_and_a_reason():
     for bad in (("", "code", "why"), ("where", "", "why"), ("where", "code", "")):
-        with pytest.raises(InvalidValue, match="needs a place, a code and a reason"):
+        with pytest.raises(InvalidValue, match="needs a location, a code and a reason"):
             Refusal(*bad)
     assert str(Refusal("features.3", "pooling", "it pools", 4)) == "features.3 (position 4): it pools"
     assert str(Refusal("features.3", "pooling", "it pools")) == "features.3: it pools"
 
 
 @pytest.mark.parametrize("barriers", [(0,), (2,), (1, 1), (-1,)])
-def test_barriers_lie_strictly_inside_and_ascend(barriers):
+def test_invalid_barriers_are_refused(barriers):
     with pytest.raises(InvalidValue, match="Barriers must be ascending positions strictly between 0 and 2"):
         chain(3, 3, barriers=barriers)
     with pytest.raises(InvalidValue, match="Barriers must be ascending"):
         chain(3, 3, 3, barriers=(2, 1))
 
 
-def test_neighbours_must_fit_unless_a_barrier_parts_them():
+def test_neighbours_must_fit_unless_a_barrier_separates_them():
     layers = (layer(where="one"), layer(where="two", shape=shape(6, 6)))
-    with pytest.raises(
-        InvalidValue, match=r"Layer 2 \(two\) cannot follow layer 1 \(one\): .* Is a barrier missing at 1\?"
-    ):
+    with pytest.raises(InvalidValue, match=r"Layer 2 \(two\) cannot follow layer 1 \(one\): .* Add a barrier at 1\."):
         Network(name="n", layers=layers)
     assert Network(name="n", layers=layers, barriers=(1,)).depth == 2
 
 
-def test_skips_stay_in_their_chain_and_join_a_kernel():
+def test_skip_that_leaves_its_chain_or_kernel_is_refused():
     layers = (layer(), layer(), layer())
     skip = Skip(source=0, target=2, where="add")
     with pytest.raises(InvalidValue, match="The skip add leaves its chain: 0 -> 2"):
@@ -314,11 +318,11 @@ def test_skips_stay_in_their_chain_and_join_a_kernel():
     with pytest.raises(InvalidValue, match="The skip add leaves its chain: 0 -> 4"):
         Network(name="n", layers=layers, skips=(Skip(source=0, target=4, where="add"),))
     wide = Skip(source=0, target=1, where="add", projection=shape(4, 4, kernel=5))
-    with pytest.raises(InvalidValue, match="The skip add cannot join the kernel of the branch that it spans"):
+    with pytest.raises(InvalidValue, match="The skip add cannot be folded into the kernel of its branch"):
         Network(name="n", layers=layers, skips=(wide,))
 
 
-def test_printing_shows_a_line_per_layer_with_what_a_person_needs():
+def test_printed_network_has_a_line_per_layer():
     build = Builder(4, 16)
     build.add(8, "relu6", kernel=3, stride=2)
     build.add(8, None, kernel=1)
@@ -341,7 +345,7 @@ def test_printing_shows_a_line_per_layer_with_what_a_person_needs():
     assert lines[10] == "  pooling x1: it pools [pool]"
 
 
-def test_printing_a_network_with_nothing_to_merge_says_so():
+def test_printed_network_without_anything_to_merge():
     empty = Network(name="MLP", layers=())
     assert str(empty) == "MLP: nothing to merge: no convolution of this network can be a layer"
     assert (empty.depth, empty.spans(), empty.chains, empty.vanilla) == (0, (), (), Plan((), ()))

@@ -1,4 +1,4 @@
-"""Shapes of convolutions and how they compose."""
+"""Shapes of convolutions, and their composition."""
 
 from itertools import product
 
@@ -29,7 +29,7 @@ ONES = list(product((1, 2, 3), (1, 2, 3), (1, 2, 3)))
 
 
 @pytest.mark.parametrize("first", ONES)
-def test_merged_taps_hold_all_taps_of_both_on_the_coarsest_grid(first):
+def test_merged_kernel_contains_all_taps_on_the_coarsest_grid(first):
     k1, s1, d1 = first
     for k2, s2, d2 in ONES:
         merged = line(k1, s1, (1, 2), d1).then(line(k2, s2, (2, 1), d2))
@@ -37,7 +37,7 @@ def test_merged_taps_hold_all_taps_of_both_on_the_coarsest_grid(first):
         own = taps(merged.kernel[0], merged.dilation[0])
         assert reached <= own
         assert max(reached) == max(own)
-        # Coarsest: no wider grid holds them.
+        # No coarser grid contains them.
         assert not any(
             reached <= set(range(0, max(reached) + 1, d)) for d in range(merged.dilation[0] + 1, 20) if max(reached)
         )
@@ -52,18 +52,18 @@ def test_kernel_after_a_stride_grows_by_the_stride():
 
 
 @pytest.mark.parametrize("size", range(15, 24))
-def test_merged_output_is_as_large_as_that_of_the_two_in_a_row(size):
+def test_merged_output_has_the_size_of_two_consecutive_convolutions(size):
     for (k1, s1, d1), (k2, s2, d2) in product(ONES[::4], ONES[::5]):
         one, two = line(k1, s1, (1, 0), d1), line(k2, s2, (0, 2), d2)
-        # Padding moved to the front may make the merged map larger than the two maps in a row, never smaller.
+        # With the padding at the front, the merged output may be larger, but never smaller.
         moved = one.then(two).out_size((size,))
-        in_a_row = two.out_size(one.out_size((size,)))
-        assert moved >= in_a_row
+        consecutive = two.out_size(one.out_size((size,)))
+        assert moved >= consecutive
         if s1 == 1:
-            assert moved == in_a_row
+            assert moved == consecutive
 
 
-def test_groups_survive_as_far_as_both_keep_channels_apart():
+def test_groups_are_the_greatest_common_divisor():
     def merged(one, two):
         return shape(12, 12, groups=one).then(shape(12, 12, groups=two)).groups
 
@@ -81,14 +81,14 @@ def test_identity_changes_nothing():
     assert ConvShape.identity(6, 2).depthwise
 
 
-def test_shapes_that_do_not_fit_do_not_compose():
+def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(InvalidValue, match="cannot follow"):
         shape(4, 6).then(shape(4, 4))
     with pytest.raises(InvalidValue, match="cannot follow"):
         shape(1, 1).then(line(3))
 
 
-def test_offset_of_a_skip_is_where_its_first_tap_falls():
+def test_offset_is_the_position_of_the_first_tap_of_a_skip():
     assert shape(4, 4, kernel=3).offset(ConvShape.identity(4, 2)) == (1, 1)
     assert shape(4, 4, kernel=7).offset(shape(4, 4, kernel=3)) == (2, 2)
     assert shape(4, 8, kernel=7, stride=2).offset(shape(4, 8, kernel=1, stride=2)) == (3, 3)
@@ -99,18 +99,18 @@ def test_offset_of_a_skip_is_where_its_first_tap_falls():
     [
         shape(4, 4, kernel=1, stride=2),  # another stride
         shape(4, 8, kernel=1),  # other channels
-        shape(4, 4, kernel=5),  # reaches further
-        shape(4, 4, kernel=3, padding=0),  # ends too late
+        shape(4, 4, kernel=5),  # larger kernel
+        shape(4, 4, kernel=3, padding=0),  # exceeds the kernel
     ],
 )
-def test_skip_that_does_not_fit_has_no_offset_and_is_not_added(skip):
+def test_skip_that_does_not_fit_has_no_offset_and_is_refused(skip):
     main = shape(4, 4, kernel=3)
     assert main.offset(skip) is None
-    with pytest.raises(InvalidValue, match="cannot be added into"):
+    with pytest.raises(InvalidValue, match="cannot be added to"):
         main.plus(skip)
 
 
-def test_plus_refines_the_grid_and_loses_groups_only_where_it_must():
+def test_plus_refines_the_grid_and_reduces_groups_only_if_necessary():
     dilated = shape(4, 4, kernel=3, dilation=2)
     assert dilated.plus(ConvShape.identity(4, 2)) == dilated  # the centre is on the grid
     assert dilated.plus(shape(4, 4, kernel=3)).kernel == (5, 5)
@@ -146,7 +146,7 @@ def test_out_size_extent_and_parameters():
         (line(3, stride=2), "3 /2, 1 -> 1"),
     ],
 )
-def test_text_is_what_a_person_wants_to_see(own, text):
+def test_text_describes_the_convolution(own, text):
     assert str(own) == text
 
 
@@ -184,7 +184,7 @@ GOOD = dict(in_channels=4, out_channels=4, kernel=(3,), stride=(1,), padding=((1
         (dict(groups=3), "3 groups do not divide 4 input and 4 output channels"),
     ],
 )
-def test_bad_shapes_are_refused(change, message):
+def test_invalid_shapes_are_refused(change, message):
     ConvShape(**GOOD)
     with pytest.raises(InvalidValue, match=message):
         ConvShape(**GOOD | change)

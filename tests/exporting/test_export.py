@@ -1,4 +1,4 @@
-"""export(): files that compute what the network computes, in batches of any size, or no file at all."""
+"""export(): exported files compute the same as the network, with batches of any size."""
 
 import sys
 
@@ -24,7 +24,7 @@ PLAN = df.Plan({1}, {1})
 
 
 def small(run, **parts):
-    """Two convolutions that become one, and what a test is about behind them."""
+    """Return two convolutions, merged into one, followed by `run`."""
     torch.manual_seed(0)
     model = Net(lambda net, x: run(net, net.b(net.a(x))), a=conv(3, 4), b=conv(4, 4), **parts).eval()
     return merged(model, plan=df.Plan((), ()))
@@ -41,9 +41,9 @@ def close(found, wanted):
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
-def test_what_is_said_of_the_file(tmp_path, name):
+def test_exported_describes_the_file(tmp_path, name):
     shallow = merged(classifier(), plan=PLAN)
-    shallow.train()  # left so by accident; files are for evaluation
+    shallow.train()  # the file is written in evaluation mode anyway
     done = df.export(shallow, tmp_path / "new" / name)
     assert shallow.training
     assert (done.path, done.batch, done.why_fixed) == (tmp_path / "new" / name, "dynamic", None)
@@ -57,7 +57,7 @@ def test_what_is_said_of_the_file(tmp_path, name):
     assert " of PyTorch" in str(done)
 
 
-def test_a_model_of_torchvision(tmp_path):
+def test_torchvision_model_is_exported(tmp_path):
     model = randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5)).eval()
     sample = torch.randn(1, 3, 32, 32)
     shallow = merged(model, sample, seed=2)
@@ -67,8 +67,8 @@ def test_a_model_of_torchvision(tmp_path):
         close(in_onnxruntime(tmp_path / "m.onnx", sample)[0], shallow(sample))
 
 
-def test_an_example_of_one_picture(tmp_path):
-    """Which PyTorch takes for a constant."""
+def test_example_batch_of_one_gives_a_dynamic_batch(tmp_path):
+    """PyTorch treats a size of 1 as a constant."""
     shallow = merged(classifier(), picture(1))
     assert df.export(shallow, tmp_path / "m.pt2").batch == "dynamic"
     again = torch.export.load(tmp_path / "m.pt2").module()
@@ -76,14 +76,14 @@ def test_an_example_of_one_picture(tmp_path):
         assert torch.equal(again(picture(batch)), shallow(picture(batch)))
 
 
-def test_the_file_says_which_network_it_is(tmp_path):
+def test_onnx_file_contains_name_plan_and_version(tmp_path):
     model = onnx.load(df.export(merged(classifier(), plan=PLAN), tmp_path / "m.onnx").path)
-    notes = {prop.key: prop.value for prop in model.metadata_props}
-    assert notes == {"name": "Net", "plan": '{"activations": [1], "cuts": [1]}', "depthfold": df.__version__}
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
+    assert metadata == {"name": "Net", "plan": '{"activations": [1], "cuts": [1]}', "depthfold": df.__version__}
 
 
-def test_a_network_beyond_our_vocabulary(tmp_path):
-    """By PyTorch's own exporter, which writes the folders of its author's source into the file."""
+def test_unsupported_op_is_exported_by_pytorch_without_source_paths(tmp_path):
+    """PyTorch's exporter writes paths of source files to the file."""
     shallow = small(lambda net, x: net.act(x), act=nn.GELU())
     done = df.export(shallow, tmp_path / "m.onnx")
     assert done.batch == "dynamic"
@@ -93,20 +93,20 @@ def test_a_network_beyond_our_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
-def test_a_fixed_batch_where_the_network_asks_for_it(tmp_path, name, capsys):
+def test_batch_is_fixed_if_the_network_needs_it(tmp_path, name, capsys):
     shallow = small(lambda net, x: x.reshape(2, 4, 72))
     done = df.export(shallow, tmp_path / name)
     assert done.batch == 2
     assert done.why_fixed.startswith("PyTorch cannot run this module with a batch of 3: shape '[2, 4, 72]' is invalid")
     assert done.error <= 1e-5
     assert f"for a batch of 2 ({done.why_fixed}); " in str(done)
-    assert capsys.readouterr().err == ""  # torch.fx prints a graph that fails
+    assert capsys.readouterr().err == ""  # torch.fx would print the failing graph
     if name == "m.onnx":
         close(in_onnxruntime(done.path, picture())[0], shallow(picture()))
 
 
-def test_a_fixed_batch_where_the_runtime_asks_for_it(tmp_path):
-    """squeeze() drops the batch of a single picture, and a file whose outputs have a rank cannot."""
+def test_batch_is_fixed_if_the_runtime_needs_it(tmp_path):
+    """squeeze() removes a batch dimension of 1, which ONNX cannot express."""
     shallow = small(lambda net, x: x.mean((2, 3)).squeeze())
     done = df.export(shallow, tmp_path / "m.onnx")
     assert done.batch == 2
@@ -114,7 +114,7 @@ def test_a_fixed_batch_where_the_runtime_asks_for_it(tmp_path):
     close(in_onnxruntime(done.path, picture())[0], shallow(picture()))
 
 
-def test_a_fixed_batch_where_the_file_is_wrong_with_another(tmp_path, monkeypatch):
+def test_batch_is_fixed_if_the_file_is_wrong_with_another(tmp_path, monkeypatch):
     write = OnnxRuntime.export
 
     def wrong(self, module, inputs, path, *, dynamic_batch):
@@ -124,17 +124,17 @@ def test_a_fixed_batch_where_the_file_is_wrong_with_another(tmp_path, monkeypatc
     monkeypatch.setattr(OnnxRuntime, "export", wrong)
     done = df.export(merged(classifier()), tmp_path / "m.onnx")
     assert done.batch == 2
-    assert "m.onnx does not compute what the network computes: with a batch of 1 it is off by" in done.why_fixed
+    assert "m.onnx differs from the network by" in done.why_fixed
 
 
-def test_a_fixed_batch_where_it_is_asked_for(tmp_path):
+def test_batch_is_fixed_if_requested(tmp_path):
     done = df.export(merged(classifier()), tmp_path / "m.onnx", dynamic_batch=False)
     assert (done.batch, done.why_fixed) == (2, None)
     with pytest.raises(Exception, match="invalid dimensions"):
         in_onnxruntime(done.path, picture(3))
 
 
-def test_nothing_is_run_without_the_check(tmp_path, monkeypatch):
+def test_file_is_not_run_without_check(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = df.export(merged(classifier()), tmp_path / "m.onnx", check=False)
     assert (done.error, done.environment) == (None, None)
@@ -144,7 +144,7 @@ def test_nothing_is_run_without_the_check(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_a_file_that_computes_something_else_is_not_left(tmp_path, monkeypatch, dynamic):
+def test_wrong_file_is_deleted(tmp_path, monkeypatch, dynamic):
     write = OnnxRuntime.export
 
     def wrong(self, module, inputs, path, **options):
@@ -154,16 +154,14 @@ def test_a_file_that_computes_something_else_is_not_left(tmp_path, monkeypatch, 
         return written
 
     monkeypatch.setattr(OnnxRuntime, "export", wrong)
-    (tmp_path / "m.onnx").write_bytes(b"what was there")
-    with pytest.raises(
-        VerificationError, match=r"m\.onnx does not compute what the network computes: with a batch of 2 i"
-    ):
+    (tmp_path / "m.onnx").write_bytes(b"existing")
+    with pytest.raises(VerificationError, match=r"m\.onnx differs from the network by .* with a batch of 2"):
         df.export(merged(classifier()), tmp_path / "m.onnx", dynamic_batch=dynamic)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
-    assert (tmp_path / "m.onnx").read_bytes() == b"what was there"
+    assert (tmp_path / "m.onnx").read_bytes() == b"existing"
 
 
-def test_outputs_of_any_structure(tmp_path):
+def test_nested_outputs_are_exported(tmp_path):
     shallow = small(lambda net, x: {"maps": (x, [x.mean((2, 3))]), "sum": x.sum(1)})
     sample = picture(3)
     wanted = shallow(sample)
@@ -185,7 +183,7 @@ class TwoInputs(nn.Module):
         return x if scale is None else x * scale
 
 
-def test_several_inputs_and_one_that_is_left_out(tmp_path):
+def test_several_inputs_and_an_omitted_one(tmp_path):
     sample, scale = image(), torch.rand(1)
     shallow = merged(TwoInputs().eval(), {"x": sample, "scale": scale}, df.Plan((), ()))
     done = df.export(shallow, tmp_path / "m.onnx")
@@ -193,7 +191,7 @@ def test_several_inputs_and_one_that_is_left_out(tmp_path):
     close(in_onnxruntime(done.path, image(batch=4), scale)[0], shallow(image(batch=4), scale))
 
 
-def test_a_part_of_a_model(tmp_path):
+def test_merged_part_of_a_model_is_exported(tmp_path):
     class Whole(nn.Module):
         def __init__(self):
             super().__init__()
@@ -205,21 +203,19 @@ def test_a_part_of_a_model(tmp_path):
     shallow = merged(Whole(), at="backbone")
     assert df.export(shallow, tmp_path / "whole.onnx").batch == "dynamic"
     close(in_onnxruntime(tmp_path / "whole.onnx", picture(3))[0], shallow(picture(3)))
-    df.export(shallow.backbone, tmp_path / "part.onnx")  # the part alone is a network, too
+    df.export(shallow.backbone, tmp_path / "part.onnx")  # the part alone is also a network
     close(in_onnxruntime(tmp_path / "part.onnx", picture(3))[0], shallow.backbone(picture(3)))
 
 
-def test_a_module_around(tmp_path):
+def test_wrapper_needs_example_inputs(tmp_path):
     whole = nn.Sequential(merged(classifier()), nn.Sigmoid())
-    with pytest.raises(
-        InvalidValue, match=r"Sequential is a module around the merged network, so what it takes is not k"
-    ):
+    with pytest.raises(InvalidValue, match=r"Sequential wraps the merged network, so its inputs are not known"):
         df.export(whole, tmp_path / "m.onnx")
     df.export(whole, tmp_path / "m.onnx", picture())
     close(in_onnxruntime(tmp_path / "m.onnx", picture(3))[0], whole(picture(3)))
 
 
-def test_a_network_that_was_loaded(tmp_path):
+def test_loaded_network_is_exported(tmp_path):
     with torch.device("meta"):
         model = classifier()
     shallow = df.load(df.save(merged(classifier()), tmp_path), model)
@@ -227,7 +223,7 @@ def test_a_network_that_was_loaded(tmp_path):
     close(in_onnxruntime(tmp_path / "m.onnx", picture(3))[0], shallow(picture(3)))
 
 
-def test_half_precision(tmp_path):
+def test_half_precision_is_exported(tmp_path):
     done = df.export(merged(classifier()).half(), tmp_path / "m.onnx")
     assert done.environment.precision == "float16"
     assert in_onnxruntime(done.path, picture(3).half())[0].dtype == numpy.float16
@@ -235,12 +231,12 @@ def test_half_precision(tmp_path):
 
 @pytest.mark.parametrize(
     "name, hint",
-    [("m.onxn", "Did you mean 'm.onnx'?"), ("m.pt", "Did you mean 'm.pt2'?"), ("m", "by its suffix. Known are")],
+    [("m.onxn", "Did you mean 'm.onnx'?"), ("m.pt", "Did you mean 'm.pt2'?"), ("m", "of 'm'. Known suffixes: ")],
 )
-def test_a_suffix_that_is_not_known(tmp_path, name, hint):
+def test_unknown_suffix_is_refused(tmp_path, name, hint):
     with pytest.raises(InvalidValue) as caught:
         df.export(merged(classifier()), tmp_path / name)
-    assert f"cannot tell the format of {name!r} by its suffix. " in str(caught.value)
+    assert f"does not know the suffix of {name!r}. " in str(caught.value)
     assert hint in str(caught.value)
     assert ".onnx (ONNX), .pt2 (PyTorch program), .xml (OpenVINO IR), .engine (TensorRT engine)." in str(caught.value)
 
@@ -248,18 +244,18 @@ def test_a_suffix_that_is_not_known(tmp_path, name, hint):
 def test_only_merged_networks_are_exported(tmp_path):
     traced = df.trace(classifier(), picture())
     for other in (df.rewrite(traced, traced.vanilla), nn.Conv2d(3, 3, 3)):
-        with pytest.raises(InvalidValue, match=rf"{type(other).__name__} is no merged network"):
+        with pytest.raises(InvalidValue, match=rf"{type(other).__name__} is not a merged network"):
             df.export(other, tmp_path / "m.onnx")
 
 
-def test_inputs_that_do_not_fit(tmp_path):
+def test_invalid_example_inputs_are_refused(tmp_path):
     shallow = merged(classifier())
     with pytest.raises(
         InvalidValue, match=r"The example inputs do not fit forward\(x\).*: too many positional arguments"
     ):
         df.export(shallow, tmp_path / "m.onnx", (picture(), picture()))
     with pytest.raises(
-        InvalidValue, match=r"takes tensors by their position, with a batch in front, found list for forw"
+        InvalidValue, match=r"accepts only positional tensors whose first dimension is the batch, found list for forw"
     ):
         df.export(shallow, tmp_path / "m.onnx", [picture()])
     with pytest.raises(BackendError, match=r"PyTorch cannot run this module with a batch of 1: "):
@@ -267,21 +263,21 @@ def test_inputs_that_do_not_fit(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_forward_that_cannot_be_exported(tmp_path):
+def test_failing_export_leaves_no_file(tmp_path):
     with pytest.raises(BackendError, match=r"PyTorch cannot export this module: "):
         df.export(merged(Around(), at="backbone"), tmp_path / "m.pt2")
     assert not list(tmp_path.iterdir())
 
 
-def test_tensorrt(tmp_path, monkeypatch):
+def test_tensorrt_is_explained(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*pip install depthfold\[tensorrt\]"):
         df.export(merged(classifier()), tmp_path / "m.engine")
-    with pytest.raises(BackendError, match="is built for one size of the batch"):
+    with pytest.raises(BackendError, match="has a fixed batch size"):
         get("tensorrt").export(classifier(), (picture(),), tmp_path / "m.engine", dynamic_batch=True)
 
 
-def test_a_disk_that_is_full(tmp_path, monkeypatch):
+def test_full_disk_leaves_no_file(tmp_path, monkeypatch):
     def full(path, *_, **__):
         raise OSError(28, "No space left on device")
 
@@ -291,7 +287,7 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_exported_is_frozen(tmp_path):
+def test_exported_is_frozen(tmp_path):
     done = Exported(path=tmp_path, format="ONNX", batch=3)
     with pytest.raises(AttributeError):
         done.batch = 4

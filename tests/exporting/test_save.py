@@ -1,4 +1,4 @@
-"""save() and load(): the network that comes back is the one that was saved, bit for bit."""
+"""save() and load(): the loaded network equals the saved one, bit for bit."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ def same(found, wanted, *inputs):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_same_bits_come_back_whatever_the_weights_of_the_model(tmp_path, seed):
+def test_loaded_network_is_bit_identical_for_any_weights_of_the_model(tmp_path, seed):
     shallow = merged(classifier(), seed=seed)
     folder = df.save(shallow, tmp_path / "runs" / "one")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
@@ -40,7 +40,7 @@ def test_the_same_bits_come_back_whatever_the_weights_of_the_model(tmp_path, see
         assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_a_part_that_shares_weights_with_the_rest(tmp_path):
+def test_part_that_shares_weights_with_the_rest(tmp_path):
     def model():
         body = nn.Sequential(conv(3, 3), nn.ReLU(), conv(3, 3), nn.ReLU(), conv(3, 3))
         whole = Net(lambda net, x: net.other(net.body(x)), body=body, other=conv(3, 3))
@@ -52,7 +52,7 @@ def test_a_part_that_shares_weights_with_the_rest(tmp_path):
     assert same(df.load(df.save(shallow, tmp_path), model()), shallow, picture(5))
 
 
-def test_the_config_says_what_it_is(tmp_path):
+def test_contents_of_the_config(tmp_path):
     plan = df.Plan({1, 3}, {1})
     shallow = merged(classifier(), plan=plan)
     config = json.loads((df.save(shallow, tmp_path) / "config.json").read_text())
@@ -64,7 +64,7 @@ def test_the_config_says_what_it_is(tmp_path):
     assert (config["depthfold"], config["torch"]) == (df.__version__, torch.__version__)
 
 
-def test_a_model_of_torchvision_by_a_solved_plan(tmp_path):
+def test_torchvision_model_with_a_solved_plan(tmp_path):
     def model(seed):
         torch.manual_seed(seed)
         return randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5), seed).eval()
@@ -76,28 +76,28 @@ def test_a_model_of_torchvision_by_a_solved_plan(tmp_path):
     assert same(df.load(df.save(shallow, tmp_path), model(1)), shallow, sample)
 
 
-def test_an_uninitialised_model_will_do(tmp_path):
+def test_model_on_meta_is_enough(tmp_path):
     shallow = merged(classifier())
     df.save(shallow, tmp_path)
-    with torch.device("meta"):  # which may still be on when load() is called
+    with torch.device("meta"):  # it may still be active during load()
         again = df.load(tmp_path, classifier())
     assert same(again, shallow, picture())
     assert {tensor.device.type for tensor in (*again.parameters(), *again.buffers())} == {"cpu"}
 
 
-def test_a_part_of_a_model_comes_back_with_the_rest(tmp_path):
-    """And with a buffer that is no part of a state dict."""
+def test_part_of_a_model_is_loaded_with_the_rest(tmp_path):
+    """The model also has a non-persistent buffer."""
     shallow = merged(Around(), at="backbone")
     assert same(df.load(df.save(shallow, tmp_path), Around(seed=3)), shallow, picture())
 
 
 @pytest.mark.parametrize("ignore", ["conv2", ("norm*",), (nn.BatchNorm2d, "conv1"), nn.ReLU])
-def test_what_was_left_alone_is_left_alone_again(tmp_path, ignore):
+def test_ignored_modules_are_ignored_again(tmp_path, ignore):
     shallow = merged(classifier(), plan=None, ignore=ignore)
     assert same(df.load(df.save(shallow, tmp_path), classifier(1)), shallow, picture())
 
 
-def test_what_was_left_alone_in_a_part(tmp_path):
+def test_ignored_modules_of_a_part_are_saved_by_path(tmp_path):
     shallow = merged(Around(), at="backbone", ignore=(nn.BatchNorm2d, "backbone.conv1"))
     config = json.loads((df.save(shallow, tmp_path) / "config.json").read_text())
     assert config["ignore"] == ["backbone.norm1", "backbone.norm2", "backbone.norm3", "backbone.conv1"]
@@ -105,7 +105,7 @@ def test_what_was_left_alone_in_a_part(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_precision_is_that_of_the_saved_network(tmp_path, dtype):
+def test_precision_is_that_of_the_saved_network(tmp_path, dtype):
     shallow = merged(classifier()).to(dtype)
     again = df.load(df.save(shallow, tmp_path), classifier(1))
     assert {parameter.dtype for parameter in again.parameters()} == {dtype}
@@ -138,7 +138,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     assert same(df.load(tmp_path, model), shallow, picture())
 
 
-def test_named_inputs_are_remembered(tmp_path):
+def test_named_inputs_are_saved(tmp_path):
     shallow = merged(classifier(), inputs={"x": picture()})
     assert same(df.load(df.save(shallow, tmp_path), classifier(1)), shallow, picture())
 
@@ -152,17 +152,15 @@ class Pictures(nn.Module):
         return self.b(self.a(pictures[0]))
 
 
-def test_inputs_that_are_no_plain_tensors_have_to_be_given_again(tmp_path):
+def test_inputs_that_are_not_plain_tensors_are_required_again(tmp_path):
     shallow = merged(Pictures().eval(), inputs=[picture()], plan=df.Plan((), ()))
     df.save(shallow, tmp_path)
-    with pytest.raises(
-        InvalidValue, match=r"does not hold the example inputs, .*load\(folder, model, example_inputs\)"
-    ):
+    with pytest.raises(InvalidValue, match=r"does not contain example inputs, .*load\(folder, model, example_inputs\)"):
         df.load(tmp_path, Pictures())
     assert same(df.load(tmp_path, Pictures(), [picture()]), shallow, [picture()])
 
 
-def test_another_batch_may_be_given(tmp_path):
+def test_example_inputs_may_have_another_batch(tmp_path):
     shallow = merged(classifier())
     assert same(df.load(df.save(shallow, tmp_path), classifier(1), picture(7)), shallow, picture())
 
@@ -173,7 +171,7 @@ def test_only_merged_networks_are_saved(tmp_path):
     for other in (student, nn.Conv2d(3, 3, 3), "a name"):
         with pytest.raises(
             InvalidValue,
-            match=rf"^{type(other).__name__} is no merged network: expected what merge\(student\) returned",
+            match=rf"^{type(other).__name__} is not a merged network\. Expected the result of merge\(student\)",
         ):
             df.save(other, tmp_path)
     shallow, part = merged(classifier()), merged(Around(), at="backbone")
@@ -186,7 +184,7 @@ def test_only_merged_networks_are_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_two_parts_merged_one_after_the_other_are_no_single_plan(tmp_path):
+def test_model_with_two_merged_parts_is_refused(tmp_path):
     pair = nn.Sequential(classifier(width=3), nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 1), classifier(1))
     first = merged(pair, at="0")
     both = merged(first, at="3")
@@ -194,17 +192,17 @@ def test_two_parts_merged_one_after_the_other_are_no_single_plan(tmp_path):
         df.save(both, tmp_path)
 
 
-def test_a_write_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_existing_result(tmp_path, monkeypatch):
     old, new = merged(classifier(), seed=1), merged(classifier(2), seed=2)
     df.save(old, tmp_path)
-    (tmp_path / ".config.json.partial").mkdir()  # of a writer that was killed
+    (tmp_path / ".config.json.partial").mkdir()  # left by a process that was killed
     (tmp_path / ".config.json.partial" / "junk").write_text("")
 
     def full(path, *_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.write_text", full)  # the tensors are written already
+        patch.setattr("pathlib.Path.write_text", full)  # the tensors have already been written
         with pytest.raises(
             ResultError, match=r"cannot be written: No space left on device\. Check the folder and its fr"
         ):
@@ -213,13 +211,13 @@ def test_a_write_that_fails_leaves_the_result_that_was_there(tmp_path, monkeypat
     assert same(df.load(tmp_path, classifier()), old, picture())
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultError, match=r"file/out cannot be written: (Not a directory|File exists)"):
         df.save(merged(classifier()), tmp_path / "file" / "out")
 
 
-def test_a_network_that_yields_no_finite_numbers_is_still_saved(tmp_path):
+def test_network_with_nan_outputs_is_saved(tmp_path):
     shallow = merged(classifier())
     with torch.no_grad():
         shallow.head.bias.fill_(float("nan"))
@@ -227,7 +225,7 @@ def test_a_network_that_yields_no_finite_numbers_is_still_saved(tmp_path):
     assert torch.equal(again.conv1.weight, shallow.conv1.weight)
 
 
-def test_a_network_without_a_floating_output(tmp_path):
+def test_network_with_integer_outputs_is_saved(tmp_path):
     model = Net(lambda net, x: net.b(net.a(x)).argmax(1), a=conv(3, 4), b=conv()).eval()
     shallow = merged(model, plan=df.Plan((), ()))
     assert same(df.load(df.save(shallow, tmp_path), model), shallow, picture())

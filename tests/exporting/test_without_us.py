@@ -1,4 +1,4 @@
-"""Exported files run in a fresh interpreter that cannot import depthfold, with the same outputs as the network here."""
+"""Exported files run in a new interpreter that cannot import depthfold, with the same outputs."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ found = openvino.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
-def test_the_file_runs_where_depthfold_is_not(tmp_path, name):
+def test_file_runs_without_depthfold(tmp_path, name):
     shallow = merged(classifier())
     sample = picture(batch=5, seed=8)
     numpy.save(tmp_path / "sample.npy", sample.numpy())
@@ -60,7 +60,7 @@ def test_the_file_runs_where_depthfold_is_not(tmp_path, name):
     numpy.testing.assert_allclose(numpy.load(tmp_path / "found.npy"), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_depthfold_is_really_refused(tmp_path):
+def test_importing_depthfold_fails_in_that_interpreter(tmp_path):
     numpy.save(tmp_path / "sample.npy", numpy.zeros(1))
     files = ["none", str(tmp_path / "sample.npy"), "none"]
     done = subprocess.run(

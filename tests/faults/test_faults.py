@@ -1,7 +1,7 @@
-"""Seeded bugs: each one, put into our implementation, must turn an exactness check red.
+"""Seeded faults: each one, injected into the implementation, must make a comparison fail.
 
-The check compares with tests/reference.py, which shares no code with the implementation, and does so with merge's own
-verification on and off: neither of the two may be the only one that notices.
+The comparison uses tests/reference.py, which shares no code with the implementation. It runs with and without the
+verification in merge(), so that both must detect the faults independently.
 """
 
 import importlib
@@ -10,15 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import depthfold as df
 from depthfold.algebra import Kernel, compose
 from depthfold.core import ConvShape
 from depthfold.errors import DepthfoldError, VerificationError
-from depthfold.testing import Block, Conv, NetworkSpec, Pool, SmallCNN, randomise_statistics
-from nets import agree
-from reference import evaluate
+from fault_networks import check
 
-# Modules by name: some share theirs with the function inside.
+# Modules by name, because some have the same name as a function in their package.
 chains, layers, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
     importlib.import_module(f"depthfold.{name}")
     for name in (
@@ -37,115 +34,6 @@ chains, layers, numbering, pooling, shapes, padding, activations, rewriting, ker
 )
 
 
-def conv(out=4, kernel=(3, 3), stride=1, pad=None, dilation=1, **given):
-    """A convolution that keeps the size unless told otherwise."""
-    if pad is None:
-        pad = tuple(((k - 1) * dilation // 2,) * 2 for k in kernel)
-    return Conv(out=out, kernel=kernel, stride=(stride,) * 2, padding=pad, dilation=(dilation,) * 2, **given)
-
-
-def network(*parts, channels=4):
-    return NetworkSpec(channels=channels, size=(11, 10), parts=parts)
-
-
-def row(*items):
-    return Block(items=items)
-
-
-NETWORKS = {
-    "strides": (
-        network(
-            row(conv(stride=2, eps=0.1), conv(6, (3, 2), pad=((1, 1), (0, 2))), conv(4, (1, 1)), conv(4, stride=2))
-        ),
-        [((), ()), ((2,), (2,)), ((1, 4), (1,))],
-    ),
-    "residual": (
-        network(
-            row(conv(eps=0.5)),
-            Block(items=(conv(), conv(activation=None, kernel=(3, 1))), skip="identity"),
-            row(conv(bias=False)),
-        ),
-        [((), ()), ((1, 3), (1, 3)), ((1, 3), (1, 2, 3)), ((3,), (3,))],
-    ),
-    "projection": (
-        network(
-            row(conv()),
-            Block(
-                items=(conv(6, stride=2), conv(6, activation=None)),
-                skip="projection",
-                stride=(2, 2),
-                activation="method",
-            ),
-            row(conv(eps=None)),
-        ),
-        [((), ()), ((1,), (1,)), ((1, 2, 3), (1, 2, 3))],
-    ),
-    "branches": (
-        network(
-            row(
-                conv(beside=("point", "norm", "pool"), nested=True),
-                conv(beside=("identity", "pool and point"), nested=True),
-                conv(6, stride=2, beside=("twin", "point", "pool and point")),
-                conv(groups=2),
-            ),
-        ),
-        [((), ()), ((1, 2, 3), (1, 2, 3)), ((2,), (2,)), ((1,), (1,)), ((3,), (3,))],
-    ),
-    "groups": (
-        network(
-            row(
-                conv(12, groups=2),
-                conv(12, groups=4),
-                conv(6, (1, 1), groups=6),
-                conv(12, groups=3),
-                conv(12, groups=12),
-                conv(4, groups=4, kernel=(1, 1)),
-            ),
-            channels=8,
-        ),
-        [((), ()), ((2,), (2,)), ((1, 3, 5), (1, 3, 5)), ((4,), (4,))],
-    ),
-    "dilations": (
-        network(
-            row(
-                conv(dilation=2), conv(kernel=(2, 3), dilation=2), conv(kernel=(3, 3)), conv(kernel=(3, 1), dilation=3)
-            ),
-        ),
-        [((), ()), ((2,), (2,)), ((), (1,))],
-    ),
-    "same": (
-        network(
-            row(
-                conv(kernel=(2, 4), pad=((0, 1), (1, 2)), same=True),
-                conv(),
-                conv(kernel=(4, 2), pad=((1, 2), (0, 1)), same=True),
-            ),
-            Pool(),
-            row(conv(kernel=(2, 2), pad=((0, 1), (0, 1)), same=True), conv()),
-        ),
-        [((), ()), ((1, 2, 3), (1, 2, 3, 4))],
-    ),
-}
-
-
-def check():
-    """Rewritten and merged networks against the second computation of what they must give."""
-    for seed, (spec, plans) in enumerate(NETWORKS.values()):
-        torch.manual_seed(seed)
-        model = randomise_statistics(SmallCNN(spec), seed).double().eval()
-        x = torch.randn(2, spec.channels, *spec.size, dtype=torch.float64)
-        traced = df.trace(model, x)
-        with torch.no_grad():
-            for positions, cuts in plans:
-                plan = df.Plan(positions, cuts)
-                student = df.rewrite(traced, plan)
-                shallow = df.merge(student)
-                for inputs in (x, torch.randn(1, spec.channels, 13, 14, dtype=torch.float64)):
-                    wanted = evaluate(model, inputs, plan)
-                    agree(student(inputs), wanted)
-                    agree(shallow(inputs), wanted)
-
-
 FAULTS = {}
 
 
@@ -154,23 +42,23 @@ def fault(function):
     return function
 
 
-def instead(patch, home, name, make):
-    """Put make(original) in the place of home.name."""
-    patch.setattr(home, name, make(getattr(home, name)))
+def replace_with(patch, owner, name, make):
+    """Replace owner.name with make(original)."""
+    patch.setattr(owner, name, make(getattr(owner, name)))
 
 
 @fault
 def eps_fixed(patch):
-    for home in (kernels, cleaning):
-        instead(patch, home, "fold_norm", lambda fold: lambda kernel, norm: fold(kernel, replace(norm, eps=1e-5)))
+    for owner in (kernels, cleaning):
+        replace_with(patch, owner, "fold_norm", lambda fold: lambda kernel, norm: fold(kernel, replace(norm, eps=1e-5)))
 
 
 @fault
-def mean_of_the_norm_forgotten(patch):
-    for home in (kernels, cleaning):
-        instead(
+def mean_of_the_norm_ignored(patch):
+    for owner in (kernels, cleaning):
+        replace_with(
             patch,
-            home,
+            owner,
             "fold_norm",
             lambda fold: lambda kernel, norm: fold(kernel, replace(norm, mean=torch.zeros_like(norm.mean))),
         )
@@ -190,7 +78,7 @@ def padding_moved_without_the_strides_before_it(patch):
 
         return composed
 
-    instead(patch, ConvShape, "then", wrong)
+    replace_with(patch, ConvShape, "then", wrong)
 
 
 @fault
@@ -202,7 +90,7 @@ def stride_ignored_in_the_composition(patch):
 
         return composed
 
-    instead(patch, ConvShape, "then", wrong)
+    replace_with(patch, ConvShape, "then", wrong)
 
 
 @fault
@@ -217,12 +105,12 @@ def stride_ignored_in_the_weights_alone(patch):
 
         return composed
 
-    instead(patch, importlib.import_module("depthfold.algebra.kernel"), "compose_weights", wrong)
+    replace_with(patch, importlib.import_module("depthfold.algebra.kernel"), "compose_weights", wrong)
 
 
 @fault
 def kernel_flipped(patch):
-    instead(
+    replace_with(
         patch,
         importlib.import_module("depthfold.algebra.kernel"),
         "compose_weights",
@@ -232,7 +120,7 @@ def kernel_flipped(patch):
 
 @fault
 def bias_not_pushed_through_the_next_kernel(patch):
-    instead(patch, Kernel, "then", lambda then: lambda one, two: replace(then(one, two), bias=two.bias))
+    replace_with(patch, Kernel, "then", lambda then: lambda one, two: replace(then(one, two), bias=two.bias))
 
 
 @fault
@@ -248,11 +136,11 @@ def bias_pushed_through_one_tap_only(patch):
 
         return composed
 
-    instead(patch, Kernel, "then", wrong)
+    replace_with(patch, Kernel, "then", wrong)
 
 
 @fault
-def groups_mixed_where_they_are_joined(patch):
+def channels_mixed_when_groups_are_joined(patch):
     def wrong(original):
         def regrouped(weight, groups, fewer):
             out = original(weight, groups, fewer)
@@ -260,7 +148,7 @@ def groups_mixed_where_they_are_joined(patch):
 
         return regrouped
 
-    instead(patch, compose, "regroup", wrong)
+    replace_with(patch, compose, "regroup", wrong)
 
 
 @fault
@@ -268,12 +156,12 @@ def subgroups_in_the_wrong_order(patch):
     def wrong(original):
         return lambda out, merged: out.reshape(merged.out_channels, merged.in_channels // merged.groups, *merged.kernel)
 
-    instead(patch, compose, "_ungroup", wrong)
+    replace_with(patch, compose, "_ungroup", wrong)
 
 
 @fault
 def groups_lost(patch):
-    instead(patch, ConvShape, "then", lambda then: lambda one, two: replace(then(one, two), groups=1))
+    replace_with(patch, ConvShape, "then", lambda then: lambda one, two: replace(then(one, two), groups=1))
 
 
 @fault
@@ -282,7 +170,7 @@ def skip_not_folded(patch):
 
 
 @fault
-def skip_folded_beside_the_centre(patch):
+def skip_folded_next_to_the_centre(patch):
     def wrong(plus):
         def added(kernel, skip, **_):
             moved = replace(skip, weight=skip.weight)
@@ -299,7 +187,7 @@ def skip_folded_beside_the_centre(patch):
 
         return added
 
-    instead(patch, Kernel, "plus", wrong)
+    replace_with(patch, Kernel, "plus", wrong)
 
 
 @fault
@@ -309,7 +197,7 @@ def skip_not_cropped(patch):
 
 @fault
 def skip_cropped_at_one_side(patch):
-    instead(
+    replace_with(
         patch,
         padding,
         "skip_crop",
@@ -331,12 +219,12 @@ def dilation_of_the_second_ignored(patch):
 
         return composed
 
-    instead(patch, ConvShape, "then", wrong)
+    replace_with(patch, ConvShape, "then", wrong)
 
 
 @fault
-def norm_of_the_projection_forgotten(patch):
-    instead(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"norm": None}))
+def norm_of_the_projection_ignored(patch):
+    replace_with(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"norm": None}))
 
 
 @fault
@@ -344,11 +232,11 @@ def branch_inside_a_sum_lost(patch):
     def wrong(original):
         return lambda *given: (site for site in original(*given) if not site.sums)
 
-    instead(patch, numbering, "_skip_sites", wrong)
+    replace_with(patch, numbering, "_skip_sites", wrong)
 
 
 @fault
-def second_step_of_a_branch_forgotten(patch):
+def second_step_of_a_branch_ignored(patch):
     patch.setattr(kernels, "reduce", lambda compose, steps: next(iter(steps)))
 
 
@@ -370,7 +258,7 @@ def identity_inside_a_sum_not_cropped(patch):
 
         return entry
 
-    instead(patch, padding, "_entry", wrong)
+    replace_with(patch, padding, "_entry", wrong)
 
 
 @fault
@@ -382,7 +270,7 @@ def activation_inserted_before_the_addition(patch):
 
         return inserted
 
-    instead(patch, rewriting, "insert_activation", wrong)
+    replace_with(patch, rewriting, "insert_activation", wrong)
 
 
 @fault
@@ -400,18 +288,18 @@ def odd_padding_of_same_in_front(patch):
     def wrong(original):
         return lambda layer: tuple((b, a) if layer.padding == "same" else (a, b) for a, b in original(layer))
 
-    for home in (shapes, cleaning):
-        instead(patch, home, "module_padding", wrong)
+    for owner in (shapes, cleaning):
+        replace_with(patch, owner, "module_padding", wrong)
 
 
 @fault
-def padding_before_a_layer_forgotten(patch):
-    instead(patch, shapes, "pad_widths", lambda original: lambda node, modules, dims: ((0, 0),) * dims)
+def padding_before_a_layer_ignored(patch):
+    replace_with(patch, shapes, "pad_widths", lambda original: lambda node, modules, dims: ((0, 0),) * dims)
 
 
 @fault
 def sides_of_the_padding_swapped(patch):
-    instead(
+    replace_with(
         patch,
         shapes,
         "pad_widths",
@@ -419,44 +307,44 @@ def sides_of_the_padding_swapped(patch):
     )
 
 
-def test_the_check_passes_without_a_fault():
+def test_check_passes_without_a_fault():
     check()
 
 
-# What a seeded bug may end in: a wrong value, a refusal of ours, or tensors that do not fit. Not in a bug of the bug.
-RED = (AssertionError, DepthfoldError, RuntimeError, IndexError)
+# A fault may cause a wrong value, a DepthfoldError, or tensors that do not fit.
+DETECTED = (AssertionError, DepthfoldError, RuntimeError, IndexError)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_turns_the_check_red(name, monkeypatch):
+def test_check_detects_the_fault(name, monkeypatch):
     FAULTS[name](monkeypatch)
-    with pytest.raises(RED):
+    with pytest.raises(DETECTED):
         check()
 
 
 @pytest.fixture
 def unverified(monkeypatch):
-    """merge() takes its own result on trust."""
+    """Turn off the verification in merge()."""
     verification = importlib.import_module("depthfold.merging.verify").Verification
     monkeypatch.setattr(merging, "verify", lambda *given: verification((), 0.0, 1.0))
 
 
 @pytest.mark.usefixtures("unverified")
-def test_the_check_passes_without_a_fault_and_without_verification():
+def test_check_passes_without_a_fault_and_without_verification():
     check()
 
 
 @pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_turns_the_comparison_red_without_verification(name, monkeypatch):
+def test_check_detects_the_fault_without_verification(name, monkeypatch):
     FAULTS[name](monkeypatch)
-    with pytest.raises(RED) as found:
+    with pytest.raises(DETECTED) as found:
         check()
     assert not isinstance(found.value, VerificationError)
 
 
-# Faults that damage student and merged network alike: verification compares the two, so it cannot see them.
-ALIKE = {
+# Faults in both the student and the merged network, which verification cannot detect, because it compares the two.
+IN_BOTH = {
     "activation not inserted",
     "odd padding of same in front",
     "padding moved without the strides before it",
@@ -464,9 +352,9 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(set(FAULTS) - ALIKE))
-def test_verification_alone_notices_every_other_fault(name, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.agree", lambda *given: None)
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - IN_BOTH))
+def test_verification_alone_detects_every_other_fault(name, monkeypatch):
+    monkeypatch.setattr("fault_networks.agree", lambda *given: None)
     FAULTS[name](monkeypatch)
     with pytest.raises((DepthfoldError, RuntimeError)):
         check()

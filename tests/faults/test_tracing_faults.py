@@ -1,4 +1,4 @@
-"""Seeded bugs in what tracing records: each one must turn a comparison with the model itself red."""
+"""Seeded faults in tracing: each one must make a comparison with the model fail."""
 
 import importlib
 import math
@@ -20,7 +20,7 @@ functional, merging, padding, plain, recording = (
 
 
 class Same(nn.Conv2d):
-    """A convolution with TensorFlow's padding, which depends on the size of the map."""
+    """A convolution with TensorFlow's padding, which depends on the input size."""
 
     def forward(self, x):
         total = max((math.ceil(x.shape[2] / 2) - 1) * 2 + 3 - x.shape[2], 0)
@@ -28,7 +28,7 @@ class Same(nn.Conv2d):
 
 
 def shared(net, x):
-    """Weights that two calls share, and that a third place reads."""
+    """Run two convolutions with shared weights, which are also read elsewhere."""
     x = F.relu(net.norm(F.conv2d(F.relu(net.a(x)), net.w.weight, padding=1)))
     return net.a2(F.conv2d(x, net.w.weight, padding=1)) + net.w.weight.mean()
 
@@ -55,7 +55,7 @@ def overwritten_in_part(net, x):
     return out + x
 
 
-class TypeQuestion(nn.Module):
+class ChecksType(nn.Module):
     def __init__(self):
         super().__init__()
         self.a = conv()
@@ -80,14 +80,16 @@ MODELS = {
     "shared weights": lambda: Net(shared, a=conv(), a2=conv(), w=Holder(), norm=nn.BatchNorm2d(4, eps=0.5)),
     "two names": lambda: Net(aliased, a=conv(), a2=conv(), b=conv()),
     "a part of a value": lambda: Net(overwritten_in_part, a=conv(), a2=conv(), b=conv()),
-    "type": lambda: nn.Sequential(conv(), nn.ReLU(), TypeQuestion(), conv()),
+    "type": lambda: nn.Sequential(conv(), nn.ReLU(), ChecksType(), conv()),
     "functional norm": Normed,
 }
 
 
 def check():
-    """The merged networks against the model and the student, at the traced size and at others. A refusal is no error:
-    to compute something else is."""
+    """Compare merged networks with the model and the student at several sizes.
+
+    A network may refuse a size, but must not compute something else.
+    """
     for seed, build in enumerate(MODELS.values()):
         torch.manual_seed(seed)
         model = build().double().eval()
@@ -120,23 +122,23 @@ def fault(function):
 
 
 @fault
-def pad_frozen_at_the_wrong_size(patch):
+def size_guards_removed(patch):
     patch.setattr(SizeGuard, "forward", lambda guard, x: x)
     patch.setattr(plain, "_assert_size", lambda *given: None)
 
 
 @fault
-def assertions_of_the_merged_network_lost(patch):
+def assertions_of_the_merged_network_removed(patch):
     patch.setattr(plain, "_assert_size", lambda *given: None)
 
 
 @fault
-def guard_left_inside_its_segment(patch):
+def guard_not_moved_out_of_its_segment(patch):
     patch.setattr(padding, "_move_guards", lambda *given: None)
 
 
 @fault
-def guard_moved_without_the_strides_before_it(patch):
+def guard_moved_without_preceding_strides(patch):
     patch.setattr(padding, "SizeCheck", lambda dim, rule, shift, stride: SizeCheck(dim, rule, shift, 1))
 
 
@@ -153,22 +155,22 @@ def shared_parameter_dropped(patch):
         for module in graph.modules():
             module._parameters.pop("weight", None) if type(module) is nn.Module else None
 
-    patch.setattr(cleaning, "_drop_leftovers", drop_all)
+    patch.setattr(cleaning, "_drop_unused_tensors", drop_all)
 
 
 @fault
-def later_readers_read_what_was_there_before(patch):
+def in_place_writes_ignored(patch):
     patch.setattr(recording, "redirect_reads", lambda graph, run: frozenset())
 
 
 @fault
-def changing_values_forgotten(patch):
+def modified_values_ignored(patch):
     original = recording.redirect_reads
     patch.setattr(recording, "redirect_reads", lambda graph, run: original(graph, run) and frozenset())
 
 
 @fault
-def recording_taken_on_trust(patch):
+def recording_not_checked(patch):
     patch.setattr(recording, "find_fault", lambda *given: None)
 
 
@@ -184,19 +186,19 @@ def statistics_of_a_functional_norm_swapped(patch):
     patch.setattr(kernels, "norm_statistics_at", swapped)
 
 
-def test_the_check_passes_without_a_fault():
+def test_check_passes_without_a_fault():
     check()
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_turns_the_check_red(name, monkeypatch):
+def test_check_detects_the_fault(name, monkeypatch):
     FAULTS[name](monkeypatch)
     with pytest.raises((AssertionError, DepthfoldError, AttributeError, NotImplementedError)):
         check()
 
 
-def test_merge_verifies_by_itself(monkeypatch):
-    """With its own verification on: a shared weight that is folded away does not leave merge()."""
+def test_merge_detects_the_fault(monkeypatch):
+    """The verification in merge() detects a shared weight that was folded."""
     shared_parameter_folded_away(monkeypatch)
     torch.manual_seed(0)
     traced = df.trace(MODELS["shared weights"]().double().eval(), image(16).double())

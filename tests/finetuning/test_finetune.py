@@ -229,7 +229,7 @@ def test_keep_best_without_scores_is_refused_before_the_first_step(model, tmp_pa
 def test_wrong_arguments_are_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)
-    text = r"^The run folder must be a path, found 5. Give it as text, or as a pathlib.Path.$"
+    text = r"^The run folder must be a path, found 5. Pass a string or a pathlib.Path.$"
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
         with pytest.raises(InvalidValue, match=text):
             call()

@@ -167,16 +167,16 @@ def test_what_makes_no_sense():
     refused("takes a Recipe or the name of one, found {'lr': 1}", recipe={"lr": 1})
     refused("There is no recipe 'importanc'. Did you mean 'importance'", recipe="importanc")
     refused("There is no search space 'ful'", space="ful")
-    ways = r"InProcess\(\), Processes\(workers=2\) or RayCluster\(address=\"auto\"\), say\.$"
+    ways = r"for example InProcess\(\), Processes\(workers=2\) or RayCluster\(address=\"auto\"\)\.$"
     refused(
-        f"^An executor is an object with the method run, found 'ray'\\. Give one of depthfold.jobs: {ways}",
+        f"^An executor is an object with the method run, found 'ray'\\. Use one from depthfold.jobs, {ways}",
         executor="ray",
     )
     refused("with the method run, found <class .*Processes'>", executor=Processes)
     refused("with the method run, found 2", executor=2)
-    refused("^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$", run=5)
+    refused("^The folder of a run must be a path, found 5. Pass a string or a pathlib.Path.$", run=5)
     for seeds in (0, -1, 1.5, "2", True):
-        refused(f"The number of seeds must be a whole number from 1 on, found {seeds!r}", seeds=seeds)
+        refused(f"The number of seeds must be an integer of at least 1, found {seeds!r}", seeds=seeds)
 
 
 class Broken:

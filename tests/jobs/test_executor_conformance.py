@@ -1,4 +1,4 @@
-"""Every executor passes the shipped suite; executors with a fault do not. (Ray has a file of its own.)"""
+"""Every executor passes the conformance suite; executors with a fault do not. (test_ray.py tests Ray.)"""
 
 from __future__ import annotations
 
@@ -63,37 +63,37 @@ class Faulty:
             previous = outcome
             yield outcome
         if self.fault == "one too many":
-            yield Outcome(key="nobody's")
+            yield Outcome(key="unknown")
 
 
 FAULTS = {
     "loses a job": "there is no outcome for 'plain 1'",
     "runs twice": "there are 2 outcomes for 'plain 0'",
-    "mixes keys": "'plain 1' has another result than the work gives when it is called directly",
-    "one too many": 'outcomes of jobs that were not asked for: ["nobody\'s"]',
-    "takes duplicates": "must raise InvalidValue, and gave",
-    "setup per job": "a worker must be used again: there were 22 setups for 22 jobs",
-    "setup swallowed": "setup: must raise DepthfoldError, and gave []",
+    "mixes keys": "'plain 1' has a different result than the work returns when it is called directly",
+    "one too many": "outcomes of unknown jobs: ['unknown']",
+    "takes duplicates": "must raise InvalidValue, but returned",
+    "setup per job": "workers must be reused: there were 22 setups for 22 jobs",
+    "setup swallowed": "setup: must raise DepthfoldError, but returned []",
     "raises on failure": "failures: raised RuntimeError: a job failed",
     "all failures alike": "'nan' must fail as 'not finite' after 1 attempts",
-    "counts no attempts": "was run 2 times, and is said to have been 1",
+    "counts no attempts": "was run 2 times, but reports 1 attempts",
     "no clock": "took nan seconds",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault):
+def test_suite_finds_the_fault(fault):
     with pytest.raises(AssertionError, match="does not conform") as caught:
         check_executor(Faulty(fault), isolated=False)
     assert FAULTS[fault] in str(caught.value)
 
 
-def test_without_a_fault_it_conforms():
+def test_executor_without_fault_conforms():
     check_executor(Faulty("none"), isolated=False)
 
 
-class Impatient:
-    """Tries jobs again at once, beside the others."""
+class RetriesImmediately:
+    """Retries jobs immediately, beside the others."""
 
     def run(self, setup, jobs):
         with contextlib.suppress(StopIteration):
@@ -102,25 +102,26 @@ class Impatient:
                 yield outcome
 
 
-class Deserter:
+class LeavesWorkers:
     """Leaves its workers running when it is closed."""
 
     left = ()
 
     def run(self, setup, jobs):
         inner = Processes(workers=1).run(setup, jobs)
-        self.left = (*self.left, inner)  # nobody closes it
+        self.left = (*self.left, inner)  # it is not closed
         yield from iter(lambda: next(inner, None), None)
 
 
-def test_a_retry_beside_others_is_found():
-    with pytest.raises(AssertionError, match="'too large 0' lacked memory and must run alone after all others"):
-        check_executor(Impatient(), isolated=False)
+def test_suite_finds_a_retry_beside_other_jobs():
+    with pytest.raises(AssertionError, match="'too large 0' ran out of memory and must run alone after all others"):
+        check_executor(RetriesImmediately(), isolated=False)
 
 
-def test_workers_left_running_are_found():
-    deserter = Deserter()
-    with pytest.raises(AssertionError, match=r"left early: processes \[\d+\] still run after the generator was closed"):
-        check_executor(deserter)
-    for inner in deserter.left:
+def test_suite_finds_workers_that_are_left_running():
+    executor = LeavesWorkers()
+    text = r"closed early: processes \[\d+\] are still running after the generator was closed"
+    with pytest.raises(AssertionError, match=text):
+        check_executor(executor)
+    for inner in executor.left:
         inner.close()

@@ -1,4 +1,4 @@
-"""Jobs in this process: whose threads are whose, and what importing them costs."""
+"""The executor InProcess: its number of threads, and its lazy imports."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def three_threads():
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_threads_are_set_for_setup_and_work_and_put_back_in_between():
+def test_threads_are_set_for_setup_and_work_and_restored_in_between():
     seen = []
 
     def setup():
@@ -34,7 +34,7 @@ def test_threads_are_set_for_setup_and_work_and_put_back_in_between():
     assert torch.get_num_threads() == 3
 
 
-def test_a_job_starts_when_the_outcome_before_was_taken():
+def test_job_starts_after_the_previous_outcome_was_taken():
     started = []
     outcomes = InProcess().run(lambda: started.append, JOBS)
     assert started == []
@@ -44,7 +44,7 @@ def test_a_job_starts_when_the_outcome_before_was_taken():
     assert started == [0]
 
 
-def test_importing_the_room_imports_no_library():
+def test_importing_jobs_imports_no_heavy_library():
     heavy = ("torch", "ray", "cloudpickle", "numpy")
     code = (
         "import sys, depthfold.jobs as jobs; jobs.InProcess(), jobs.Processes(), jobs.RayCluster(); "

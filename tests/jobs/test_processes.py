@@ -1,4 +1,4 @@
-"""Worker processes: how they die, what they see, and that none is left."""
+"""The executor Processes: lost workers, GPUs, options, and that no worker outlives the run."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ def run(executor, work, payloads):
 ENDS = {
     "kill": (
         lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "its process was ended by SIGKILL (signal 9), as the kernel",
+        "its process was ended by SIGKILL (signal 9), which the kernel",
     ),
     "exit": (lambda: os._exit(7), "its process ended with exit code 7"),
     "sys.exit": (lambda: sys.exit(5), "its process ended with exit code 5"),
@@ -33,16 +33,16 @@ ENDS = {
 }
 
 
-def test_each_way_to_die_is_told_in_words():
+def test_failure_describes_how_the_worker_ended():
     outcomes = run(Processes(workers=2), lambda key: ENDS[key][0]() if key in ENDS else key, [*ENDS, "fine"])
-    for number, (_, words) in enumerate(ENDS.values()):
+    for number, (_, text) in enumerate(ENDS.values()):
         outcome = outcomes[str(number)]
         assert (outcome.failure.kind, outcome.attempts) == ("worker lost", 3)
-        assert words in outcome.failure.message
+        assert text in outcome.failure.message
     assert outcomes["5"].result == "fine"
 
 
-def test_a_lost_worker_is_noticed_although_its_child_holds_the_pipe():
+def test_lost_worker_is_detected_if_its_child_holds_the_pipe():
     def work(_):
         if os.fork() == 0:
             time.sleep(600)
@@ -52,7 +52,7 @@ def test_a_lost_worker_is_noticed_although_its_child_holds_the_pipe():
     assert outcomes["0"].failure.message == "its process ended with exit code 4"
 
 
-def test_what_a_worker_started_ends_with_it(tmp_path):
+def test_processes_started_by_a_worker_end_with_it(tmp_path):
     def work(_):
         child = subprocess.Popen(["sleep", "600"])
         (tmp_path / "child").write_text(str(child.pid))
@@ -71,8 +71,8 @@ def test_workers_have_their_own_threads_and_see_no_gpu():
     assert run(Processes(workers=1, threads=2), work, [None])["0"].result == ("2", "", 2)
 
 
-def test_each_gpu_has_its_workers(monkeypatch, tmp_path):
-    def work(_):  # each waits for all to be there, or one of them might take all jobs
+def test_each_gpu_has_its_own_workers(monkeypatch, tmp_path):
+    def work(_):  # each waits for all others; otherwise one might take all jobs
         (tmp_path / str(os.getpid())).touch()
         while len(list(tmp_path.iterdir())) < 4:
             time.sleep(0.01)
@@ -82,19 +82,21 @@ def test_each_gpu_has_its_workers(monkeypatch, tmp_path):
     executor = Processes(devices=("cuda:0", "cuda:1"), workers_per_device=2)
     found = run(executor, work, [None] * 4)
     assert sorted(outcome.result for outcome in found.values()) == ["5", "5", "GPU-abc", "GPU-abc"]
-    with pytest.raises(InvalidValue, match="There is no cuda:2: CUDA_VISIBLE_DEVICES='5, GPU-abc' shows 2 to this"):
+    with pytest.raises(
+        InvalidValue, match=r"There is no cuda:2: this process sees 2 GPUs \(CUDA_VISIBLE_DEVICES='5, GPU-abc'"
+    ):
         Processes(devices=("cuda:2",)).run(lambda: work, [])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert run(Processes(devices=("cuda:3",)), lambda _: os.environ["CUDA_VISIBLE_DEVICES"], [0])["0"].result == "3"
 
 
-def test_a_lost_worker_is_replaced_on_its_own_gpu(tmp_path, monkeypatch):
+def test_lost_worker_is_replaced_on_the_same_gpu(tmp_path, monkeypatch):
     def work(number):
         if number == 0 and not (tmp_path / "died").exists():
             (tmp_path / "died").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
             os._exit(1)
         if number:
-            while not (tmp_path / "again").exists():  # keeps the other GPU
+            while not (tmp_path / "again").exists():  # keep the other GPU busy
                 time.sleep(0.01)
         (tmp_path / "again").touch()
         return os.environ["CUDA_VISIBLE_DEVICES"]
@@ -104,7 +106,7 @@ def test_a_lost_worker_is_replaced_on_its_own_gpu(tmp_path, monkeypatch):
     assert found["0"].result == (tmp_path / "died").read_text() != found["1"].result
 
 
-def test_a_spoiled_worker_gets_no_other_job():
+def test_spoiled_worker_gets_no_further_job():
     def setup():
         calls = []
 
@@ -123,7 +125,7 @@ def test_a_spoiled_worker_gets_no_other_job():
     assert [found["2"].result, found["3"].result] == [[2], [2, 3]]
 
 
-def test_a_payload_that_cannot_be_pickled_is_the_failure_of_its_job():
+def test_payload_that_cannot_be_pickled_fails_only_its_job():
     found = run(Processes(workers=1), lambda payload: 1, [1, sys.stdout, 2])
     assert found["1"].failure.kind == "error"
     assert "cannot pickle" in found["1"].failure.message
@@ -133,49 +135,51 @@ def test_a_payload_that_cannot_be_pickled_is_the_failure_of_its_job():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Processes(workers=0), r"The number of workers must be a whole number from 1 on, found 0\."),
-        (lambda: Processes(workers="2"), r"The number of workers must be a whole number from 1 on, found '2'\."),
-        (lambda: Processes(workers=1.5), r"The number of workers must be a whole number from 1 on, found 1\.5\."),
-        (lambda: Processes(threads=0), r"The number of threads must be a whole number from 1 on, found 0\."),
-        (lambda: Processes(threads=None), r"The number of threads must be a whole number from 1 on, found None\."),
-        (lambda: InProcess(threads=-1), r"The number of threads must be a whole number from 1 on, found -1\."),
-        (lambda: Processes(workers_per_device=0), "workers per device must be a whole number from 1 on, found 0"),
-        (lambda: Processes(devices="cuda:0"), "each named once; found 'cuda:0'"),
-        (lambda: Processes(devices=0), "each named once; found 0"),
-        (lambda: Processes(devices=(0, 1)), r"each named once; found \(0, 1\)"),
-        (lambda: RayCluster(workers="2"), r"The number of workers must be a whole number from 1 on, found '2'\."),
+        (lambda: Processes(workers=0), r"The number of workers must be an integer of at least 1, found 0\."),
+        (lambda: Processes(workers="2"), r"The number of workers must be an integer of at least 1, found '2'\."),
+        (lambda: Processes(workers=1.5), r"The number of workers must be an integer of at least 1, found 1\.5\."),
+        (lambda: Processes(threads=0), r"The number of threads must be an integer of at least 1, found 0\."),
+        (lambda: Processes(threads=None), r"The number of threads must be an integer of at least 1, found None\."),
+        (lambda: InProcess(threads=-1), r"The number of threads must be an integer of at least 1, found -1\."),
+        (lambda: Processes(workers_per_device=0), "workers per device must be an integer of at least 1, found 0"),
+        (lambda: Processes(devices="cuda:0"), "found 'cuda:0'"),
+        (lambda: Processes(devices=(0, 1)), r"found \(0, 1\)"),
+        (lambda: RayCluster(workers="2"), r"The number of workers must be an integer of at least 1, found '2'\."),
         (lambda: RayCluster(cpus="1"), r"^cpus of a worker must be a number, found '1'\.$"),
-        (lambda: Processes(devices=()), r"each named once; found \(\)"),
-        (lambda: Processes(devices=("cuda",)), r'or GPUs such as \("cuda:0", "cuda:1"\).*found \(\'cuda\',\)'),
-        (lambda: Processes(devices=("cpu", "cuda:0")), "each named once; found"),
-        (lambda: Processes(devices=("cuda:0", "cuda:0")), "each named once; found"),
-        (lambda: Processes(devices=("cuda:0",), workers=2), "follows from workers_per_device; found workers=2, too"),
+        (lambda: Processes(devices=()), r"different GPUs .* found \(\)"),
+        (lambda: Processes(devices=("cuda",)), r'GPUs such as \("cuda:0", "cuda:1"\); found \(\'cuda\',\)'),
+        (lambda: Processes(devices=("cpu", "cuda:0")), "different GPUs such as"),
+        (lambda: Processes(devices=("cuda:0", "cuda:0")), "different GPUs such as"),
+        (
+            lambda: Processes(devices=("cuda:0",), workers=2),
+            "workers=2 cannot be combined with GPUs. Use workers_per_device",
+        ),
     ],
 )
-def test_options_that_make_no_sense(make, text):
+def test_invalid_options_are_refused(make, text):
     with pytest.raises(InvalidValue, match=text):
         make()
 
 
-def test_devices_in_a_list_are_as_good():
+def test_devices_may_be_a_list():
     assert Processes(devices=["cuda:0", "cuda:1"]) == Processes(devices=("cuda:0", "cuda:1"))
 
 
-def test_bad_jobs_are_refused_at_the_call():
+def test_repeated_keys_are_refused_before_the_first_outcome():
     twice = [Job(key="a", payload=1)] * 2
     for executor in (InProcess(), Processes()):
         with pytest.raises(InvalidValue, match="Several jobs have the key 'a'"):
             executor.run(lambda: print, twice)
 
 
-def test_a_missing_cloudpickle_is_explained(monkeypatch):
+def test_missing_cloudpickle_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     text = r"cloudpickle is not installed. Install it with: pip install depthfold\[processes\]"
     with pytest.raises(MissingDependency, match=text):
         run(Processes(workers=1), print, [1])
 
 
-def test_a_setup_that_fails_says_why():
+def test_failing_setup_gives_the_reason():
     def setup():
         raise FileNotFoundError("no such dataset")
 
@@ -183,7 +187,7 @@ def test_a_setup_that_fails_says_why():
         list(Processes(workers=2).run(setup, [Job(key="a", payload=1)]))
 
 
-def test_an_error_of_the_caller_ends_the_workers(tmp_path):
+def test_error_in_the_caller_ends_the_workers(tmp_path):
     def work(number):
         (tmp_path / str(os.getpid())).touch()
         while number:
@@ -198,7 +202,7 @@ def test_an_error_of_the_caller_ends_the_workers(tmp_path):
     assert not any(map(alive, workers))
 
 
-# A script as users write them: no guard around its main part, functions and classes of its own.
+# A script without an `if __name__ == "__main__"` guard, and with its own functions and classes.
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -234,16 +238,16 @@ def script(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_heed_ctrl_c,
+        preexec_fn=_handle_ctrl_c,
     ), tmp_path / "pids"
 
 
-def _heed_ctrl_c():
-    """A background job of a shell ignores SIGINT, and so would everything that it starts."""
+def _handle_ctrl_c():
+    """Restore the default for SIGINT, which the background jobs of a shell ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_a_script_without_a_guard_works(tmp_path):
+def test_script_without_main_guard_works(tmp_path):
     process, folder = script(tmp_path)
     assert process.stdout.readline() == "0 0 None\n"
     (folder / "enough").touch()
@@ -252,14 +256,14 @@ def test_a_script_without_a_guard_works(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_worker_outlives_its_parent_even_while_it_computes(tmp_path, how):
+def test_worker_ends_with_its_parent_even_during_a_job(tmp_path, how):
     process, folder = script(tmp_path)
     assert process.stdout.readline() == "0 0 None\n"
-    assert eventually(lambda: len(list(folder.iterdir())) == 2)  # both compute
+    assert eventually(lambda: len(list(folder.iterdir())) == 2)  # both are busy
     workers = [int(file.name) for file in folder.iterdir()]
     assert all(map(alive, workers))
-    os.killpg(process.pid, how)  # to the whole group, as the terminal's Ctrl-C is
+    os.killpg(process.pid, how)  # to the whole group, like Ctrl-C in a terminal
     _, errors = process.communicate()
     assert eventually(lambda: not any(map(alive, workers)))
     assert process.returncode == -how
-    assert errors.count("Traceback") == (how == signal.SIGINT)  # the caller's own, and none of the workers
+    assert errors.count("Traceback") == (how == signal.SIGINT)  # one from the caller, none from the workers

@@ -1,4 +1,4 @@
-"""A real Ray, on this machine: the shipped suite, and a cluster that loses a node and gets another."""
+"""The executor RayCluster on a local Ray: the conformance suite, and a cluster that loses a node and gains another."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from depthfold.errors import InvalidValue, MissingDependency
 from depthfold.jobs import Job, RayCluster
-from depthfold.jobs.ray_cluster import loss, room
+from depthfold.jobs.ray_cluster import lost_actor, workers_on_node
 from depthfold.testing import check_executor
 from depthfold.testing.executors import alive
 from lacking import library, needs
@@ -24,7 +24,7 @@ STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes, of 1, 2 and 1 CPUs and no GPU. Ray is initialised on them once for all tests."""
+    """Start a cluster of three nodes, with 1, 2 and 1 CPUs and no GPU, once for all tests."""
     node = dict(num_gpus=0, object_store_memory=STORE)
     head = dict(num_cpus=1, include_dashboard=False)
     made = library("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=node | head)
@@ -36,8 +36,8 @@ def cluster():
     made.shutdown()
 
 
-def meeting(folder):
-    """Work that says where it runs, and waits until it may go on."""
+def waiting_setup(folder):
+    """Return a setup whose work records where it runs and waits for the file "go"."""
 
     def setup():
         def work(number):
@@ -52,20 +52,20 @@ def meeting(folder):
     return setup
 
 
-def places(folder):
-    """(job, node, process) of every attempt so far."""
+def recorded(folder):
+    """Return (job, node, process) for every attempt so far."""
     return {tuple(file.name.split(".")) for file in folder.glob("*.*")}
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_suite_and_ray_is_left_running():
+def test_ray_conforms_and_is_left_running():
     check_executor(RayCluster(workers=2))
     assert ray.is_initialized()
     assert eventually(lambda: ray.available_resources().get("CPU") == 4)  # no actor is left
 
 
 @pytest.mark.usefixtures("cluster")
-def test_more_than_the_cluster_has():
+def test_worker_larger_than_every_node_is_refused():
     text = "No node of the Ray cluster has room for a worker of 1 CPUs and 1 GPUs; the cluster has 4 CPUs and 0 GPUs"
     with pytest.raises(InvalidValue, match=text):
         list(RayCluster(gpus=1).run(lambda: print, [Job(key="a", payload=1)]))
@@ -81,28 +81,30 @@ def test_workers_have_their_own_threads_and_see_no_gpu():
     assert outcome.result == ("3", "", "here")
 
 
-def test_a_node_is_lost_in_the_middle_and_another_comes(cluster, tmp_path):
+def test_run_survives_a_lost_node_and_uses_a_new_one(cluster, tmp_path):
     gone, outcomes = cluster.wide.node_id, []
     jobs = [Job(key=f"job {n}", payload=n) for n in range(12)]
-    caller = threading.Thread(target=lambda: outcomes.extend(RayCluster().run(meeting(tmp_path), jobs)), daemon=True)
+    caller = threading.Thread(
+        target=lambda: outcomes.extend(RayCluster().run(waiting_setup(tmp_path), jobs)), daemon=True
+    )
     caller.start()
     try:
-        assert eventually(lambda: len({process for _, _, process in places(tmp_path)}) == 4)  # all workers work
+        assert eventually(lambda: len({process for _, _, process in recorded(tmp_path)}) == 4)  # all workers are busy
         cluster.remove_node(cluster.wide, allow_graceful=False)
-        assert eventually(lambda: not any(alive(int(p)) for _, node, p in places(tmp_path) if node == gone))
-        fresh = cluster.add_node(num_cpus=1, object_store_memory=STORE).node_id
-        assert eventually(lambda: any(node == fresh for _, node, _ in places(tmp_path)))  # the crew grows again
+        assert eventually(lambda: not any(alive(int(p)) for _, node, p in recorded(tmp_path) if node == gone))
+        new = cluster.add_node(num_cpus=1, object_store_memory=STORE).node_id
+        assert eventually(lambda: any(node == new for _, node, _ in recorded(tmp_path)))  # the pool grows again
     finally:
         (tmp_path / "go").touch()
     caller.join()
     assert sorted((o.key, o.result) for o in outcomes) == sorted((job.key, job.payload**2) for job in jobs)
     assert not any(outcome.failure for outcome in outcomes)
-    lost = {f"job {job}" for job, node, _ in places(tmp_path) if node == gone}
+    lost = {f"job {job}" for job, node, _ in recorded(tmp_path) if node == gone}
     assert len(lost) == 2
     assert {o.key: o.attempts for o in outcomes} == {job.key: 2 if job.key in lost else 1 for job in jobs}
 
 
-def test_ray_is_started_and_shut_down_where_it_was_not_running():
+def test_ray_is_started_and_shut_down_if_it_was_not_running():
     code = """
 import os, ray
 from depthfold.jobs import Job, RayCluster
@@ -128,24 +130,24 @@ print(sorted(outcome.result[0] for outcome in outcomes), ray.is_initialized(), o
         ({}, 1, 0, 0),
     ],
 )
-def test_room_on_a_node(node, cpus, gpus, number):
-    assert room(node, cpus=cpus, gpus=gpus) == number
+def test_number_of_workers_on_a_node(node, cpus, gpus, number):
+    assert workers_on_node(node, cpus=cpus, gpus=gpus) == number
 
 
-def test_what_ray_says_of_a_loss():
-    died = loss("worker", ray.exceptions.ActorDiedError())
+def test_error_of_ray_becomes_a_lost_worker():
+    died = lost_actor("worker", ray.exceptions.ActorDiedError())
     assert (died.worker, died.kind) == ("worker", "worker lost")
-    assert died.how == "ActorDiedError: The actor died unexpectedly before finishing this task."
-    assert loss("worker", ray.exceptions.OutOfMemoryError("the node ran low")).kind == "out of memory"
+    assert died.reason == "ActorDiedError: The actor died unexpectedly before finishing this task."
+    assert lost_actor("worker", ray.exceptions.OutOfMemoryError("the node ran low")).kind == "out of memory"
 
 
 @pytest.mark.parametrize("options", [dict(cpus=0), dict(cpus=-1, gpus=2), dict(gpus=float("nan"))])
-def test_options_that_make_no_sense(options):
-    with pytest.raises(InvalidValue, match="Both are 0 or more, and one of them above 0"):
+def test_invalid_options_are_refused(options):
+    with pytest.raises(InvalidValue, match="Both must be 0 or more, and at least one above 0"):
         RayCluster(**options)
 
 
-def test_a_missing_ray_is_explained(monkeypatch):
+def test_missing_ray_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependency, match=r"ray is not installed. Install it with: pip install depthfold\[ray\]"):
         list(RayCluster().run(lambda: print, [Job(key="a", payload=1)]))

@@ -61,7 +61,7 @@ def table(traced):
 
 def changed_segments(network, plan):
     """The segments of a plan that end otherwise than their blocks are timed."""
-    standing = network.standing(plan)
+    standing = network.final_activations(plan)
     return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))
 
 

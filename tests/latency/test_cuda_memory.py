@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from depthfold.backends.cost_model import CostModel
-from depthfold.backends.torch_run import Place
+from depthfold.backends.torch_run import TorchOptions
 from depthfold.latency.profile import RUNS, peak_memory
 
 X = torch.randn(1, 4, 8, 8)
@@ -25,13 +25,13 @@ def events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000 + 4 * (4 * 6 + 6 + X.numel()))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: happened.append("reset"))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
-    real = Place.moved
+    real = TorchOptions.moved
 
     def moved(place, module, inputs):
         precision = "float32" if place.precision == "tf32" else place.precision  # on a CPU there is no TF32
         return real(dataclasses.replace(place, device="cpu", precision=precision), module, inputs)
 
-    monkeypatch.setattr(Place, "moved", moved)
+    monkeypatch.setattr(TorchOptions, "moved", moved)
     return happened
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from depthfold.backends.base import reasons
+from depthfold.backends.base import backend_errors
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError, OutOfMemory, SpoiledDevice, spoils_device
 from depthfold.latency import choose, measure_latency, profile
@@ -60,7 +60,7 @@ def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(traced, 
     """At whatever call it happens: while blocks are compiled, while they are timed, or later, with whole networks."""
     journal = tmp_path / "latency.jsonl"
     given = dict(timer=QUICK, networks=6, journal=journal)
-    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device does nothing more.*Start again"):
+    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is unusable.*Start again"):
         measure_latency(traced, Spoilt(calls=[calls], error=error), **given)
     assert reasons_in(journal) == []
     before = journal.read_text()
@@ -111,7 +111,7 @@ def test_what_spoils_a_device_and_what_is_a_reason_against_a_module(message, spo
     kind = SpoiledDevice if spoils else OutOfMemory if memory else BackendError
     with (
         pytest.raises(kind, match="PyTorch cannot run this module: ") as raised,
-        reasons("PyTorch cannot run this module"),
+        backend_errors("PyTorch cannot run this module"),
     ):
         raise error
     assert type(raised.value) is kind and raised.value.__cause__ is error
@@ -120,8 +120,8 @@ def test_what_spoils_a_device_and_what_is_a_reason_against_a_module(message, spo
 def test_an_error_that_passes_several_runtimes_is_told_once():
     with (
         pytest.raises(SpoiledDevice) as raised,
-        reasons("It ran once and then failed"),
-        reasons("PyTorch cannot run it"),
+        backend_errors("It ran once and then failed"),
+        backend_errors("PyTorch cannot run it"),
     ):
         raise RuntimeError(ILLEGAL)
     assert str(raised.value).startswith("PyTorch cannot run it: CUDA error") and str(raised.value).count("CUDA") == 1

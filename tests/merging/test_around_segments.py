@@ -1,4 +1,4 @@
-"""What lies around the segments of a merged network: batch norms folded or made plain, and nothing else changed."""
+"""Modules outside the segments of a merged network: batch norms are folded or replaced, and nothing else changes."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from depthfold.testing import randomise_statistics
 from nets import Net, Opaque, agree, conv, image
 
 
-def merged_as_it_is(model, x=None, **given):
-    """The merged network of the plan that changes nothing. It computes what the model computes, list or not."""
+def merge_vanilla(model, x=None, **given):
+    """Return the merged network of the vanilla plan, after comparing it with the model."""
     model = randomise_statistics(model).double().eval()
     x = (image() if x is None else x).double()
     traced = df.trace(model, x, **given)
@@ -41,7 +41,7 @@ class OwnSynchronised(nn.SyncBatchNorm):
 
 
 class AnySize(nn.BatchNorm2d):
-    """Takes what BatchNorm2d does not take."""
+    """A BatchNorm2d that accepts any number of dimensions."""
 
     def _check_input_dim(self, input):
         pass
@@ -70,35 +70,35 @@ def head(norm):
     ],
     ids=["1d in a head", "of any size", "1d", "2d", "3d", "synchronised"],
 )
-def test_a_batch_norm_of_the_users_is_one_of_pytorchs_with_as_many_dimensions(model, x, kind):
-    shallow = merged_as_it_is(model, x)
+def test_custom_batch_norm_is_replaced_by_pytorchs_of_the_same_dimension(model, x, kind):
+    shallow = merge_vanilla(model, x)
     (found,) = [part for part in shallow.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     assert type(found) is kind
 
 
-def test_a_batch_norm_without_a_shift_keeps_its_scale():
+def test_batch_norm_without_bias_keeps_its_weight():
     model, x = nn.Sequential(NoShift(4), conv()).double().eval(), image().double()
     traced = df.trace(model, x)
     agree(df.merge(df.rewrite(traced, traced.vanilla))(x), model(x))
 
 
-def test_a_norm_with_an_activation_inside_keeps_it_in_every_call():
+def test_norm_that_contains_an_activation_keeps_it_in_every_call():
     def run(net, x):
         a = net.stem(x)
         b = net.down(a)
         return [net.norm(net.conv(a)), net.norm(net.conv(b)), net.norm(b)]
 
     parts = dict(stem=conv(), down=conv(stride=2), conv=conv(), norm=BatchNormAct2d(4))
-    shallow = merged_as_it_is(Net(run, **parts))
+    shallow = merge_vanilla(Net(run, **parts))
     calls = [node for node in shallow.graph.nodes if node.op == "call_module"]
     kinds = [type(shallow.get_submodule(node.target)).__name__ for node in calls]
     assert (kinds.count("BatchNorm2d"), kinds.count("ReLU")) == (3, 3)
     assert [type(part) for part in shallow.modules()].count(nn.BatchNorm2d) == 1
 
 
-def test_the_activation_of_a_norm_takes_no_name_that_is_taken():
+def test_activation_of_a_norm_gets_an_unused_name():
     parts = dict(norm=BatchNormAct2d(4), norm_act=nn.Sigmoid(), a=conv())
-    merged_as_it_is(Net(lambda net, x: net.a(net.norm_act(net.norm(x))), **parts))
+    merge_vanilla(Net(lambda net, x: net.a(net.norm_act(net.norm(x))), **parts))
 
 
 def reads_the_convolution(net, x):
@@ -116,26 +116,26 @@ def reads_the_activation(net, x):
 
 @pytest.mark.parametrize("run", [reads_the_convolution, reads_the_norm], ids=["convolution", "norm"])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, BatchNormAct2d])
-def test_no_norm_is_folded_where_other_code_reads_the_weights(run, norm):
-    shallow = merged_as_it_is(Net(run, a=conv(), norm=norm(4), b=conv()), ignore=["a", "norm"])
+def test_norm_is_not_folded_if_the_weights_are_read_elsewhere(run, norm):
+    shallow = merge_vanilla(Net(run, a=conv(), norm=norm(4), b=conv()), ignore=["a", "norm"])
     assert any(isinstance(part, nn.BatchNorm2d) for part in shallow.modules())
 
 
-def test_a_norm_stays_where_other_code_reads_the_slope_of_the_activation_inside():
+def test_norm_stays_if_the_weight_of_its_activation_is_read_elsewhere():
     norm = BatchNormAct2d(4, act_layer=nn.PReLU, act_kwargs={"num_parameters": 1}, inplace=False)
     for ignore in ((), ("a", "norm")):
-        merged_as_it_is(Net(reads_the_activation, a=conv(), norm=norm, b=conv()), ignore=ignore)
+        merge_vanilla(Net(reads_the_activation, a=conv(), norm=norm, b=conv()), ignore=ignore)
 
 
-def test_no_norm_is_folded_into_a_convolution_that_an_opaque_module_calls_too():
+def test_norm_is_not_folded_if_an_opaque_module_calls_the_convolution():
     shared = conv()
     parts = dict(a=shared, norm=nn.BatchNorm2d(4), b=conv(), o=Opaque(shared))
-    merged_as_it_is(Net(lambda net, x: net.o(net.b(F.relu(net.norm(net.a(x))))), **parts))
+    merge_vanilla(Net(lambda net, x: net.o(net.b(F.relu(net.norm(net.a(x))))), **parts))
 
 
-def test_what_is_ignored_is_no_layer_but_its_norms_are_folded_all_the_same():
+def test_norms_of_ignored_modules_are_folded():
     stem = nn.Sequential(conv(bias=False), nn.BatchNorm2d(4), nn.ReLU())
-    shallow = merged_as_it_is(nn.Sequential(stem, conv(), nn.ReLU(), conv()), ignore=["0"])
+    shallow = merge_vanilla(nn.Sequential(stem, conv(), nn.ReLU(), conv()), ignore=["0"])
     assert [(name, type(part).__name__) for name, part in shallow.named_modules() if name.startswith("0.")] == [
         ("0.0", "Conv2d"),
         ("0.2", "ReLU"),

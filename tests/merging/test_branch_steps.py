@@ -1,4 +1,4 @@
-"""Branches of several steps: average pools, batch norms and convolutions in a row."""
+"""Branches of several steps: average pools, batch norms and convolutions."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_average_pools_in_other_dimensions(dims):
     assert (traced.depth, len(traced.network.skips), traced.network.barriers) == (2, 1, ())
 
 
-def test_a_pool_that_is_called_twice_keeps_its_padding_elsewhere():
+def test_pool_that_is_called_twice_keeps_its_padding_elsewhere():
     def run(net, x):
         h = net.a(x).relu()
         return net.pool(net.c((net.b(h) + net.pool(h)).relu()))
@@ -64,7 +64,7 @@ def test_a_pool_that_is_called_twice_keeps_its_padding_elsewhere():
     assert df.rewrite(traced, df.Plan((), ()))(image(9).double()).shape == image(9).shape
 
 
-def test_a_pool_with_a_stride_and_a_convolution_is_the_shortcut_of_a_residual_block():
+def test_strided_pool_with_a_convolution_is_a_shortcut():
     block = Net(
         lambda net, x: net.b(torch.relu(net.a(x))) + net.shortcut(x),
         a=conv_bn(stride=2),
@@ -91,7 +91,7 @@ INEXACT = {
 
 
 @pytest.mark.parametrize("name", INEXACT)
-def test_a_pool_that_is_not_a_convolution_is_refused_with_the_reason(name):
+def test_pool_that_is_not_a_convolution_is_refused(name):
     pool, why = INEXACT[name]
     block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(stride=2), pool=pool)
     traced = folds_exactly(Between(block), image(15) if name != "rounding up" else image(14)[..., :14])
@@ -101,7 +101,7 @@ def test_a_pool_that_is_not_a_convolution_is_refused_with_the_reason(name):
 
 
 @pytest.mark.parametrize("name", INEXACT)
-def test_merging_would_notice_if_such_a_pool_were_taken_for_a_convolution(name, monkeypatch):
+def test_verification_detects_such_a_pool_if_it_is_not_refused(name, monkeypatch):
     monkeypatch.setattr(AveragePool, "deviation", None)
     pool, _ = INEXACT[name]
     block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(stride=2), pool=pool)
@@ -112,19 +112,19 @@ def test_merging_would_notice_if_such_a_pool_were_taken_for_a_convolution(name, 
         merged(traced)
 
 
-def test_a_pool_that_reaches_further_than_the_convolution_beside_it_stays():
+def test_pool_larger_than_the_parallel_convolution_stays():
     block = Net(lambda net, x: net.point(x) + net.pool(x), point=conv(kernel=1), pool=nn.AvgPool2d(3, 1, 1))
     assert not folds_exactly(Between(block), image(9)).network.skips
 
 
-def test_a_pool_in_the_middle_of_a_chain_stays_a_barrier():
+def test_pool_in_the_middle_of_a_chain_is_a_barrier():
     model = Net(lambda net, x: net.b(net.pool(net.a(x))), a=conv(), pool=nn.AvgPool2d(3, 1, 1), b=conv())
     traced = folds_exactly(model, image(9))
     assert (traced.network.barriers, codes(traced)["pool"]) == ((1,), "pooling")
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_an_ignored_pool_is_not_a_branch(counted):
+def test_ignored_pool_is_not_a_branch(counted):
     pool = nn.AvgPool2d(3, 1, 1, count_include_pad=counted)
     block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(), pool=pool)
     traced = folds_exactly(Between(block), image(9), ignore=["block.pool"])
@@ -142,7 +142,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_branches_of_several_steps(name):
+def test_branches_of_two_steps(name):
     build, exact = ROWS[name]
     block = Net(lambda net, x: net.large(x) + net.row(x), large=conv_bn(), row=build())
     if exact:
@@ -152,7 +152,7 @@ def test_branches_of_several_steps(name):
         assert all(skip.target > skip.source + 1 for skip in traced.network.skips)
 
 
-def test_a_1x1_convolution_beside_a_row_is_a_projection():
+def test_1x1_convolution_parallel_to_two_layers_is_a_projection():
     model = Net(lambda net, x: net.b(net.a(x)) + net.c(x), a=conv(kernel=1), b=conv(kernel=1), c=conv_bn(kernel=1))
     traced = folds_exactly(model, image(9))
     assert [(skip.source, skip.target) for skip in traced.network.skips] == [(0, 2)]

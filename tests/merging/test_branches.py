@@ -1,4 +1,4 @@
-"""Sums of parallel linear branches: one layer each, however the sum is written, and merged exactly."""
+"""Sums of parallel linear branches are one layer, in any order, and are merged exactly."""
 
 from itertools import permutations
 from random import Random
@@ -28,7 +28,7 @@ class RepVGG(nn.Module):
 
 
 class MobileOne(nn.Module):
-    """The order of FastViT and of the authors: the small branches are added up before the large ones."""
+    """The order of FastViT and of the authors: the small branches are summed before the large ones."""
 
     def __init__(self, branches=3, stride=1, groups=4):
         super().__init__()
@@ -44,7 +44,7 @@ class MobileOne(nn.Module):
 
 
 class ACNet(nn.Module):
-    """The asymmetric branches are added up first: neither lies within the other."""
+    """The asymmetric branches are summed first, and neither kernel contains the other."""
 
     def __init__(self):
         super().__init__()
@@ -70,13 +70,13 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_in_their_training_form_are_one_layer(name):
+def test_block_in_training_form_is_one_layer(name):
     build, terms = BLOCKS[name]
     is_one_layer(build(), outs=6 if "wider" in name else 4, terms=terms)
 
 
 @pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0"])
-def test_models_of_timm_merge_into_their_deployed_form(name):
+def test_timm_model_is_merged_into_its_deployed_form(name):
     torch.manual_seed(0)
     model = randomise_statistics(timm.create_model(name, num_classes=7)).double().eval()
     x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_models_of_timm_merge_into_their_deployed_form(name):
         agree(shallow(x), deployed(x))
 
 
-def test_fastvit_adds_the_small_branches_up_first():
+def test_fastvit_stem_is_merged_into_its_deployed_form():
     model = randomise_statistics(timm.create_model("fastvit_t8", num_classes=7).stem).double().eval()
     x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
     traced = df.trace(model, x)
@@ -116,7 +116,7 @@ NESTINGS = {
 
 @pytest.mark.parametrize("nesting", NESTINGS)
 @pytest.mark.parametrize("order", list(permutations(TERMS)), ids=" ".join)
-def test_the_order_of_the_sum_does_not_matter(nesting, order):
+def test_order_of_the_sum_does_not_matter(nesting, order):
     torch.manual_seed(0)
     parts = {name: build() for name, build in TERMS.items()}
     model = Net(
@@ -129,7 +129,7 @@ def test_the_order_of_the_sum_does_not_matter(nesting, order):
     assert convolutions(merged(traced)) == 2
 
 
-def test_sums_in_place_are_one_layer():
+def test_in_place_sums_are_one_layer():
     def run(net, x):
         small = net.point(x)
         small += net.norm(x)
@@ -140,7 +140,7 @@ def test_sums_in_place_are_one_layer():
     assert (traced.depth, traced.network.barriers, len(traced.network.skips)) == (2, (), 2)
 
 
-def test_a_sum_that_somebody_reads_before_it_is_overwritten_stays():
+def test_sum_that_is_read_before_it_is_overwritten_stays():
     def run(net, x):
         small = net.point(x)
         total = small + 1
@@ -151,7 +151,7 @@ def test_a_sum_that_somebody_reads_before_it_is_overwritten_stays():
     folds_exactly(model, image(9))
 
 
-def test_a_branch_that_somebody_else_reads_stays():
+def test_branch_that_is_read_elsewhere_stays():
     def run(net, x):
         point = net.point(x)
         return net.last((net.large(x) + (point + x)).relu()), point
@@ -165,7 +165,7 @@ def test_a_branch_that_somebody_else_reads_stays():
             agree(found, wanted)
 
 
-def test_a_branch_that_is_added_twice_is_not_folded_once():
+def test_branch_that_is_added_twice_is_exact():
     model = Net(
         lambda net, x: net.last(twice(net.large(x), net.point(x)).relu()),
         large=conv_bn(),
@@ -179,7 +179,7 @@ def test_a_branch_that_is_added_twice_is_not_folded_once():
     folds_exactly(model, image(9))
 
 
-def test_a_value_that_is_added_to_itself_is_a_layer():
+def test_value_that_is_added_to_itself_is_a_layer():
     def run(net, x):
         y = net.a(x)
         return net.b((y + y).relu())
@@ -187,7 +187,7 @@ def test_a_value_that_is_added_to_itself_is_a_layer():
     assert folds_exactly(Net(run, a=conv(), b=conv()), image(9)).depth == 2
 
 
-def test_a_sum_with_a_term_outside_the_kernel_stays():
+def test_sum_with_a_term_outside_the_kernel_stays():
     block = Net(
         lambda net, x: net.large(x) + (net.point(x) + net.pool(x)),
         large=conv(),
@@ -199,7 +199,7 @@ def test_a_sum_with_a_term_outside_the_kernel_stays():
     assert "side-addition" in codes(traced).values()
 
 
-def test_a_sum_in_place_is_what_later_readers_read():
+def test_later_operations_read_the_in_place_sum():
     def run(net, x):
         x = net.first(x).relu()
         small = x.add_(net.norm(x))
@@ -210,7 +210,7 @@ def test_a_sum_in_place_is_what_later_readers_read():
     assert (skip.source, skip.target, skip.projection) == (1, 2, None)
 
 
-def test_a_norm_after_a_sum_is_not_folded_into_its_terms():
+def test_norm_after_a_sum_is_not_folded_into_its_terms():
     model = Net(
         lambda net, x: net.last((net.large(x) + net.norm(net.point(x) + net.other(x))).relu()),
         large=conv_bn(),
@@ -231,9 +231,7 @@ def test_terms_from_different_values_are_not_one_branch():
     folds_exactly(model, image(9))
 
 
-# Branches beside a longer path.
-
-# Each with the number of convolutions that are left of it where the addition stays.
+# Branches parallel to a longer path, with the number of convolutions that remain if the addition stays.
 BESIDE = {
     "a sum": (lambda net, x: net.a(x) + net.b(x), 1),
     "a sum in place": (lambda net, x: net.b(x).add_(net.a(x)), 1),
@@ -241,29 +239,29 @@ BESIDE = {
     "a sum with a norm": (lambda net, x: net.a(x) + (x + net.norm(x)), 1),
     "a sum of norms": (lambda net, x: x + net.norm(x), 0),
     "a sum with a pool": (lambda net, x: net.pool(x) + (net.a(x) + net.b(x)), 1),
-    "branches that do not lie within each other": (lambda net, x: net.wide(x) + net.high(x), 2),
+    "branches that do not contain each other": (lambda net, x: net.wide(x) + net.high(x), 2),
 }
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_branches_beside_a_longer_path(name):
+def test_branches_parallel_to_a_longer_path(name):
     def run(net, x):
         x = net.zero(x).relu()
         return net.last((net.two(net.one(x).relu()) + beside(net, x)).relu())
 
-    beside, left = BESIDE[name]
+    beside, remaining = BESIDE[name]
     parts = dict(zero=conv(), one=conv_bn(), two=conv_bn(), last=conv(), a=conv_bn(kernel=1), b=conv_bn())
     sides = dict(wide=nn.Conv2d(4, 4, (1, 3), padding=(0, 1)), high=nn.Conv2d(4, 4, (3, 1), padding=(1, 0)))
     model = Net(run, **parts, **sides, norm=nn.BatchNorm2d(4), pool=nn.AvgPool2d(3, 1, 1))
     traced = folds_exactly(model, image(11), plans=8)
     assert (traced.depth, traced.network.barriers) == (4, ())
     assert {(skip.source, skip.target) for skip in traced.network.skips} == {(1, 3)}
-    assert convolutions(merged(traced)) == 4 + left
+    assert convolutions(merged(traced)) == 4 + remaining
     assert convolutions(merged(traced, df.Plan((1,), (1, 3)))) == 3
 
 
 @pytest.mark.parametrize("plan", [df.Plan((1, 2, 3), (1, 2, 3)), df.Plan((1,), (1, 3)), df.Plan((), ())], ids=str)
-def test_what_is_left_of_the_branches_can_be_saved_and_loaded(tmp_path, plan):
+def test_remaining_branches_can_be_saved_and_loaded(tmp_path, plan):
     def model(seed):
         torch.manual_seed(seed)
         beside = Net(lambda net, x: net.a(x) + net.b(x), a=conv_bn(kernel=1), b=conv_bn())
@@ -277,7 +275,7 @@ def test_what_is_left_of_the_branches_can_be_saved_and_loaded(tmp_path, plan):
         assert torch.equal(again(image(9)), shallow(image(9)))
 
 
-def test_a_row_of_convolutions_beside_a_longer_path_has_layers_of_its_own():
+def test_convolutions_parallel_to_a_longer_path_are_layers():
     def run(net, x):
         x = net.zero(x).relu()
         return net.last((net.two(net.one(x).relu()) + net.b(net.a(x))).relu())
@@ -287,10 +285,7 @@ def test_a_row_of_convolutions_beside_a_longer_path_has_layers_of_its_own():
     assert (traced.depth, len(traced.network.skips)) == (6, 0)
 
 
-# The student trains all branches under the user's names.
-
-
-def test_the_student_keeps_all_branches_and_their_names():
+def test_student_keeps_all_branches_and_their_names():
     model = randomise_statistics(Between(MobileOne())).double().eval()
     x = image(9).double()
     traced = df.trace(model, x)
@@ -308,7 +303,7 @@ def test_the_student_keeps_all_branches_and_their_names():
             agree(shallow(x), student(x))
 
 
-def test_random_plans_of_a_network_of_blocks():
+def test_random_plans_of_a_network_of_blocks_are_exact():
     torch.manual_seed(0)
     blocks = [RepVGG(4, 4), MobileOne(), ACNet(), RepVGG(4, 6, stride=2), RepVGG(6, 6, groups=2)]
     model = nn.Sequential(*(part for block in blocks for part in (block, nn.ReLU())))

@@ -1,4 +1,4 @@
-"""verify(): errors at the borders and in the interior apart, and what it says of things that do not fit."""
+"""verify(): errors at the borders and in the interior, and its messages for invalid arguments."""
 
 import copy
 
@@ -23,7 +23,7 @@ def first_convolution(module):
     return next(part for part in module.modules() if isinstance(part, nn.Conv2d))
 
 
-def test_an_exact_merge_is_verified_with_the_tolerance_of_its_precision():
+def test_exact_merge_is_verified_with_the_tolerance_of_its_precision():
     found = df.verify(*folded())
     assert isinstance(found, df.Verification)
     assert found.ok
@@ -33,19 +33,19 @@ def test_an_exact_merge_is_verified_with_the_tolerance_of_its_precision():
     assert df.verify(*folded(dtype=torch.float32)).tolerance == 1e-4
 
 
-def test_an_error_at_the_borders_is_seen_at_the_borders():
+def test_border_error_is_reported_at_the_borders():
     student, shallow = folded()
     first_convolution(shallow).padding_mode = "replicate"
     found = df.verify(student, shallow)
     assert not found.ok
     assert found.segments[0].border > 1e-2
     assert found.segments[0].interior <= 1e-13
-    assert found.segments[1].interior <= 1e-13  # both give the segment behind the same values: the error is not its own
+    assert found.segments[1].interior <= 1e-13  # both networks give the next segment the same input
     assert found.output > 1e-10
     assert "first wrong segment (0, 2]" in str(found)
 
 
-def test_an_error_of_the_last_segment_at_the_borders_is_nowhere_else():
+def test_border_error_of_the_last_segment_is_reported_only_there():
     student, shallow = folded()
     last = [part for part in shallow.modules() if isinstance(part, nn.Conv2d)][-1]
     last.padding_mode = "reflect"
@@ -56,7 +56,7 @@ def test_an_error_of_the_last_segment_at_the_borders_is_nowhere_else():
     assert "first wrong segment (2, 4]" in str(found)
 
 
-def test_an_error_stays_with_its_segment_where_a_skip_reads_the_value_before_a_dropout():
+def test_error_is_attributed_to_its_segment_if_a_skip_starts_before_a_dropout():
     torch.manual_seed(0)
     model = Net(
         lambda net, x: (lambda y: net.c(F.relu(net.b(net.drop(y)))) + y)(F.relu(net.a(x))),
@@ -66,12 +66,12 @@ def test_an_error_stays_with_its_segment_where_a_skip_reads_the_value_before_a_d
     student = df.rewrite(traced, df.Plan((1,), (1,)))
     shallow = df.merge(student)
     shallow.get_submodule("a").bias.data += 1e-3
-    wrong, behind = df.verify(student, shallow).segments
+    wrong, following = df.verify(student, shallow).segments
     assert wrong.interior > 1e-5
-    assert max(behind.border, behind.interior) <= 1e-13
+    assert max(following.border, following.interior) <= 1e-13
 
 
-def test_the_merged_network_whose_convolutions_may_be_huge_runs_once():
+def test_merged_network_runs_once():
     student, shallow = folded()
     calls = []
     first_convolution(shallow).register_forward_hook(lambda *_: calls.append(1))
@@ -79,7 +79,7 @@ def test_the_merged_network_whose_convolutions_may_be_huge_runs_once():
     assert len(calls) == 1
 
 
-def test_an_error_of_a_weight_is_seen_in_the_interior():
+def test_wrong_weight_is_reported_in_the_interior():
     student, shallow = folded()
     with torch.no_grad():
         first_convolution(shallow).weight[0, 0, 2, 2] += 1e-3
@@ -90,20 +90,20 @@ def test_an_error_of_a_weight_is_seen_in_the_interior():
     assert "tolerance 1e-10" in str(found)
 
 
-def test_an_error_of_the_student_is_seen_as_well():
+def test_wrong_student_is_reported():
     student, shallow = folded()
     with torch.no_grad():
         first_convolution(student).bias += 1e-3
     assert not df.verify(student, shallow).ok
 
 
-def test_inputs_of_another_size_and_precision():
+def test_inputs_may_have_another_size_and_precision():
     student, shallow = folded()
     for inputs in (image(23).double(), image(9, batch=1), (image(30),), {"input": image(10)}):
         assert df.verify(student, shallow, inputs).ok
 
 
-def test_inputs_of_the_whole_model_with_at():
+def test_inputs_are_those_of_the_whole_model_with_at():
     model = Net(lambda net, x: net.body(x + 1) if x.sum() > 0 else net.body(x), body=nn.Sequential(conv(), conv()))
     model.double().eval()
     student = df.rewrite(df.trace(model, image().double(), at="body"), df.Plan((), ()))
@@ -114,7 +114,7 @@ def test_inputs_of_the_whole_model_with_at():
     assert not df.verify(student, shallow, image(17)).ok
 
 
-def test_modes_are_given_back():
+def test_training_modes_are_restored():
     student, shallow = folded()
     student.train()
     shallow.train()
@@ -123,57 +123,58 @@ def test_modes_are_given_back():
     assert shallow.training
 
 
-def test_what_is_no_student_and_what_is_no_merged_network():
+def test_other_modules_are_refused():
     student, shallow = folded()
     with pytest.raises(InvalidValue, match="Conv2d is not a rewritten network"):
         df.verify(conv(), shallow)
-    with pytest.raises(InvalidValue, match=r"is no merged network: expected what merge\(student\) returned"):
+    with pytest.raises(InvalidValue, match=r"is not a merged network\. Expected the result of merge\(student\)"):
         df.verify(student, student)
-    with pytest.raises(InvalidValue, match="Conv2d is no merged network"):
+    with pytest.raises(InvalidValue, match="Conv2d is not a merged network"):
         df.verify(student, conv())
     with pytest.raises(InvalidValue, match="NoneType is not a rewritten network"):
         df.verify(None, shallow)
-    with pytest.raises(InvalidValue, match="NoneType is no merged network"):
+    with pytest.raises(InvalidValue, match="NoneType is not a merged network"):
         df.verify(student, None)
 
 
-def test_an_empty_batch_says_nothing():
+def test_empty_batch_is_refused():
     student, shallow = folded()
     with pytest.raises(
-        InvalidValue, match=r"^The inputs are an empty batch: .* a map of the shape \(0, 4, .*Give one image"
+        InvalidValue,
+        match=r"^The inputs are an empty batch: .* a feature map of shape \(0, 4, .*Pass at least one image",
     ):
         df.verify(student, shallow, image()[:0])
     assert df.verify(student, shallow, image()[:1]).ok
 
 
 def refused(student, shallow):
-    """Whether verify() says no, as a result or as an error of ours."""
+    """Return True if verify() fails or raises a DepthfoldError."""
     try:
         return not df.verify(student, shallow).ok
     except DepthfoldError:
         return True
 
 
-def test_a_merged_network_of_another_plan_does_not_pass():
+def test_merged_network_of_another_plan_is_refused():
     one, _ = folded()
     _, other = folded(cuts=(1,))
     assert refused(one, other)
 
 
-def test_a_merged_network_of_another_model_is_a_clear_error():
+def test_merged_network_of_another_model_is_refused():
     student, _ = folded()
     other = df.trace(Net(lambda net, x: net.b(net.a(x)), a=conv(), b=conv()).double(), image().double())
     with pytest.raises(DepthfoldError):
         df.verify(student, df.merge(df.rewrite(other, df.Plan((), ()))))
 
 
-def test_a_merged_network_that_gives_another_size_does_not_pass():
+def test_merged_network_with_another_output_size_is_refused():
     student, shallow = folded()
     first_convolution(shallow).padding = (1, 1)
     assert refused(student, shallow)
 
 
-def test_inputs_that_do_not_run_are_a_clear_error():
+def test_invalid_inputs_raise_a_depthfold_error():
     student, shallow = folded()
     for inputs in (torch.zeros(1, 3, 8, 8), "text", ()):
         with pytest.raises(DepthfoldError):
@@ -181,7 +182,7 @@ def test_inputs_that_do_not_run_are_a_clear_error():
 
 
 def damaged(student):
-    """An activation where the plan has none."""
+    """Return the student with an extra activation that is not in the plan."""
     student = copy.deepcopy(student)
     node = next(node for node in student.graph.nodes if node.op == "call_module")
     with student.graph.inserting_after(node):
@@ -191,9 +192,9 @@ def damaged(student):
     return student
 
 
-def test_merging_a_damaged_student_raises():
+def test_merging_a_modified_student_raises():
     student, _ = folded()
-    with pytest.raises(VerificationError, match="does not compute what the rewritten one computes: largest error at"):
+    with pytest.raises(VerificationError, match="does not compute the same as the rewritten one: largest error at"):
         df.merge(damaged(student))
 
 
@@ -206,27 +207,27 @@ def test_merging_a_student_whose_padding_was_changed_raises():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_an_error(value):
+def test_infinite_values_are_an_error(value):
     student, shallow = folded()
     with torch.no_grad():
         first_convolution(student).weight[0, 0, 0, 0] = value
-    with pytest.raises(VerificationError, match="values that are not finite, so nothing can be verified"):
+    with pytest.raises(VerificationError, match="values that are not finite, so it cannot be verified"):
         df.merge(student)
     with pytest.raises(VerificationError, match="not finite"):
         df.verify(student, shallow)
 
 
-def test_values_inside_that_are_not_finite_are_an_error_even_if_an_activation_hides_them():
+def test_infinite_values_before_an_activation_are_an_error():
     model = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), conv()).double().eval()
     student = df.rewrite(df.trace(model, image().double()), df.Plan((1,), (1,)))
     with torch.no_grad():
         first_convolution(student).bias[0] = -float("inf")
         assert student(image().double()).isfinite().all()
-    with pytest.raises(VerificationError, match="values that are not finite, so nothing can be verified"):
+    with pytest.raises(VerificationError, match="values that are not finite, so it cannot be verified"):
         df.merge(student)
 
 
-def test_a_merged_network_with_values_that_are_not_finite_does_not_pass():
+def test_merged_network_with_infinite_values_is_refused():
     student, shallow = folded()
     with torch.no_grad():
         first_convolution(shallow).weight[0, 0, 0, 0] = float("nan")
@@ -235,18 +236,18 @@ def test_a_merged_network_with_values_that_are_not_finite_does_not_pass():
     assert found.interior == float("inf")
 
 
-def test_an_activation_in_place_does_not_blur_the_comparison():
+def test_in_place_activation_does_not_affect_the_comparison():
     model = nn.Sequential(conv(), nn.ReLU(inplace=True), conv(), nn.ReLU(inplace=True), conv()).double().eval()
     traced = df.trace(model, image().double())
     student = df.rewrite(traced, only(traced, 0, 2))
     shallow = df.merge(student)
-    first_convolution(shallow).bias.data -= 1e6  # all negative: after the activation nothing would be left of it
+    first_convolution(shallow).bias.data -= 1e6  # all negative, so the activation would hide the error
     assert df.verify(student, shallow).segments[0].interior > 1e3
     agree(student(image().double()), df.merge(student)(image().double()))
 
 
 class Chaotic(nn.Module):
-    """Two convolutions, and a map that makes a large change of a change in the last digit."""
+    """Two convolutions, and a function that amplifies a change in the last digit."""
 
     def __init__(self):
         super().__init__()
@@ -256,25 +257,25 @@ class Chaotic(nn.Module):
     def forward(self, x):
         y = torch.sigmoid(self.b(self.a(x)))
         for _ in range(24):
-            y = 3.99 * y * (1 - y)  # the logistic map doubles a difference in every step
+            y = 3.99 * y * (1 - y)  # the logistic map doubles a difference in each step
         return y
 
 
-def test_a_chaotic_network_is_held_to_what_it_makes_of_a_last_digit():
+def test_chaotic_network_is_compared_with_its_sensitivity():
     traced = df.trace(Chaotic().double().eval(), image().double())
     student = df.rewrite(traced, df.Plan((), ()))
     shallow = df.merge(student)
     found = df.verify(student, shallow)
     assert found.ok
-    assert found.output > found.tolerance  # no merging could be closer
+    assert found.output > found.tolerance  # no merged network could be more accurate
     assert max(found.border, found.interior) <= 1e-13
     assert "last digit of its input" in str(found)
     first_convolution(shallow).bias.data += 1e-6
-    assert not df.verify(student, shallow).ok  # the segments still tell
+    assert not df.verify(student, shallow).ok  # the segments still differ
 
 
 class Halved(nn.Module):
-    """A stem in single precision and a body in a half one, as it is deployed to save memory."""
+    """A stem in single and a body in half precision."""
 
     def __init__(self, cast, dtype):
         super().__init__()
@@ -296,14 +297,16 @@ class Halved(nn.Module):
     ],
     ids=["half()", "to(float16)", "to(dtype=bfloat16)", "bfloat16()"],
 )
-def test_a_network_of_two_precisions_is_held_to_the_coarser_one(cast, dtype):
+def test_mixed_precision_uses_the_larger_tolerance(cast, dtype):
     model, x = Halved(cast, dtype).eval(), image()
     student = df.rewrite(df.trace(model, x), df.Plan((), (1,)))
     shallow = df.merge(student)
     found = df.verify(student, shallow)
     assert found.ok
     assert found.tolerance == {torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
-    assert max(found.border, found.interior) < found.tolerance / 2  # the rounding of the weights, not of the maps
+    assert (
+        max(found.border, found.interior) < found.tolerance / 2
+    )  # the rounding error of the weights, not of the feature maps
     agree(shallow(x), student(x), 2 * found.tolerance)
     assert {p.dtype for p in shallow.parameters()} == {torch.float32, dtype}
     with torch.no_grad():
@@ -312,7 +315,7 @@ def test_a_network_of_two_precisions_is_held_to_the_coarser_one(cast, dtype):
 
 
 class HalfInside(nn.Module):
-    """Cannot be traced, and casts its input itself."""
+    """A module that cannot be traced and casts its input."""
 
     def __init__(self):
         super().__init__()
@@ -322,7 +325,7 @@ class HalfInside(nn.Module):
         return self.conv(x.half()).float() if x.numel() and x.isfinite().all() else x
 
 
-def test_a_module_with_casts_that_nobody_sees_runs_in_its_own_precision():
+def test_opaque_module_with_casts_runs_in_its_own_precision():
     torch.manual_seed(0)
     model = nn.Sequential(conv(), nn.ReLU(), conv(), HalfInside()).eval()
     student = df.rewrite(df.trace(model, image()), df.Plan((), ()))
@@ -330,18 +333,18 @@ def test_a_module_with_casts_that_nobody_sees_runs_in_its_own_precision():
     assert (found.ok, found.tolerance) == (True, 5e-3)
 
 
-def test_single_precision_beside_double_is_held_to_single():
+def test_single_and_double_precision_use_the_tolerance_of_single():
     model = Halved(lambda x: x.double(), torch.float64).eval()
     student = df.rewrite(df.trace(model, image()), df.Plan((), (1,)))
     assert df.verify(student, df.merge(student)).tolerance == 1e-4
 
 
-def test_a_network_without_weights_says_so():
+def test_network_without_weights_is_refused():
     model = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), conv()).to("meta").eval()
     student = df.rewrite(df.trace(model, image().to("meta")), df.Plan((), ()))
     expected = (
-        'The rewritten network has no weights: 0.weight is on the device "meta", which keeps shapes alone, so there is '
-        "nothing to compare. Load the model's weights (load_state_dict(..., assign=True)), then trace it again."
+        'The rewritten network has no weights: 0.weight is on the device "meta". Load the weights of the model with '
+        "load_state_dict(..., assign=True), and trace it again."
     )
     with pytest.raises(VerificationError) as error:
         df.merge(student)

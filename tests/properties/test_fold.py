@@ -1,4 +1,4 @@
-"""Random small CNNs, random valid plans: rewriting and merging are exact, whatever the network."""
+"""Rewriting and merging are exact for random small CNNs and random plans."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ def build(spec, seed):
         with torch.no_grad():
             model(x)
     except RuntimeError as error:
-        assume("size" not in str(error).lower())  # the maps have become too small for a kernel or a pool
+        assume("size" not in str(error).lower())  # a feature map is too small for a kernel or a pool
         raise
     return model, x
 
@@ -41,8 +41,8 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
     plan = random_plan(traced.network, Random(seed), largest=50_000)
     segments = traced.network.segments(plan)
     event(f"longest segment {max((len(s) for s in segments), default=0)}")
-    event(f"skips held: {any(s.contains(k.span) for s in segments for k in traced.network.skips)}")
-    event(f"branches beside a layer: {sum(k.target == k.source + 1 for k in traced.network.skips)}")
+    event(f"skips inside segments: {any(s.contains(k.span) for s in segments for k in traced.network.skips)}")
+    event(f"branches parallel to a layer: {sum(k.target == k.source + 1 for k in traced.network.skips)}")
 
     student = df.rewrite(traced, plan)
     shallow = df.merge(student)
@@ -65,7 +65,7 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
 
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
-def test_shapes_of_merged_segments_are_those_of_the_core(spec, seed):
+def test_merged_convolutions_have_the_predicted_shapes(spec, seed):
     model, x = build(spec, seed)
     traced = df.trace(model, x)
     plan = random_plan(traced.network, Random(seed + 1), largest=50_000)
@@ -81,7 +81,7 @@ def test_shapes_of_merged_segments_are_those_of_the_core(spec, seed):
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
 @settings(max_examples=max(settings().max_examples // 4, 10))
-def test_single_precision(spec, seed):
+def test_merging_in_float32_is_within_tolerance(spec, seed):
     model, x = build(spec, seed)
     model, x = model.float(), x.float()
     traced = df.trace(model, x)

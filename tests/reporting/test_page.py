@@ -152,10 +152,14 @@ def test_spread_over_trainings_precedes_the_number_of_images():
 
 def test_refusals_are_grouped_and_barriers_have_a_reason():
     network = vgg19()
-    refusals = (*network.refusals, Refusal("pool9", "pooling", "pooling is no convolution"))
+    refusals = (*network.refusals, Refusal("pool9", "pooling", "pooling is not a convolution"))
     document = Document(page(made_up_run(dataclasses.replace(network, refusals=refusals))))
-    assert document.rows["pooling"] == ["pooling", "pooling is no convolution", "pool2, pool4, pool8, pool12 and pool9"]
-    assert document.rows["after layer 4"] == ["after layer 4", "conv4", "pooling is no convolution"]
+    assert document.rows["pooling"] == [
+        "pooling",
+        "pooling is not a convolution",
+        "pool2, pool4, pool8, pool12 and pool9",
+    ]
+    assert document.rows["after layer 4"] == ["after layer 4", "conv4", "pooling is not a convolution"]
     without = text_of(Document(page(made_up_run(chain(3, 3)))), "refusals")
     assert "Nothing in this network was refused" in without
     assert "The network has no barrier" in without

@@ -41,7 +41,7 @@ def test_plans_have_their_activations_and_importances(findings, data):
         assert plan["importance"] == solved.importance
     own = {l for l, layer in enumerate(data["layers"], start=1) if layer["activation"] is not None}
     assert own == findings.network.activations
-    assert data["inserted"] == findings.network.own_activation
+    assert data["inserted"] == findings.network.main_activation
 
 
 def test_each_segment_occurs_once_with_its_merged_kernel(findings, data):

@@ -300,9 +300,9 @@ def test_students_accept_other_sizes():
 @pytest.mark.parametrize(
     ("activations", "cuts", "message"),
     [
-        ((), (3,), "cuts lie strictly between 0 and 3"),
+        ((), (3,), "Cuts must lie strictly between 0 and 3"),
         ((), (8,), "The plan has position 8, but the network has 3 layers"),
-        ((2,), (1,), r"it crosses one end of the residual 0 -> 2|The activations \[2\] are no cuts of the plan"),
+        ((2,), (1,), r"it crosses one end of the residual 0 -> 2|The activations \[2\] must also be cuts"),
         ((), (1,), r"\(1, 3\]: it crosses one end of the residual 0 -> 2; .* Add cuts there"),
     ],
 )
@@ -312,7 +312,7 @@ def test_invalid_plans_are_refused(activations, cuts, message):
 
 
 def test_plan_cannot_insert_into_a_network_without_activations():
-    with pytest.raises(PlanError, match="the network has none whose kind could be taken"):
+    with pytest.raises(PlanError, match="the network has no activation to copy"):
         rewritten(nn.Sequential(conv(), conv()).double(), (1,), (1,))
 
 

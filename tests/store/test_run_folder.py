@@ -94,7 +94,5 @@ def test_a_folder_that_vanished_is_a_clear_error(folder):
 
 
 def test_what_is_no_path_is_refused():
-    with pytest.raises(
-        InvalidValue, match=r"^The folder of a run must be a path, found 5. Give it as text, or as a path"
-    ):
+    with pytest.raises(InvalidValue, match=r"^The folder of a run must be a path, found 5. Pass a string or"):
         RunFolder.open(5)

@@ -1,4 +1,4 @@
-"""JSON: what is written reads back as the same noun, and whatever is wrong in a document is named."""
+"""JSON documents: data classes read back as they were written, and errors name the field."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from depthfold.errors import InvalidValue
 from depthfold.support.document import decode_fields, encode
 from structures import chain, mobilenet_v2, resnet34, shape, vgg19
 
-NOUNS = [
+VALUES = [
     Span(0, 3),
     FlaggedSpan(0, 3, True, False),
     shape(4, 8, kernel=5, stride=2, groups=4),
@@ -26,20 +26,20 @@ NOUNS = [
 ]
 
 
-@pytest.mark.parametrize("noun", NOUNS, ids=lambda noun: type(noun).__name__)
-def test_every_noun_reads_back_as_itself(noun):
-    data = json.loads(json.dumps(encode(noun)))
-    assert decode_fields(type(noun), data, "here") == noun
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_data_class_reads_back_unchanged(value):
+    data = json.loads(json.dumps(encode(value)))
+    assert decode_fields(type(value), data, "here") == value
 
 
 @pytest.mark.parametrize("network", [mobilenet_v2(1.4), vgg19(), resnet34(), Network(name="none", layers=())])
-def test_networks_read_back_as_themselves(network):
+def test_network_reads_back_unchanged(network):
     again = Network.loads(network.dumps())
     assert again == network
     assert again.flagged_spans("full") == network.flagged_spans("full")
 
 
-def test_plans_read_back_as_themselves():
+def test_plan_reads_back_unchanged():
     plan = Plan((3, 9), (2, 3))
     assert Plan.loads(plan.dumps()) == plan
     assert plan.to_json() == {"format": "depthfold.plan", "version": 1, "activations": [3, 9], "cuts": [2, 3]}
@@ -49,7 +49,7 @@ def plan_with(**change):
     return {"format": "depthfold.plan", "version": 1, "activations": [1], "cuts": [1]} | change
 
 
-def test_another_format_is_refused_by_name():
+def test_other_format_is_refused():
     with pytest.raises(
         InvalidValue, match=r"has format 'depthfold.network', version 1; Plan reads format 'depthfold.plan'"
     ):
@@ -57,31 +57,31 @@ def test_another_format_is_refused_by_name():
 
 
 @pytest.mark.parametrize("version", [2, 0, None, "1"])
-def test_another_version_is_refused_by_number(version):
+def test_other_version_is_refused(version):
     with pytest.raises(
         InvalidValue, match=f"version {version!r}; Plan reads .*, version 1.* or by an older or newer depthfold"
     ):
         Plan.from_json(plan_with(version=version))
 
 
-def test_a_document_without_a_format_is_refused():
+def test_document_without_a_format_is_refused():
     with pytest.raises(InvalidValue, match="has format None, version None"):
         Plan.from_json({"activations": [], "cuts": []})
 
 
-def test_text_that_is_no_json_and_json_that_is_no_object():
+def test_text_that_is_not_a_json_object_is_refused():
     with pytest.raises(InvalidValue, match=r"This is not JSON: .* Expected a 'depthfold.plan' document"):
         Plan.loads("{")
     with pytest.raises(InvalidValue, match=r"Expected a JSON object with a 'depthfold.plan' document, found list"):
         Plan.loads("[1]")
 
 
-def test_an_unknown_field_is_named_with_those_that_are_known():
-    with pytest.raises(InvalidValue, match="Plan: unknown field 'cut'; known are activations, cuts"):
+def test_unknown_field_is_refused():
+    with pytest.raises(InvalidValue, match="Plan: unknown field 'cut'; the fields are activations, cuts"):
         Plan.from_json(plan_with(cut=[]))
 
 
-def test_a_missing_field_is_named():
+def test_missing_field_is_refused():
     data = plan_with()
     del data["cuts"]
     with pytest.raises(InvalidValue, match="Plan: the field 'cuts' is missing"):
@@ -106,17 +106,17 @@ def test_fields_with_defaults_may_be_missing():
         (dict(activations=[None]), r"Plan\.activations\[0\]: expected int, found None"),
     ],
 )
-def test_wrong_types_are_named_with_their_place(change, message):
+def test_wrong_type_is_refused_with_its_path(change, message):
     with pytest.raises(InvalidValue, match=message):
         Plan.from_json(plan_with(**change))
 
 
 def network_with(path, value):
     data = json.loads(mobilenet_v2().dumps())
-    place = data
+    target = data
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        target = target[key]
+    target[path[-1]] = value
     return data
 
 
@@ -138,7 +138,7 @@ def network_with(path, value):
         (("layers", 4, "shape", "groups"), 7, "7 groups do not divide"),
     ],
 )
-def test_mistakes_deep_in_a_document_are_named_with_their_place(path, value, message):
+def test_errors_in_nested_fields_have_their_path(path, value, message):
     with pytest.raises(InvalidValue, match=message):
         Network.from_json(network_with(path, value))
 
@@ -153,10 +153,10 @@ class Everything(Document):
     keys: frozenset[int] = frozenset()
 
 
-def test_floats_literals_and_mappings():
-    noun = Everything(share=0.5, kind="a", table={"x": 1}, keys=frozenset({2, 1}))
-    assert Everything.loads(noun.dumps()) == noun
-    good = noun.to_json()
+def test_floats_literals_and_mappings_are_checked():
+    value = Everything(share=0.5, kind="a", table={"x": 1}, keys=frozenset({2, 1}))
+    assert Everything.loads(value.dumps()) == value
+    good = value.to_json()
     assert type(Everything.from_json(good | {"share": 2}).share) is float
     for change, message in (
         ({"share": True}, "Everything.share: expected float, found True"),
@@ -168,11 +168,11 @@ def test_floats_literals_and_mappings():
             Everything.from_json(good | change)
 
 
-def test_not_a_number_is_not_written():
+def test_nan_is_not_written():
     with pytest.raises(ValueError, match="not JSON compliant"):
         Everything(share=float("nan"), kind="a", table={}).dumps()
 
 
-def test_what_has_no_json_form_is_refused():
+def test_value_without_a_json_form_is_refused():
     with pytest.raises(InvalidValue, match="complex has no JSON form"):
         encode((1, 2j))

@@ -1,4 +1,4 @@
-"""How numbers are put into words, and names that are nearly right into sentences."""
+"""Suggestions, amounts and errors as text."""
 
 import pytest
 
@@ -8,7 +8,7 @@ KNOWN = ("latency", "late", "budget", "{braces}")
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("latncy", "Did you mean 'latency'? "),
         ("braces", "Did you mean '{braces}'? "),
@@ -16,19 +16,19 @@ KNOWN = ("latency", "late", "budget", "{braces}")
         ("", ""),
     ],
 )
-def test_the_closest_name_or_nothing(name, said):
-    assert did_you_mean(name, KNOWN) == said
-    assert did_you_mean(name, iter(KNOWN)) == said
+def test_did_you_mean_suggests_the_closest_name(name, expected):
+    assert did_you_mean(name, KNOWN) == expected
+    assert did_you_mean(name, iter(KNOWN)) == expected
 
 
-def test_several_in_a_form_of_their_own():
-    said = did_you_mean("laten", KNOWN, lambda close: f"--{close}", most=2)
-    assert said == "Did you mean --late or --latency? "
+def test_did_you_mean_formats_several_suggestions():
+    text = did_you_mean("laten", KNOWN, lambda close: f"--{close}", most=2)
+    assert text == "Did you mean --late or --latency? "
     assert did_you_mean("laten", KNOWN, most=2, cutoff=0.85) == "Did you mean 'late'? "
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (0, "0"),
         (510, "510"),
@@ -42,11 +42,11 @@ def test_several_in_a_form_of_their_own():
         (15_470_264_320, "15.47 G"),
     ],
 )
-def test_an_amount_has_four_digits_and_no_leading_zeros(number, said):
-    assert amount(number) == said
+def test_amount_has_four_digits_and_a_unit(number, expected):
+    assert amount(number) == expected
 
 
-def test_an_error_in_one_line_without_the_colours_of_a_terminal():
+def test_one_line_removes_line_breaks_and_colours():
     assert one_line(ValueError("This is \x1b[96mstep 3/3\x1b[0m\n of\texporting")) == "This is step 3/3 of exporting"
     assert one_line(KeyError()) == "KeyError"
     assert len(one_line(ValueError("x" * 400))) == 300

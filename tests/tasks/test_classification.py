@@ -315,7 +315,7 @@ def test_wrong_options_are_refused():
         with pytest.raises(InvalidValue, match="size must be a"):
             ClassificationTask.tensors(train=data(), size=size)
     refused(
-        lambda: ClassificationTask.tensors(train=data(), score_batch=0), InvalidValue, "score_batch must be a whole nu"
+        lambda: ClassificationTask.tensors(train=data(), score_batch=0), InvalidValue, "score_batch must be an integer"
     )
     for normalise in (5, (0.5, 0.5), ((0.5,),), "ab", ((0.1,), ("x",)), ((0.1,), (0.2,), (0.3,))):
         refused(
@@ -330,9 +330,9 @@ def test_wrong_options_are_refused():
             f"normalise must have finite means and deviations above 0, found {normalise!r}.",
         )
     refused(
-        lambda: ClassificationTask.cifar10(5), InvalidValue, "The path of a dataset must be a path, found 5. Give it"
+        lambda: ClassificationTask.cifar10(5), InvalidValue, "The path of a dataset must be a path, found 5. Pass a"
     )
-    refused(lambda: ClassificationTask.image_folder("x", classes=5), InvalidValue, "classes must be several values in")
+    refused(lambda: ClassificationTask.image_folder("x", classes=5), InvalidValue, "classes must be a sequence")
     task = ClassificationTask.tensors(train=data(), normalise=[[0.1, 0.2], [0.3, 0.4]])
     refused(
         lambda: task.batch(step()),

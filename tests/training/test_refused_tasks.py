@@ -16,7 +16,7 @@ RECIPE = df.Recipe(steps=2, batch=4, lr=0.01)
 
 @pytest.mark.parametrize("seed", [None, 1.5, "0", -1])
 def test_seed_of_a_split_must_be_a_whole_number(seed):
-    with pytest.raises(InvalidValue, match="The seed of a task must be a whole number from 0 on"):
+    with pytest.raises(InvalidValue, match="The seed of a task must be an integer of at least 0"):
         _task(seed=seed)
 
 
@@ -36,7 +36,7 @@ def _task(**options):
 def test_function_task_with_wrong_arguments_is_refused():
     with pytest.raises(InvalidValue, match="The score of a task must be a function, found 6"):
         FunctionTask(loss=loss, score=6)
-    with pytest.raises(InvalidValue, match="epoch_steps must be a whole number"):
+    with pytest.raises(InvalidValue, match="epoch_steps must be an integer"):
         FunctionTask(loss=loss, score=lambda *_: 0.0, epoch_steps="x")
 
 
@@ -67,7 +67,7 @@ def test_identity_that_is_a_method_is_refused():
 
 
 def test_devices_must_be_given_by_name():
-    with pytest.raises(InvalidValue, match="each named once"):
+    with pytest.raises(InvalidValue, match="or different GPUs"):
         Processes(devices=(torch.device("cuda:0"),))
 
 

@@ -1,4 +1,4 @@
-"""Pure tensor mathematics: convolutions as data, composed in float64."""
+"""Kernels of convolutions, composed in float64."""
 
 from depthfold.algebra.compose import compose_weights
 from depthfold.algebra.kernel import Kernel, NormStatistics, fold_norm

@@ -1,13 +1,13 @@
-"""Two convolution kernels in a row as one: the weights.
+"""The weight of two consecutive convolutions as one.
 
-Seen from the input, tap k2 of the second kernel reads the first kernel's output k2 steps further on, so the merged
-kernel is the first one, shifted and weighted once for every tap of the second:
+Tap k2 of the second kernel reads the output of the first kernel k2 steps further on. So the merged kernel is a sum over
+the taps of the second kernel, each with a shifted copy of the first kernel:
 
     merged[o, i, k1 * d1 + k2 * s1 * d2] += second[o, c, k2] * first[c, i, k1]
 
-with d1, d2 the dilations and s1 the stride of the first. This is the definition, tap by tap; the sum over channels c
-is one matrix product. Where no two pairs of taps meet, as with a 1x1 kernel before or after any other, one product
-holds them all.
+where d1 and d2 are the dilations and s1 is the stride of the first. The code follows this definition tap by tap; the
+sum over the channels c is a matrix product. If no two pairs of taps coincide, as with a 1x1 kernel, one product is
+enough.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from depthfold.core import ConvShape
 
 
 def compose_weights(first: Tensor, one: ConvShape, second: Tensor, two: ConvShape) -> Tensor:
-    """The weight of the convolution `one.then(two)`, from the weights `first` and `second`."""
+    """Return the weight of the convolution `one.then(two)` from the weights `first` and `second`."""
     merged = one.then(two)
     first = spread(first, one.dilation, merged.dilation)
     left, right, target = _group(first, one.groups, second, two.groups)
@@ -43,24 +43,24 @@ def compose_weights(first: Tensor, one: ConvShape, second: Tensor, two: ConvShap
 
 
 def _sum(second: Tensor, first: Tensor) -> Tensor:
-    """Over the channels between. Along every axis one of the two has a single tap."""
+    """Sum over the channels in between. Along every axis, one of the two kernels has a single tap."""
     return torch.einsum("guoc...,guci...->guoi...", second, first)
 
 
 def spread(weight: Tensor, dilation: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """The same taps on a finer grid: zeros between them."""
+    """Return the same taps on a finer grid, with zeros between them."""
     factors = [d // g if k > 1 else 1 for d, g, k in zip(dilation, grid, weight.shape[2:], strict=True)]
     if max(factors) == 1:
         return weight
     size = [(k - 1) * f + 1 for k, f in zip(weight.shape[2:], factors, strict=True)]
     out = weight.new_zeros((*weight.shape[:2], *size))
-    every: Any = (..., *(slice(None, None, f) for f in factors))
-    out[every] = weight
+    strided: Any = (..., *(slice(None, None, f) for f in factors))
+    out[strided] = weight
     return out
 
 
 def regroup(weight: Tensor, groups: int, fewer: int) -> Tensor:
-    """The weight of a convolution with `groups` groups as one with `fewer`: zeros where the groups were apart."""
+    """Return the weight of a convolution with `groups` groups as one with `fewer`, with zeros between groups."""
     if groups == fewer:
         return weight
     ratio = groups // fewer
@@ -72,10 +72,10 @@ def regroup(weight: Tensor, groups: int, fewer: int) -> Tensor:
 
 
 def _group(first: Tensor, g1: int, second: Tensor, g2: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Both weights with leading axes (group, subgroup), so that one einsum multiplies what belongs together.
+    """Return both weights with leading axes (group, subgroup), so that one einsum multiplies matching channels.
 
-    Where the second convolution has more groups, each of its groups reads a part of one group of the first; where the
-    first has more, each group of the second reads several whole ones. Groups that do not nest are first joined.
+    If the second convolution has more groups, each of them reads a part of one group of the first. If the first has
+    more, each group of the second reads several whole groups. Groups that are not nested are joined first.
     """
     groups = gcd(g1, g2)
     if groups not in (g1, g2):
@@ -94,8 +94,8 @@ def _group(first: Tensor, g1: int, second: Tensor, g2: int) -> tuple[Tensor, Ten
 
 
 def _ungroup(out: Tensor, merged: ConvShape) -> Tensor:
-    """From (group, subgroup, out, in) to the layout of a convolution weight."""
+    """Convert (group, subgroup, out, in) to the layout of a convolution weight."""
     groups, _, outs, _ = out.shape[:4]
-    if groups * outs == merged.out_channels:  # the subgroups part the input channels
+    if groups * outs == merged.out_channels:  # the subgroups divide the input channels
         out = out.transpose(1, 2)
     return out.reshape(merged.out_channels, merged.in_channels // groups, *merged.kernel)

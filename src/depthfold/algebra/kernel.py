@@ -1,4 +1,4 @@
-"""A convolution as data: its shape, weight and bias, in float64, and the two ways of making one of two."""
+"""The kernel of a convolution in float64, and its composition with other kernels and batch norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from depthfold.errors import InvalidValue
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """weight[out, in / groups, *kernel] and bias[out], as float64, with their shape."""
+    """weight[out, in / groups, *kernel] and bias[out] in float64, with their shape."""
 
     shape: ConvShape
     weight: Tensor
@@ -34,48 +34,48 @@ class Kernel:
 
     @classmethod
     def of(cls, shape: ConvShape, weight: Tensor, bias: Tensor | None) -> Kernel:
-        """The kernel of a convolution layer, in float64 (on the CPU where the device has none). Its memory is its own,
-        even where the layer is in float64, too."""
+        """Return a copy of the kernel of a convolution in float64, on the CPU if the device does not support
+        float64."""
         device = weight.device if weight.device.type != "mps" else torch.device("cpu")
 
-        def own(tensor: Tensor) -> Tensor:
+        def copied(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, torch.float64, copy=True)
 
-        return cls(shape, own(weight), own(weight.new_zeros(shape.out_channels) if bias is None else bias))
+        return cls(shape, copied(weight), copied(weight.new_zeros(shape.out_channels) if bias is None else bias))
 
     @classmethod
     def identity(cls, channels: int, dims: int, like: Tensor) -> Kernel:
-        """A skip as a kernel: one tap of 1 per channel (Dirac)."""
+        """Return the kernel of an identity skip: one tap of 1 per channel."""
         return cls.constant(ConvShape.identity(channels, dims), 1.0, like)
 
     @classmethod
     def constant(cls, shape: ConvShape, value: float, like: Tensor) -> Kernel:
-        """The kernel whose taps all have one value: an average pool, or the identity."""
+        """Return the kernel whose taps all have the same value: an average pool, or the identity."""
         taps = (shape.out_channels, shape.in_channels // shape.groups, *shape.kernel)
         return cls(shape, like.new_full(taps, value), like.new_zeros(shape.out_channels))
 
     def then(self, after: Kernel) -> Kernel:
-        """This convolution and then `after`, as one.
+        """Return this convolution followed by `after` as one.
 
-        The bias of this one reaches every output through all taps of `after`. That is exact at the borders too, but
-        only because the padding of both is moved to the front: there is no zero padding between bias and `after`.
+        The bias of this one reaches every output through all taps of `after`. This is also exact at the borders, but
+        only because all padding is moved to the front: no zero padding lies between the bias and `after`.
         """
         weight = compose_weights(self.weight, self.shape, after.weight, after.shape)
         groups = after.shape.groups
-        reach = after.weight.flatten(2).sum(2)  # what a constant input channel adds to each output
+        reach = after.weight.flatten(2).sum(2)  # the effect of a constant input channel on each output
         pushed = torch.einsum(
             "goc,gc->go", reach.reshape(groups, -1, reach.shape[1]), self.bias.reshape(groups, -1)
         ).reshape(-1)
         return Kernel(self.shape.then(after.shape), weight, pushed + after.bias)
 
     def plus(self, skip: Kernel, *, reuse: bool = False) -> Kernel:
-        """This convolution and `skip`, both from the same value, added: the taps of the skip join the kernel.
+        """Return the sum of this convolution and `skip`, which have the same input, as one kernel.
 
-        With `reuse` the sum may take the memory of this kernel, which nobody must read any more.
+        With `reuse`, the result may use the memory of this kernel, which must not be read afterwards.
         """
         offset = self.shape.offset(skip.shape)
         shape = self.shape.plus(skip.shape)
-        assert offset is not None  # plus() has refused what has no offset
+        assert offset is not None  # plus() raises if there is no offset
         weight = spread(regroup(self.weight, self.shape.groups, shape.groups), self.shape.dilation, shape.dilation)
         added = spread(regroup(skip.weight, skip.shape.groups, shape.groups), skip.shape.dilation, shape.dilation)
         shifted = zip(offset, shape.dilation, added.shape[2:], strict=True)
@@ -85,12 +85,9 @@ class Kernel:
         return Kernel(shape, weight, self.bias + skip.bias)
 
 
-# Batch norm in evaluation: one factor and one summand per channel.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class NormStatistics:
-    """What a batch norm knows. `eps` is its own: networks use 1e-5, 1e-3 and others."""
+    """The statistics and affine parameters of a batch norm."""
 
     mean: Tensor
     variance: Tensor
@@ -100,7 +97,7 @@ class NormStatistics:
 
 
 def fold_norm(kernel: Kernel, norm: NormStatistics) -> Kernel:
-    """The convolution and then its batch norm, as one convolution."""
+    """Return a convolution followed by a batch norm in evaluation mode as one convolution."""
 
     def double(tensor: Tensor) -> Tensor:
         return tensor.detach().to(kernel.weight.device, torch.float64)

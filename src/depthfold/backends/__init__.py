@@ -1,4 +1,4 @@
-"""One file per runtime behind one small protocol: compile a module, run it, time it, say where it ran."""
+"""Runtimes behind one protocol: compile a module, run it, time it, and state the environment."""
 
 from depthfold.backends.base import Backend, Compiled
 from depthfold.backends.registry import available, get

@@ -1,9 +1,9 @@
-"""A runtime that computes its latencies instead of measuring them: for tests and dry runs.
+"""A backend that computes latencies with a formula instead of measuring them, for tests and dry runs.
 
     seconds = network + sum over convolutions of (launch + FLOPs / flops + bytes / bandwidth)
 
-FLOPs are two per multiplication and addition, bytes those of input, weight and output in float32, each moved once.
-Whatever is not a convolution is free, and part of the constant per network.
+A multiplication with an addition counts as two FLOPs. The bytes are those of input, weight and output in float32, each
+moved once. Other operations are free; the constant per network stands for them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from depthfold.backends.base import Compiled, Inputs, flatten, in_float32, on_cpu, reasons
-from depthfold.backends.machine import environment_of
-from depthfold.backends.registry import spelled
+from depthfold.backends.base import Compiled, Inputs, backend_errors, flatten, float32_copy, on_cpu
+from depthfold.backends.machine import make_environment
+from depthfold.backends.registry import describe_target
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue
 
@@ -30,7 +30,7 @@ _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The costs of an imaginary machine. `noise` is the standard deviation of a sample's logarithm, drawn by `seed`."""
+    """The costs of an imaginary machine. `noise` is the standard deviation of the logarithm of a sample."""
 
     name: ClassVar[str] = "cost_model"
 
@@ -44,27 +44,27 @@ class CostModel:
     def __post_init__(self) -> None:
         for option in ("network_us", "launch_us", "noise"):
             if not (math.isfinite(value := getattr(self, option)) and value >= 0):
-                raise InvalidValue(f"The option {option!r} of the cost model must be 0 or more, found {value}.")
+                raise InvalidValue(f"The option {option!r} of the cost model must be at least 0, found {value}.")
         for option in ("gflops", "gbytes"):
             if not (math.isfinite(value := getattr(self, option)) and value > 0):
                 raise InvalidValue(f"The option {option!r} of the cost model must be above 0, found {value}.")
 
     def environment(self, inputs: Inputs) -> Environment:
-        runtime = spelled(self)
+        runtime = describe_target(self)
         name = "cost model"
-        return environment_of(
+        return make_environment(
             inputs, machine=name, device=name, runtime=runtime, version="1", precision="float32", threads=1
         )
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
-        with reasons("PyTorch cannot run this module"), torch.inference_mode():
-            module, inputs = in_float32(module, inputs)
+        with backend_errors("PyTorch cannot run this module"), torch.inference_mode():
+            module, inputs = float32_copy(module, inputs)
             with Work() as work:
                 flatten(module(*inputs))
         return _Computed(module, inputs, self.cost(work), self)
 
     def cost(self, work: Work) -> float:
-        """The formula, in seconds."""
+        """Return the result of the formula in seconds."""
         constants = self.network_us + self.launch_us * work.launches
         return constants * 1e-6 + work.flops / (self.gflops * 1e9) + work.bytes / (self.gbytes * 1e9)
 
@@ -73,7 +73,7 @@ class CostModel:
 
 
 class Work(TorchFunctionMode):
-    """Counts the convolutions that run while it is entered, and their work."""
+    """Counts the convolutions that run in its context, and their FLOPs and bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Work(TorchFunctionMode):
 
 
 class _Computed:
-    """Runs eagerly, and says what it is told of its time."""
+    """Runs eagerly, and returns the computed duration."""
 
     __slots__ = ("_inputs", "_module", "_noise", "_random", "_seconds")
 

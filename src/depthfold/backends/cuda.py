@@ -1,4 +1,4 @@
-"""What PyTorch needs on a CUDA device: its settings, and graphs of launches."""
+"""PyTorch on CUDA: global settings and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ import torch
 
 @contextlib.contextmanager
 def cuda_settings(*, tf32: bool, benchmark: bool) -> Iterator[None]:
-    """TF32 on or off, and whether the fastest convolution algorithm is searched for.
+    """Turn TF32 and the search for the fastest convolution algorithm on or off, and restore both afterwards.
 
-    PyTorch has two ways to set TF32, which must not contradict each other. The old one sets both, and TorchInductor
-    reads both; the new one can be read whatever the user did. So: read the new one, set the old one, restore both.
+    PyTorch has two APIs for TF32, which must not contradict each other. Setting the old one sets both, and
+    TorchInductor reads both. Only the new one can be read in every state. So this reads the new one, sets the old one,
+    and restores both.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     holders: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, matmul)  # type: ignore[attr-defined]
     before = [holder.fp32_precision for holder in holders]
-    searched = cudnn.benchmark
+    benchmark_before = cudnn.benchmark
     cudnn.allow_tf32 = matmul.allow_tf32 = tf32
     cudnn.benchmark = benchmark
     try:
         yield
     finally:
-        cudnn.benchmark = searched
+        cudnn.benchmark = benchmark_before
         cudnn.allow_tf32, matmul.allow_tf32 = before[0] == "tf32", before[2] == "tf32"
         for holder, precision in zip(holders, before, strict=True):
             if holder.fp32_precision != precision:
                 holder.fp32_precision = precision
 
 
-def captured(forward: Callable[[], Any]) -> Callable[[], Any]:
-    """The launches of one forward as a CUDA graph: replayed, they cost the processor one call."""
+def capture_cuda_graph(forward: Callable[[], Any]) -> Callable[[], Any]:
+    """Record the launches of one forward as a CUDA graph. Return a function that replays it in a single launch."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):  # libraries choose their algorithms and allocate before the capture, not in it
+        for _ in range(3):  # libraries must choose algorithms and allocate memory before the capture
             forward()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -45,7 +46,7 @@ def captured(forward: Callable[[], Any]) -> Callable[[], Any]:
         output = forward()
 
     def replay(owner: Callable[[], Any] = forward) -> Any:
-        # The owner keeps the module and its inputs: the graph knows only the addresses of their memory.
+        # `owner` keeps the module and its inputs alive, because the graph holds only their addresses.
         graph.replay()
         return output
 

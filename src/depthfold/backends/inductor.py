@@ -11,21 +11,24 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, reasons
-from depthfold.backends.torch_run import Device, Placed, Precision
+from depthfold.backends.base import Compiled, Inputs, backend_errors
+from depthfold.backends.torch_run import Device, Precision, TorchBackend
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
 from depthfold.support.document import decode
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-_WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that capture by themselves
-# What PyTorch and Triton say where they find no compiler.
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that use CUDA graphs
+# In the errors of PyTorch and Triton if they find no compiler.
 _NO_COMPILER = ("No working C++ compiler", "InvalidCxxCompiler", "TritonMissing", "working triton", "find C compiler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inductor(Placed):
-    """torch.compile with fixed sizes. `mode` is its own; reduce-overhead is with CUDA graphs of its own, which copy the
-    inputs in every call. `cuda_graphs` captures what was compiled on inputs that stay where they are."""
+class Inductor(TorchBackend):
+    """torch.compile with static shapes. `mode` is passed to torch.compile.
+
+    The modes reduce-overhead and max-autotune use CUDA graphs that copy the inputs in every call. `cuda_graphs` records
+    a graph that reads the inputs in place.
+    """
 
     name: ClassVar[str] = "inductor"
     title: ClassVar[str] = "TorchInductor"
@@ -40,38 +43,38 @@ class Inductor(Placed):
     def __post_init__(self) -> None:
         decode(Mode, self.mode, "The option mode")
         if self.cuda_graphs and self.mode in _WITH_GRAPHS:
-            raise InvalidValue(f"mode={self.mode} makes CUDA graphs by itself. Leave out cuda_graphs, or the mode.")
-        self._place()
+            raise InvalidValue(f"mode={self.mode} already uses CUDA graphs. Omit cuda_graphs, or the mode.")
+        self._options()
 
     def inside(self) -> Self:
-        return self if self.mode in _WITH_GRAPHS else Placed.inside(self)
+        return self if self.mode in _WITH_GRAPHS else TorchBackend.inside(self)
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
-        place = self._place()
-        with reasons("TorchInductor cannot compile this module"):
-            module, inputs = place.moved(module, inputs)
-        compiled = torch.compile(_with_code_of_its_own(module), mode=self.mode, dynamic=False)
+        options = self._options()
+        with backend_errors("TorchInductor cannot compile this module"):
+            module, inputs = options.moved(module, inputs)
+        compiled = torch.compile(_unique_forward(module), mode=self.mode, dynamic=False)
         try:
-            return self._run(place, lambda: compiled(*inputs))
+            return self._run(options, lambda: compiled(*inputs))
         except BackendError as error:
             if any(sign in str(error) or sign in repr(error.__cause__) for sign in _NO_COMPILER):
                 needed = "a C++ compiler such as g++" if self.device == "cpu" else "Triton and a C compiler such as gcc"
-                text = f"TorchInductor needs {needed}, and found none. Install it, or use the backend pytorch."
+                text = f"TorchInductor needs {needed}. Install it, or use the backend pytorch."
                 raise MissingDependency(text) from error
             raise
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path) -> Path:
         raise BackendError(
-            "TorchInductor compiles in memory and has no file of its own. Export with the backend pytorch, and call "
-            "torch.compile on what torch.export.load gives."
+            "TorchInductor has no file format. Export with the backend pytorch, and call torch.compile on the result "
+            "of torch.export.load."
         )
 
 
-def _with_code_of_its_own(module: nn.Module) -> Callable[..., Any]:
-    """A function that runs the module and shares its code object with no other.
+def _unique_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return a function that runs the module and has its own code object.
 
-    torch.compile keeps what it compiled by code object and gives up after a few variants: it then runs eagerly, without
-    a word. All modules of a class have one forward, so the ninth convolution of a table would not be compiled.
+    torch.compile caches by code object, and silently runs eagerly after a few variants. All modules of a class share
+    the code of their forward, so the ninth convolution of a table would not be compiled.
     """
 
     def forward(*inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The machine and its devices, as an environment states them."""
+"""The names of the machine and its devices in an environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from depthfold.backends.base import Inputs
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue
 
-# Linux names ARM cores by number only (implementer 0x41). Those of today's servers and boards.
+# Linux gives only the part numbers of ARM cores (implementer 0x41). These are common in servers and boards.
 _ARM_CORES = {
     "0xd03": "Cortex-A53",
     "0xd08": "Cortex-A72",
@@ -28,10 +28,9 @@ _ARM_CORES = {
 
 @cache
 def machine_name() -> str:
-    """The processor and its number of cores.
+    """Return the processor and its number of cores.
 
-    Not the host's name: a container has a new one at every start, and a table measured in it would then belong to no
-    machine at all.
+    The host name is not used, because a container gets a new one at every start.
     """
     return f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count() or 1} cores"
 
@@ -51,28 +50,30 @@ def _processor() -> str:
 
 
 def device_name(device: str) -> str:
-    """ "cpu", or the name of the GPU that PyTorch uses."""
+    """Return "cpu", or the name of the GPU that PyTorch uses. Raise BackendError if there is none."""
     if device == "cpu":
         return "cpu"
     if not torch.cuda.is_available():
         raise BackendError(
-            "PyTorch finds no CUDA device on this machine. Use device=cpu, or install a PyTorch that was built with "
-            f"CUDA and a driver for it (this one is {torch.__version__})."
+            f"PyTorch {torch.__version__} finds no CUDA device. Use device=cpu, or install a driver and a PyTorch that "
+            "was built with CUDA."
         )
     return gpu_name()
 
 
 def gpu_name() -> str:
-    """The GPU's name where PyTorch can tell it: another runtime may see one that PyTorch was built without."""
+    """Return the name of the GPU, or "cuda" if only another runtime can use it."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
 
 
-def environment_of(
+def make_environment(
     inputs: Inputs, *, device: str, runtime: str, version: str, precision: str, threads: int | None, machine: str = ""
 ) -> Environment:
-    """An environment that states everything; the machine is this one unless said otherwise."""
+    """Return an environment with all fields set. `machine` defaults to this machine."""
     if not inputs or not inputs[0].dim():
-        raise InvalidValue("An environment needs the inputs as the forward takes them: tensors with a batch in front.")
+        raise InvalidValue(
+            "An environment needs the arguments of the forward: tensors whose first dimension is the batch."
+        )
     return Environment(
         machine=machine or machine_name(),
         device=device,
@@ -86,5 +87,5 @@ def environment_of(
 
 
 def thread_count(threads: int | None) -> int:
-    """What was asked for, or PyTorch's own number: the same for all runtimes, so that they compare."""
+    """Return `threads`, or PyTorch's number, so that the latencies of all runtimes are comparable."""
     return torch.get_num_threads() if threads is None else threads

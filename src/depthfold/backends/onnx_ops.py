@@ -1,4 +1,4 @@
-"""The vocabulary of the ONNX writer: how each module, function and method of a plain CNN is said in ONNX."""
+"""The operations that the ONNX writer supports: modules, functions and methods of plain CNNs."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 
-class UnknownWord(Exception):
-    """The graph holds something that is not in the vocabulary."""
+class UnsupportedOp(Exception):
+    """The ONNX writer does not support an operation of the graph."""
 
 
 class Writer(Protocol):
-    """What a word needs of the writer."""
+    """The part of the writer that an operation uses."""
 
-    flat: set[str]  # values that are known to have two dimensions
-    views: set[str]  # values that share their memory with another one
+    flat: set[str]  # values with two dimensions
+    views: set[str]  # values that share memory with another one
 
     @property
     def dims(self) -> int:
-        """Of the network's input: those of every map, too."""
+        """The number of dimensions of the input and of every feature map."""
 
     def read(self, value: Any) -> str:
-        """The ONNX value of a node."""
+        """Return the name of the ONNX value of a node."""
 
     def emit(self, kind: str, sources: Sequence[str], name: str, **attributes: Any) -> str:
-        """Add an operation that gives the value `name`."""
+        """Add an operation whose result is called `name`."""
 
     def weight(self, name: str, tensor: Tensor) -> str:
-        """Add a tensor, once."""
+        """Add a tensor, unless it was added before."""
 
     def constant(self, values: float | Sequence[int]) -> str:
-        """Add a number in the type of the maps, or whole numbers."""
+        """Add a float in the dtype of the feature maps, or integers."""
 
 
 def _conv(w: Writer, node: fx.Node, conv: Any) -> str:
     if conv.padding_mode != "zeros":
-        raise UnknownWord(conv.padding_mode)
+        raise UnsupportedOp(conv.padding_mode)
     padding, reach = conv.padding, [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     if padding == "same":
         pads = [r // 2 for r in reach] + [r - r // 2 for r in reach]
@@ -56,7 +56,7 @@ def _conv(w: Writer, node: fx.Node, conv: Any) -> str:
 def _norm(w: Writer, node: fx.Node, norm: Any) -> str:
     parts = [("weight", norm.weight), ("bias", norm.bias), ("mean", norm.running_mean), ("var", norm.running_var)]
     if any(tensor is None for _, tensor in parts):
-        raise UnknownWord("a batch norm without statistics or weights")
+        raise UnsupportedOp("a batch norm without statistics or weights")
     weights = [w.weight(f"{node.target}.{name}", tensor) for name, tensor in parts]
     return w.emit("BatchNormalization", [w.read(node.args[0]), *weights], node.name, epsilon=norm.eps)
 
@@ -68,7 +68,7 @@ def _clip(w: Writer, node: fx.Node, value: Any, low: float, high: float) -> str:
 def _linear(w: Writer, node: fx.Node, linear: Any) -> str:
     source = w.read(node.args[0])
     if source not in w.flat or linear.bias is None:
-        raise UnknownWord("a linear layer on a map")
+        raise UnsupportedOp("a linear layer on a feature map")
     weight, bias = w.weight(f"{node.target}.weight", linear.weight), w.weight(f"{node.target}.bias", linear.bias)
     w.flat.add(node.name)
     return w.emit("Gemm", (source, weight, bias), node.name, transB=1)
@@ -76,7 +76,7 @@ def _linear(w: Writer, node: fx.Node, linear: Any) -> str:
 
 def _mean(w: Writer, node: fx.Node, input: Any, dim: Any, keepdim: bool = False) -> str:
     if w.dims != 4 or not (isinstance(dim, list | tuple) and len(dim) == 2 and set(dim) in ({2, 3}, {-1, -2})):
-        raise UnknownWord(f"a mean over {dim}")
+        raise UnsupportedOp(f"a mean over {dim}")
     if not keepdim:
         w.flat.add(node.name)
     return w.emit("ReduceMean", (w.read(input), w.constant([-2, -1])), node.name, keepdims=int(keepdim))
@@ -84,13 +84,13 @@ def _mean(w: Writer, node: fx.Node, input: Any, dim: Any, keepdim: bool = False)
 
 def _global_pool(w: Writer, node: fx.Node, input: Any, output_size: Any) -> str:
     if output_size not in (1, (1, 1), [1, 1]):
-        raise UnknownWord(f"a pool to {output_size}")
+        raise UnsupportedOp(f"a pool to {output_size}")
     return _mean(w, node, input, [-1, -2], keepdim=True)
 
 
 def _flatten(w: Writer, node: fx.Node, input: Any, start_dim: int = 0, end_dim: int = -1) -> str:
     if (start_dim, end_dim) != (1, -1):
-        raise UnknownWord(f"flatten from {start_dim} to {end_dim}")
+        raise UnsupportedOp(f"flatten from {start_dim} to {end_dim}")
     w.flat.add(node.name)
     w.views.add(node.name)
     return w.emit("Flatten", (w.read(input),), node.name, axis=1)
@@ -100,7 +100,7 @@ def _add(w: Writer, node: fx.Node, input: Any, other: Any) -> str:
     return w.emit("Add", (w.read(input), w.read(other)), node.name)
 
 
-def _times(w: Writer, node: fx.Node, input: Any, other: Any) -> str:
+def _mul(w: Writer, node: fx.Node, input: Any, other: Any) -> str:
     return w.emit("Mul", (w.read(input), w.read(other)), node.name)
 
 
@@ -110,9 +110,9 @@ def _cat(w: Writer, node: fx.Node, tensors: Any, dim: int = 0) -> str:
 
 def _pad(w: Writer, node: fx.Node, input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> str:
     if mode != "constant" or value not in (None, 0) or min(pad) < 0 or w.dims * 2 < len(pad):
-        raise UnknownWord("a padding that is not with zeros")
-    if w.flat:  # it may be of a value that has fewer dimensions than the maps
-        raise UnknownWord("a padding after something was flattened")
+        raise UnsupportedOp("a padding that is not with zeros")
+    if w.flat:  # the value may have fewer dimensions than a feature map
+        raise UnsupportedOp("a padding after something was flattened")
     before, after = list(pad[-2::-2]), list(pad[::-2])  # PyTorch lists the last dimension first
     lead = [0] * (w.dims - len(before))
     return w.emit("Pad", (w.read(input), w.constant([*lead, *before, *lead, *after])), node.name)
@@ -130,7 +130,7 @@ def _max_pool(
     return_indices: bool = False,
 ) -> str:
     if ceil_mode or return_indices:
-        raise UnknownWord("a max pool with ceil mode or indices")
+        raise UnsupportedOp("a max pool with ceil mode or indices")
     sizes = [[n, n] if isinstance(n, int) else [*n] for n in (kernel_size, stride or kernel_size, padding, dilation)]
     named = dict(kernel_shape=sizes[0], strides=sizes[1], pads=sizes[2] * 2, dilations=sizes[3])
     return w.emit("MaxPool", (w.read(input),), node.name, **named)
@@ -153,7 +153,7 @@ def _silu(w: Writer, node: fx.Node, input: Any) -> str:
     return w.emit("Mul", (source, w.emit("Sigmoid", (source,), f"{node.name}_gate")), node.name)
 
 
-_RELU, _SIGMOID, _SWISH = _simple("Relu"), _simple("Sigmoid"), _simple("HardSwish")
+_RELU, _SIGMOID, _HARD_SWISH = _simple("Relu"), _simple("Sigmoid"), _simple("HardSwish")
 _HARD_SIGMOID = _simple("HardSigmoid", alpha=1 / 6, beta=0.5)
 
 
@@ -162,7 +162,7 @@ def _relu6(w: Writer, node: fx.Node, input: Any) -> str:
 
 
 def _as_module(write: Callable[..., str]) -> Callable[..., str]:
-    """The word of a function for the module that has nothing but its input."""
+    """Convert the writer of a function to that of a module without options."""
     return lambda w, node, module: write(w, node, node.args[0])
 
 
@@ -174,7 +174,7 @@ MODULES: dict[type, Callable[..., str]] = {
     nn.Hardtanh: lambda w, node, m: _clip(w, node, node.args[0], m.min_val, m.max_val),
     nn.SiLU: _as_module(_silu),
     nn.Sigmoid: _as_module(_SIGMOID),
-    nn.Hardswish: _as_module(_SWISH),
+    nn.Hardswish: _as_module(_HARD_SWISH),
     nn.Hardsigmoid: _as_module(_HARD_SIGMOID),
     nn.Linear: _linear,
     nn.AdaptiveAvgPool2d: lambda w, node, m: _global_pool(w, node, node.args[0], m.output_size),
@@ -183,12 +183,12 @@ MODULES: dict[type, Callable[..., str]] = {
 }
 CALLS: dict[Any, Callable[..., str]] = {
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), _add),
-    **dict.fromkeys((operator.mul, torch.mul, "mul"), _times),
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), _mul),
     **dict.fromkeys((F.relu, torch.relu, "relu", "relu_"), _RELU),
     **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), _SIGMOID),
     F.relu6: _relu6,
     F.silu: _silu,
-    F.hardswish: _SWISH,
+    F.hardswish: _HARD_SWISH,
     F.hardsigmoid: _HARD_SIGMOID,
     F.max_pool2d: _max_pool,
     F.adaptive_avg_pool2d: _global_pool,

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, dynamic_shapes, expect_suffix, private_copy, reasons
+from depthfold.backends.base import Compiled, Inputs, backend_errors, check_suffix, dynamic_shapes, private_copy
 from depthfold.backends.machine import device_name
-from depthfold.backends.torch_run import Device, Placed, Precision
+from depthfold.backends.torch_run import Device, Precision, TorchBackend
 from depthfold.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PyTorch(Placed):
-    """PyTorch as it is. On CUDA, float32 means that TF32 is off; tf32 that it is on."""
+class PyTorch(TorchBackend):
+    """Eager PyTorch. On CUDA, TF32 is off with precision float32 and on with tf32."""
 
     name: ClassVar[str] = "pytorch"
     title: ClassVar[str] = "PyTorch"
@@ -30,44 +30,47 @@ class PyTorch(Placed):
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        self._place()
+        self._options()
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
-        place = self._place()
-        with reasons("PyTorch cannot run this module"):
-            module, inputs = place.moved(module, inputs)
-        return self._run(place, lambda: module(*inputs))
+        options = self._options()
+        with backend_errors("PyTorch cannot run this module"):
+            module, inputs = options.moved(module, inputs)
+        return self._run(options, lambda: module(*inputs))
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
-        """A program of torch.export, which `torch.export.load` reads."""
-        path = expect_suffix(path, ".pt2")
-        with reasons("PyTorch cannot export this module"):
+        """Write a program of torch.export, which `torch.export.load` reads."""
+        path = check_suffix(path, ".pt2")
+        with backend_errors("PyTorch cannot export this module"):
             module, inputs = private_copy(module, inputs)
             shapes = dynamic_shapes(inputs) if dynamic_batch else None
             torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), path)
         return path
 
     def open(self, path: str | Path, inputs: Inputs) -> Compiled:
-        """Device, types and layout of a program are those of its file, whatever they are with precision=float32; other
-        options are refused where the file does not follow them."""
-        path, place = expect_suffix(path, ".pt2"), self._place()
-        device_name(self.device)  # raises where there is no such device
-        with reasons("PyTorch cannot load this program"):
+        """Load a program. Its device, dtypes and layout are those of the file; options that contradict them are
+        refused.
+
+        Only precision=float32, the default, is accepted for a file of any precision.
+        """
+        path, options = check_suffix(path, ".pt2"), self._options()
+        device_name(self.device)  # raises if there is no such device
+        with backend_errors("PyTorch cannot load this program"):
             program = torch.export.load(path).module()
         inputs = tuple(tensor.detach().to(self.device, copy=True) for tensor in inputs)
-        if different := self._not_followed((*program.parameters(), *program.buffers(), *inputs)):
+        if conflict := self._conflict((*program.parameters(), *program.buffers(), *inputs)):
             raise InvalidValue(
-                f"A program keeps what it was exported with: {path.name} {different}. Open it without that option, or "
-                "export the network as you want it to run."
+                f"{path.name} {conflict}, and a program cannot be changed after its export. Omit that option, or "
+                "export the network again."
             )
-        with reasons("PyTorch cannot run this module"), place.settings():
-            forward = _on_inputs(program, inputs)
-        return self._run(place, forward)
+        with backend_errors("PyTorch cannot run this module"), options.settings():
+            forward = _forward_on(program, inputs)
+        return self._run(options, forward)
 
-    def _not_followed(self, tensors: Inputs) -> str | None:
-        """Which option is not that of these tensors, as the end of a sentence."""
+    def _conflict(self, tensors: Inputs) -> str | None:
+        """Return how these tensors contradict the options, as the end of a sentence."""
         if self.channels_last:
-            return "has its own layout, and channels_last=true cannot change it"
+            return "has a fixed memory format, not channels_last=true"
         for device in sorted({tensor.device.type for tensor in tensors} - {self.device}):
             return f"has tensors on the device {device}, not on device={self.device}"
         if self.precision in ("bfloat16", "float16"):
@@ -77,9 +80,8 @@ class PyTorch(Placed):
         return None
 
 
-def _on_inputs(program: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
-    """A forward on the inputs where they are. Only a program that writes to them gets a copy every time: on what it
-    left behind it would compute something else."""
+def _forward_on(program: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
+    """Return a call of the program on these inputs. They are copied for each call only if the program modifies them."""
     trial = tuple(tensor.clone() for tensor in inputs)
     program(*trial)
     if all(map(torch.equal, trial, inputs)):

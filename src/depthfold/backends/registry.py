@@ -1,4 +1,4 @@
-"""Backends by name: the built-in ones, and those that other packages register by entry point."""
+"""Backends by name: the built-in ones, and those that other packages register as entry points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import types
 import typing
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from depthfold.backends.base import Backend
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
@@ -28,50 +28,47 @@ _METHODS = ("environment", "compile", "export")
 _FLAGS = {"true": True, "false": False}
 
 
-class Named(Protocol):
-    """What has a name; its options are the fields of its dataclass."""
-
-    name: ClassVar[str]
-
-
 def available() -> tuple[str, ...]:
-    """The names that get() knows. Whether a runtime is installed shows when it is used."""
+    """Return the names that get() accepts. A runtime may still not be installed."""
     return tuple(sorted({*_BUILT_IN, *_registered()}))
 
 
 def get(target: str | Backend) -> Backend:
-    """A backend by name, by name with options ("pytorch:device=cuda,precision=tf32"), or as it is."""
+    """Return a backend by name, optionally with options ("pytorch:device=cuda,precision=tf32").
+
+    Return objects unchanged.
+    """
     if not isinstance(target, str):
-        if lacking := _lacking(target):
-            raise InvalidValue(f"Expected a backend or the name of one, found {target!r:.80}. {lacking} {_known()}")
+        if problem := _missing_members(target):
+            raise InvalidValue(f"Expected a backend or the name of one, found {target!r:.80}. {problem} {_known()}")
         return target
     name, _, text = target.partition(":")
     cls = _find(name.strip())
     backend = cls(**_options(cls, name.strip(), text))
-    if lacking := _lacking(backend):
-        raise InvalidValue(f"{_described_point(_registered()[name.strip()])} names no backend. {lacking}")
+    if problem := _missing_members(backend):
+        raise InvalidValue(f"{_describe_entry_point(_registered()[name.strip()])} is not a backend. {problem}")
     return typing.cast(Backend, backend)
 
 
-def _lacking(target: object) -> str:
-    """What an object has not that a backend has, as a sentence; nothing if it has everything."""
+def _missing_members(target: object) -> str:
+    """Return a sentence about the members of a backend that an object does not have, or an empty string."""
     if isinstance(target, type):
-        return f"It is a class: make one of it, {target.__name__}()."
+        return f"It is a class: pass an instance, {target.__name__}()."
     missing = [f"{method}()" for method in _METHODS if not callable(getattr(target, method, None))]
     if not isinstance(getattr(target, "name", None), str):
-        missing.append("a name")
-    return f"It lacks {', '.join(missing)}." if missing else ""
+        missing.append("name")
+    return f"It does not have {', '.join(missing)}." if missing else ""
 
 
-def spelled(backend: Named, *, without: tuple[str, ...] = ()) -> str:
-    """The backend as get() reads it: its name and the options that differ from their defaults, but for `without`."""
-    fields = dataclasses.fields(backend)  # type: ignore[arg-type]
+def describe_target(backend: Any, *, without: tuple[str, ...] = ()) -> str:
+    """Return the text that get() accepts: the name and all options except defaults and those in `without`."""
+    fields = dataclasses.fields(backend)
     values = {field.name: getattr(backend, field.name) for field in fields if field.name not in without}
     changed = {
         field.name: values[field.name] for field in fields if values.get(field.name, field.default) != field.default
     }
-    options = ",".join(f"{name}={_spell(value)}" for name, value in changed.items())
-    return f"{backend.name}:{options}" if options else backend.name
+    options = ",".join(f"{name}={_format_value(value)}" for name, value in changed.items())
+    return f"{backend.name}:{options}" if options else str(backend.name)
 
 
 def _registered() -> dict[str, EntryPoint]:
@@ -85,31 +82,31 @@ def _find(name: str) -> type:
     registered = _registered()
     if name not in registered:
         raise InvalidValue(f"There is no backend {name!r}. {did_you_mean(name, available())}{_known()}")
-    where = _described_point(registered[name])
+    where = _describe_entry_point(registered[name])
     try:
         found = registered[name].load()
     except ImportError as error:
         raise MissingDependency(
-            f"{where} does not import: {one_line(error)}. Install what it needs, or a version of it that fits."
+            f"{where} cannot be imported: {one_line(error)}. Install its dependencies, or another version."
         ) from error
-    except Exception as error:  # a module of somebody else's may raise anything when it is imported
+    except Exception as error:  # importing another package may raise anything
         raise BackendError(
-            f"{where} does not load: {type(error).__name__}: {one_line(error)}. Tell its authors, or uninstall it."
+            f"{where} cannot be loaded: {type(error).__name__}: {one_line(error)}. Update or uninstall the package."
         ) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise InvalidValue(
-            f"{where} must name a dataclass whose fields are the options of a backend, found {found!r:.80}."
+            f"{where} must be a dataclass whose fields are the options of a backend, found {found!r:.80}."
         )
     return found
 
 
-def _described_point(point: EntryPoint) -> str:
-    package = f", of the package {point.dist.name}" if point.dist else ""
+def _describe_entry_point(point: EntryPoint) -> str:
+    package = f", package {point.dist.name}" if point.dist else ""
     return f"The entry point {point.name!r} of the group {GROUP!r} ({point.value}{package})"
 
 
 def _known() -> str:
-    return f"Known are {', '.join(available())}."
+    return f"Known backends: {', '.join(available())}."
 
 
 def _options(cls: type, name: str, text: str) -> dict[str, Any]:
@@ -121,19 +118,19 @@ def _options(cls: type, name: str, text: str) -> dict[str, Any]:
         if not equals or key not in known or key in options:
             found = f"has no option {key!r}" if equals and key not in known else f"cannot read {item!r}"
             hint = did_you_mean(key, known) if equals and key not in known else ""
-            raise InvalidValue(f"The backend {name!r} {found}. {hint}{_described(cls, name)}")
+            raise InvalidValue(f"The backend {name!r} {found}. {hint}{_describe_options(cls, name)}")
         try:
             options[key] = _read(hints[key], value)
         except (InvalidValue, ValueError):
             raise InvalidValue(
-                f"The option {key!r} of the backend {name!r} cannot be {value!r}. {_described(cls, name)}"
+                f"The option {key!r} of the backend {name!r} cannot be {value!r}. {_describe_options(cls, name)}"
             ) from None
     return options
 
 
-def _described(cls: type, name: str) -> str:
+def _describe_options(cls: type, name: str) -> str:
     hints = typing.get_type_hints(cls)
-    options = [f"{f.name}={_spell(f.default)} ({_type(hints[f.name])})" for f in dataclasses.fields(cls)]
+    options = [f"{f.name}={_format_value(f.default)} ({_type(hints[f.name])})" for f in dataclasses.fields(cls)]
     return f"Its options and their defaults: {', '.join(options)}." if options else f"{name!r} has no options."
 
 
@@ -148,14 +145,14 @@ def _type(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint))
 
 
-def _spell(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return "+".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _read(hint: Any, text: str) -> Any:
-    """Text as the type that `hint` asks for: the strictness of the nouns' JSON, but for how numbers are written."""
+    """Convert text to the type `hint`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if text.lower() == "none" and type(None) in args:

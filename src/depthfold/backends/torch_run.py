@@ -1,4 +1,4 @@
-"""Where and how PyTorch runs a module: shared by the eager and the compiling backend, and by TensorRT."""
+"""How PyTorch runs a module: shared by the backends for eager PyTorch, TorchInductor and TensorRT."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends.base import Inputs, expect_threads, flatten, on_cpu, private_copy, reasons
-from depthfold.backends.cuda import captured, cuda_settings
-from depthfold.backends.machine import device_name, environment_of, thread_count
-from depthfold.backends.registry import spelled
+from depthfold.backends.base import Inputs, backend_errors, check_threads, flatten, on_cpu, private_copy
+from depthfold.backends.cuda import capture_cuda_graph, cuda_settings
+from depthfold.backends.machine import device_name, make_environment, thread_count
+from depthfold.backends.registry import describe_target
 from depthfold.core import Environment
 from depthfold.errors import InvalidValue
 from depthfold.support.document import decode
@@ -26,8 +26,8 @@ _TYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Device, precision, layout of the maps and number of threads."""
+class TorchOptions:
+    """Device, precision, memory format and number of threads."""
 
     device: Device
     precision: Precision
@@ -35,17 +35,17 @@ class Place:
     threads: int | None
 
     def __post_init__(self) -> None:
-        expect_threads(self.threads)
+        check_threads(self.threads)
         decode(Device, self.device, "The option device")
         decode(Precision, self.precision, "The option precision")
         if self.precision == "tf32" and self.device != "cuda":
-            raise InvalidValue("TF32 exists on CUDA devices only. Use device=cuda, or precision=float32.")
+            raise InvalidValue("TF32 needs a CUDA device. Use device=cuda, or precision=float32.")
 
     def environment(self, runtime: str, inputs: Inputs) -> Environment:
         version = str(torch.__version__)
         if self.device == "cuda":
             version = f"{version}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
-        return environment_of(
+        return make_environment(
             inputs,
             device=device_name(self.device),
             runtime=runtime,
@@ -55,8 +55,8 @@ class Place:
         )
 
     def moved(self, module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-        """A copy of both at this place, in this precision and layout."""
-        device_name(self.device)  # raises where there is no such device, before anything is copied
+        """Return copies of both on this device, in this precision and memory format."""
+        device_name(self.device)  # raises if there is no such device, before anything is copied
         module, inputs = private_copy(module, inputs)
         module = module.to(self.device, _TYPES[self.precision])
         if self.channels_last:
@@ -70,7 +70,7 @@ class Place:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """PyTorch's global settings as this place needs them; afterwards they are as they were."""
+        """Set PyTorch's global settings for these options, and restore them afterwards."""
         with torch.inference_mode(), _threads(thread_count(self.threads)):
             if self.device == "cpu":
                 yield
@@ -79,14 +79,16 @@ class Place:
                     yield
 
 
-class Placed:
-    """A backend whose options say at which place PyTorch runs. The options are the backend's own fields, in its own
-    order: the name of the runtime in an environment spells them so."""
+class TorchBackend:
+    """The base class of the backends for eager PyTorch and TorchInductor.
+
+    The subclasses declare the options as fields, in the order in which the runtime's name in an environment lists them.
+    """
 
     __slots__ = ()
 
     name: ClassVar[str]
-    title: ClassVar[str]  # as messages call it
+    title: ClassVar[str]  # its name in messages
     device: Device
     precision: Precision
     channels_last: bool
@@ -94,63 +96,66 @@ class Placed:
     threads: int | None
 
     def inside(self) -> Self:
-        """On a GPU with CUDA graphs: inside a network the processor launches a block while the device works on the one
-        before, so a launch costs next to nothing there. A block alone would wait for it."""
+        """Return the backend with CUDA graphs on a GPU.
+
+        Inside a network, the CPU launches a block while the GPU computes the previous one, so launching takes almost no
+        time. A block alone would wait for its launch.
+        """
         return replace(self, cuda_graphs=True) if self.device == "cuda" else self  # type: ignore[type-var]
 
-    def _place(self) -> Place:
+    def _options(self) -> TorchOptions:
         if self.cuda_graphs and self.device != "cuda":
-            raise InvalidValue("CUDA graphs exist on CUDA devices only. Use device=cuda, or leave out cuda_graphs.")
-        return Place(
+            raise InvalidValue("CUDA graphs need a CUDA device. Use device=cuda, or omit cuda_graphs.")
+        return TorchOptions(
             device=self.device, precision=self.precision, channels_last=self.channels_last, threads=self.threads
         )
 
-    def _run(self, place: Place, forward: Callable[[], Any]) -> TorchRun:
-        with reasons(f"{self.title} cannot run this module"), place.settings():
-            return TorchRun(place, captured(forward) if self.cuda_graphs else forward, self.title)
+    def _run(self, options: TorchOptions, forward: Callable[[], Any]) -> TorchRun:
+        with backend_errors(f"{self.title} cannot run this module"), options.settings():
+            return TorchRun(options, capture_cuda_graph(forward) if self.cuda_graphs else forward, self.title)
 
     def environment(self, inputs: Inputs) -> Environment:
-        return self._place().environment(spelled(self, without=("device", "precision", "threads")), inputs)
+        return self._options().environment(describe_target(self, without=("device", "precision", "threads")), inputs)
 
 
 class TorchRun:
-    """Something that PyTorch runs, at its place, ready to be timed."""
+    """A forward that PyTorch runs and times with given options."""
 
-    __slots__ = ("_events", "_forward", "_place", "_what")
+    __slots__ = ("_events", "_forward", "_options", "_title")
 
-    def __init__(self, place: Place, forward: Callable[[], Any], what: str) -> None:
-        self._place, self._forward, self._what = place, forward, what
+    def __init__(self, options: TorchOptions, forward: Callable[[], Any], title: str) -> None:
+        self._options, self._forward, self._title = options, forward, title
         self._events: tuple[Any, Any] | None = None
-        if place.device == "cuda":
+        if options.device == "cuda":
             event: Any = torch.cuda.Event
             self._events = event(enable_timing=True), event(enable_timing=True)
-        with reasons(f"{what} cannot run this module"), place.settings():
-            forward()  # its outputs stay where they are: those of one block may be half a gigabyte
-            if place.device == "cuda":
-                torch.cuda.synchronize()  # an error of the device is told here, not later and of something else
+        with backend_errors(f"{title} cannot run this module"), options.settings():
+            forward()  # the outputs are not copied: those of one block may take half a gigabyte
+            if options.device == "cuda":
+                torch.cuda.synchronize()  # an error of the device is raised here, not in a later call
 
     def __call__(self) -> Inputs:
-        with reasons(f"{self._what} cannot run this module"), self._place.settings():
+        with backend_errors(f"{self._title} cannot run this module"), self._options.settings():
             return tuple(on_cpu(tensor) for tensor in flatten(self._forward()))
 
     def seconds(self) -> float:
-        with reasons(f"{self._what} cannot run this module"), self._place.settings():
-            return self._by_clock() if self._events is None else self._by_events(*self._events)
+        with backend_errors(f"{self._title} cannot run this module"), self._options.settings():
+            return self._clock_seconds() if self._events is None else self._event_seconds(*self._events)
 
     def close(self) -> None:
         self._forward = _closed
         if self._events is not None:
             torch.cuda.empty_cache()
 
-    def _by_clock(self) -> float:
+    def _clock_seconds(self) -> float:
         start = time.perf_counter()
-        output = self._forward()  # kept until the clock has been read: giving its memory back is not the network's work
-        taken = time.perf_counter() - start
+        output = self._forward()  # kept until the clock is read, so that freeing it is not timed
+        seconds = time.perf_counter() - start
         del output
-        return taken
+        return seconds
 
-    def _by_events(self, start: Any, end: Any) -> float:
-        """The device's own clock, from an idle device to an idle device."""
+    def _event_seconds(self, start: Any, end: Any) -> float:
+        """Time one run with CUDA events, from an idle device to an idle device."""
         torch.cuda.synchronize()
         start.record()
         self._forward()
@@ -160,7 +165,7 @@ class TorchRun:
 
 
 def _closed() -> Any:
-    raise InvalidValue("This compiled module was closed; compile it again.")
+    raise InvalidValue("This compiled module was closed. Compile it again.")
 
 
 @contextlib.contextmanager
@@ -170,7 +175,7 @@ def _threads(number: int) -> Iterator[None]:
         yield
         return
     torch.set_num_threads(number)
-    torch.empty(1 << 18).zero_()  # starts the new threads now, or the first operation that is timed would pay for it
+    torch.empty(1 << 18).zero_()  # start the new threads now, not in the first timed operation
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The nouns: frozen data, standard library only."""
+"""Frozen data classes that need only the standard library."""
 
 from depthfold.core.budget import Budget
 from depthfold.core.environment import Environment

@@ -1,4 +1,4 @@
-"""Where a table was measured: the times and scores in it hold there, and nowhere else."""
+"""The environment of a measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from depthfold.errors import InvalidValue
-from depthfold.support.coerce import as_text, as_tuple, as_whole
+from depthfold.support.coerce import as_tuple, as_whole
 from depthfold.support.document import Document
 
 
@@ -15,9 +15,8 @@ from depthfold.support.document import Document
 class Environment(Document):
     """The machine, the runtime and the input of a measurement.
 
-    None means that a field is not stated: nobody wrote it down (the published CSV files have no environment at all),
-    or the measurement does not depend on it. An importance is trained on one machine and holds on every other one, so
-    its table states the input size and leaves the machine out.
+    A field is None if it is unknown (the published CSV files have no environment) or if the measurement does not depend
+    on it. For example, importances do not depend on the machine, so an importance table states only the input size.
     """
 
     FORMAT: ClassVar[str] = "depthfold.environment"
@@ -38,8 +37,8 @@ class Environment(Document):
                 object.__setattr__(self, name, as_whole(what, value, InvalidValue))
             elif name == "input_size":
                 object.__setattr__(self, name, _sizes(what, value))
-            elif not as_text(what, value, InvalidValue):
-                raise InvalidValue(f"{what} is empty: name it, or leave it out (None).")
+            elif not value:
+                raise InvalidValue(f"{what} is empty. Use None if it is unknown.")
 
     @property
     def stated(self) -> dict[str, object]:
@@ -48,7 +47,7 @@ class Environment(Document):
         return {name: value for name, value in values.items() if value is not None}
 
     def differences(self, other: Environment) -> tuple[str, ...]:
-        """What both state and state differently, field by field, for a person to read; empty if they can mix."""
+        """Describe each field that is set in both environments and differs."""
         return tuple(self._differences(other.stated))
 
     def _differences(self, others: dict[str, object]) -> Iterator[str]:
@@ -65,7 +64,7 @@ class Environment(Document):
 def _sizes(what: str, value: object) -> tuple[int, ...]:
     sizes = as_tuple(what, value, InvalidValue)
     if not sizes:
-        raise InvalidValue(f"{what} is empty: state channels and sizes such as (3, 224, 224), or leave it out (None).")
+        raise InvalidValue(f"{what} is empty. Use channels and sizes such as (3, 224, 224), or None if it is unknown.")
     return tuple(as_whole(f"Each number in {what[0].lower()}{what[1:]}", size, InvalidValue) for size in sizes)
 
 

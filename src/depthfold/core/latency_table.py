@@ -231,7 +231,7 @@ class LatencyTable(Document):
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
                 "this one, or predict with the network that was measured."
             )
-        entries, standing = {entry.span: entry for entry in self.entries}, network.standing(plan)
+        entries, standing = {entry.span: entry for entry in self.entries}, network.final_activations(plan)
         times = []
         for span in network.segments(plan):
             entry = entries.get(span)

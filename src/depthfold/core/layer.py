@@ -1,4 +1,4 @@
-"""The parts of a network: layers and the skips across them."""
+"""The parts of a network: layers, skips and refusals."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import InvalidValue
 
-# Why something cannot be merged, in a sentence.
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`where` (a module or operation of the model) cannot be merged, for the reason `why`.
+    """The reason `why` a module or operation `where` cannot be merged.
 
-    `code` is the kind of the reason, for counting and for programs. `position` is the position at which the refusal
-    puts a barrier, if it puts one.
+    `code` is the kind of reason. `position` is the position of the barrier that the refusal causes, if any.
     """
 
     where: str
@@ -26,7 +23,7 @@ class Refusal:
 
     def __post_init__(self) -> None:
         if not (self.where and self.code and self.why):
-            raise InvalidValue(f"A refusal needs a place, a code and a reason, found {self!r}.")
+            raise InvalidValue(f"A refusal needs a location, a code and a reason, found {self!r}.")
 
     def __str__(self) -> str:
         at = "" if self.position is None else f" (position {self.position})"
@@ -35,10 +32,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Convolution l with its batch norm and, where a residual ends there, the addition.
+    """Convolution l with its batch norm and, where a residual connection ends, the addition.
 
-    `activation` is the kind of sigma_l, the activation that stands after the layer ("relu6"), or None where the
-    network has none, that is, the identity. `in_size` and `out_size` are the spatial sizes seen while tracing.
+    `activation` is the kind of the activation sigma_l after the layer, such as "relu6", or None if there is none.
+    `in_size` and `out_size` are the spatial sizes at the traced input size.
     """
 
     where: str
@@ -53,18 +50,17 @@ class Layer:
             raise InvalidValue(f"{self.where}: sizes {self.in_size} and {self.out_size} do not fit {self.shape}.")
         if self.shape.out_size(self.in_size) != self.out_size:
             raise InvalidValue(
-                f"{self.where}: {self.shape} makes {self.shape.out_size(self.in_size)} of an input of size "
-                f"{self.in_size}, not {self.out_size}."
+                f"{self.where}: for an input of size {self.in_size}, the output of {self.shape} has size "
+                f"{self.shape.out_size(self.in_size)}, not {self.out_size}."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """A residual: the value at `source` is added to the output of layer `target`.
+    """A residual connection: the value at `source` is added to the output of layer `target`.
 
-    The value goes as it is, or through a linear `projection` (the convolution and batch norm that ResNet calls
-    downsample). Only residuals that a span can take into its kernel are skips; an addition of anything else is a
-    barrier.
+    The value is added unchanged, or through a linear `projection` (ResNet's "downsample"). Only residuals that can be
+    folded into a kernel are skips; any other addition is a barrier.
     """
 
     source: Position
@@ -81,6 +77,6 @@ class Skip:
         return Span(self.source, self.target)
 
     def crosses(self, span: Span) -> bool:
-        """Whether the span crosses one end of this skip: it holds it neither whole, nor lies inside, nor outside."""
+        """Return True unless the span contains the whole skip, lies inside it, or lies outside it."""
         outside = span.j <= self.source or span.i >= self.target
         return not (outside or span.contains(self.span) or self.span.contains(span))

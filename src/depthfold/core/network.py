@@ -1,4 +1,4 @@
-"""The network as the method sees it: a chain of layers, numbered, with everything that limits merging."""
+"""Networks: numbered layers, skips and barriers, and the search spaces of spans."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from depthfold.core.shape import ConvShape, FixedPadding
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
 from depthfold.support.document import Document, encode
-from depthfold.support.text import text_table
-
-# The table that a person reads when a network is printed.
+from depthfold.support.text import count, text_table
 
 HEADER = ("l", "layer", "convolution", "in", "activation", "note")
 
 
 def network_table(network: Network) -> str:
-    """Layers line by line, then the counts and the refusals by kind."""
+    """Return the text of a printed network: a summary, a line per layer, and the refusals by kind."""
     lines = [f"{network.name}: {summary(network)}"]
     if network.layers:
         lines += ["", *text_table(HEADER, [_row(network, l) for l in range(1, network.depth + 1)])]
@@ -43,20 +41,20 @@ def summary(network: Network) -> str:
         return "nothing to merge: no convolution of this network can be a layer"
     spans = {space: len(network.spans(space)) for space in ("paper", "full")}
     text = (
-        f"{_count(network.depth, 'layer')}, {_count(len(network.activations), 'activation')}, "
-        f"{_count(len(network.skips), 'skip')}, {_count(len(network.barriers), 'barrier')}; "
-        f"{_count(spans['paper'], 'span')} in the paper's space, {spans['full']} in the full one"
+        f"{count(network.depth, 'layer')}, {count(len(network.activations), 'activation')}, "
+        f"{count(len(network.skips), 'skip')}, {count(len(network.barriers), 'barrier')}; "
+        f"{count(spans['paper'], 'span')} in the paper's space, {spans['full']} in the full one"
     )
     return text if spans["full"] > network.depth else text + "; nothing to merge: every chain has a single layer"
 
 
 def refusals_by_kind(network: Network, shown: int = 3) -> Iterator[str]:
-    """One line per kind of refusal, the most frequent first, with a few of the places."""
-    for code, count in Counter(refusal.code for refusal in network.refusals).most_common():
+    """Yield a line per kind of refusal, the most frequent first, with a few locations."""
+    for code, number in Counter(refusal.code for refusal in network.refusals).most_common():
         of_kind = [refusal for refusal in network.refusals if refusal.code == code]
         places = ", ".join(dict.fromkeys(refusal.where for refusal in of_kind[:shown]))
-        more = f" and {count - shown} more" if count > shown else ""
-        yield f"{code} x{count}: {of_kind[0].why} [{places}{more}]"
+        more = f" and {number - shown} more" if number > shown else ""
+        yield f"{code} x{number}: {of_kind[0].why} [{places}{more}]"
 
 
 def _row(network: Network, l: int) -> tuple[str, ...]:
@@ -70,22 +68,15 @@ def _row(network: Network, l: int) -> tuple[str, ...]:
     return (str(l), layer.where, str(layer.shape), size, layer.activation or "-", "; ".join(notes))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-# The two search spaces: which spans the method may choose from.
-#
-# "paper" follows the rules of the paper, as its code and counts have them; "full" holds every span that merges exactly.
-
+# The search space of spans: "paper" follows the rules of the paper's code; "full" has every span that merges exactly.
 Space = Literal["paper", "full"]
 
 
 def spans(network: Network, space: Space) -> Iterator[Span]:
-    """All spans of the space, by i and then by j."""
-    _check(space)
+    """Yield all spans of the space, ordered by i and then by j."""
+    check_space(space)
     stops = network.barriers if space == "full" else tuple(sorted({*network.barriers, *stride_barriers(network)}))
-    # A span that starts inside a skip must end in it, and one that ends inside must have started in it.
+    # A span that starts inside a skip must end there, and a span that ends inside a skip must start there.
     latest = [network.depth] * (network.depth + 1)
     earliest = [0] * (network.depth + 1)
     for skip in network.skips:
@@ -98,11 +89,11 @@ def spans(network: Network, space: Space) -> Iterator[Span]:
 
 
 def stride_barriers(network: Network) -> Iterator[Position]:
-    """Where the paper's space stops every span, because of a strided layer at or shortly before that position.
+    """Yield the positions that no span of the paper's space crosses because of a strided layer.
 
-    The paper does not let a kernel larger than 1 follow a stride, because the merged kernel would grow. As its code
-    has it, a strided layer may still take in the 1x1 layers after it up to the end of its own block. A block ends
-    where a residual starts or ends, or where the network has no activation.
+    In the paper, no kernel larger than 1 follows a stride in a span, because the merged kernel would grow. Its code
+    allows the 1x1 layers after a strided layer up to the end of its block. A block ends where a residual starts or
+    ends, or where the network has no activation.
     """
     block_ends = {p for skip in network.skips for p in (skip.source, skip.target)}
     for l, layer in enumerate(network.layers, start=1):
@@ -122,55 +113,55 @@ def stride_barriers(network: Network) -> Iterator[Position]:
 
 
 def flagged_spans(network: Network, space: Space, exclusion: bool | None = None) -> Iterator[FlaggedSpan]:
-    """All (i, j, a, b): the spans with every choice of an activation at their ends.
+    """Yield all (i, j, a, b): the spans with every allowed combination of flags (Appendix B.1).
 
-    An activation of the network's own stays at a span's ends; where it has none, one may be inserted or not. At
-    position 0 there is nothing to choose (a = 1), and at a barrier the network's own state stays, since nothing
-    merges across it anyway. It also stays at L where that is the network's output: one inserted there would cut off a
-    part of its range. `exclusion` is the paper's rule that a span which starts and ends where an activation may be
-    inserted must end in one; it is on in the paper's space and off in the full one.
+    The network's own activations stay at the ends of a span; at other positions an activation may be inserted. Nothing
+    is inserted at position 0 (a = 1), at a barrier, because nothing is merged across it, or at L if it is the network's
+    output, because an activation would restrict its range. `exclusion` is the paper's rule that a span which starts and
+    ends at positions where an activation may be inserted must end with one. It is on by default only in the paper's
+    space.
     """
     if exclusion is None:
         exclusion = space == "paper"
-    native, free = network.activations, free_positions(network)
+    own, free = network.activations, free_positions(network)
 
     def flags(position: Position) -> tuple[bool, ...]:
         if position in free:
             return (False, True)
-        return (position == 0 or position in native,)
+        return (position == 0 or position in own,)
 
     for span in spans(network, space):
-        starts_bare = span.i == 0 or span.i in free
+        starts_free = span.i == 0 or span.i in free
         for a in flags(span.i):
             for b in flags(span.j):
-                if exclusion and not b and starts_bare and span.j in free:
+                if exclusion and not b and starts_free and span.j in free:
                     continue
                 yield FlaggedSpan(span.i, span.j, a, b)
 
 
 def free_positions(network: Network) -> frozenset[Position]:
-    """Where an activation may be inserted. A network without any has no kind to insert."""
-    native = network.activations
-    if not native:
+    """Return the positions where an activation may be inserted: none if the network has no activation to copy."""
+    own = network.activations
+    if not own:
         return frozenset()
     ends = {network.depth} if network.ends_in_output else set()
-    return frozenset(range(1, network.depth + 1)) - native - ends - set(network.barriers)
+    return frozenset(range(1, network.depth + 1)) - own - ends - set(network.barriers)
 
 
-def _check(space: str) -> None:
+def check_space(space: str) -> None:
     if space not in get_args(Space):
         raise InvalidValue(f"There is no search space {space!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
 
 
-# No slots: the fingerprint is kept in the dictionary of the object.
+# No slots, because the fingerprint is a cached property.
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Network(Document):
-    """Layers 1..L, the skips across them, the barriers that no span crosses, and the reasons.
+    """Layers 1..L, the skips across them, the barriers that no span crosses, and the refusals that explain them.
 
-    A network with several chains (branches, stages parted by a pool) numbers them one after another, with a barrier
-    between. Positions are 0..L, barriers lie strictly between. `fixed_padding` are modules that pad by the size of
-    their input, as they pad at the traced size. `ends_in_output` says that nothing with weights reads the value at L:
-    it is what the network gives, as it is, pooled or resized.
+    If a network has several chains of layers (branches, or stages separated by a pool), they are numbered one after
+    another, with barriers between them. Positions are 0..L; barriers are strictly between. `fixed_padding` lists
+    modules whose padding depends on the input size. `ends_in_output` is True if no module with weights reads the value
+    at L, so that it is the network's output, possibly pooled or resized.
     """
 
     FORMAT: ClassVar[str] = "depthfold.network"
@@ -194,13 +185,13 @@ class Network(Document):
                 raise InvalidValue(
                     f"Layer {after} ({two.where}) cannot follow layer {before} ({one.where}): "
                     f"{one.shape.out_channels} channels of size {one.out_size} do not fit "
-                    f"{two.shape.in_channels} of size {two.in_size}. Is a barrier missing at {before}?"
+                    f"{two.shape.in_channels} channels of size {two.in_size}. Add a barrier at {before}."
                 )
         for skip in self.skips:
             if skip.target > self.depth or any(skip.source < p < skip.target for p in self.barriers):
                 raise InvalidValue(f"The skip {skip.where} leaves its chain: {skip.source} -> {skip.target}.")
             if self.path_shape(skip.span).offset(self.skip_shape(skip)) is None:
-                raise InvalidValue(f"The skip {skip.where} cannot join the kernel of the branch that it spans.")
+                raise InvalidValue(f"The skip {skip.where} cannot be folded into the kernel of its branch.")
 
     @property
     def depth(self) -> int:
@@ -209,11 +200,11 @@ class Network(Document):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change with shapes, sizes, activations, skips and barriers. A table remembers them,
-        so that a table of another network is noticed.
+        """Sixteen hex digits that depend on shapes, sizes, activations, skips and barriers.
 
-        What is around the layers does not count, because tables travel. Names of modules and the text of refusals do
-        not count either: the same network traced by a newer depthfold keeps its tables.
+        Tables store it, so that a table of another network is detected. It does not depend on modules around the
+        layers, on names of modules, or on the text of refusals, so that a network traced by a newer depthfold keeps its
+        tables.
         """
         structure = {
             "layers": [
@@ -226,37 +217,37 @@ class Network(Document):
 
     @property
     def activations(self) -> frozenset[Position]:
-        """The positions where the network has an activation of its own."""
+        """The positions where the network has an activation."""
         return frozenset(l for l, layer in enumerate(self.layers, start=1) if layer.activation is not None)
 
     @property
-    def own_activation(self) -> str | None:
-        """The kind of activation that the network uses most, None if it has none: inserted ones are of this kind."""
+    def main_activation(self) -> str | None:
+        """The most frequent kind of activation, which is used for inserted ones, or None if there is none."""
         kinds = Counter(layer.activation for layer in self.layers if layer.activation is not None)
         return kinds.most_common(1)[0][0] if kinds else None
 
     @property
     def chains(self) -> tuple[Span, ...]:
-        """The runs of layers between barriers."""
+        """The spans between barriers."""
         return tuple(self._between(self.barriers))
 
     @property
     def vanilla(self) -> Plan:
-        """The plan that changes nothing: every activation stays and nothing is merged."""
+        """The plan that keeps all activations and merges nothing."""
         return Plan(activations=self.activations, cuts=range(1, self.depth))
 
     def spans(self, space: Space = "paper") -> tuple[Span, ...]:
-        """Every span of a search space: the keys of the latency table."""
+        """Return all spans of a search space: the keys of the latency table."""
         return tuple(spans(self, space))
 
     def flagged_spans(self, space: Space = "paper", exclusion: bool | None = None) -> tuple[FlaggedSpan, ...]:
-        """Every flagged span of a search space: the keys of the importance table."""
+        """Return all flagged spans of a search space: the keys of the importance table."""
         return tuple(flagged_spans(self, space, exclusion))
 
     def why_not(self, span: Span) -> Refusal | None:
-        """The reason why a span cannot become one convolution, or None if it can."""
+        """Return the reason why a span cannot be merged, or None if it can."""
         if not isinstance(span, Span):
-            raise InvalidValue(f"why_not() takes a Span, found {span!r:.80}. Write Span(0, 2), say.")
+            raise InvalidValue(f"why_not() needs a Span, found {span!r:.80}. Use, for example, Span(0, 2).")
         if span.j > self.depth:
             return Refusal(str(span), "outside", f"the network ends at position {self.depth}")
         for barrier in self.barriers:
@@ -268,19 +259,19 @@ class Network(Document):
                 return Refusal(
                     str(span),
                     "crosses-skip",
-                    f"it crosses one end of the residual {skip.source} -> {skip.target}; a span may hold a residual "
-                    "whole, lie inside it, or lie outside it",
+                    f"it crosses one end of the residual {skip.source} -> {skip.target}; a span must contain a "
+                    "residual completely, lie inside it, or lie outside it",
                 )
         return None
 
     def merged_shape(self, span: Span) -> ConvShape:
-        """The shape of the one convolution that the span becomes, with the skips that it holds folded in."""
+        """Return the shape of the merged convolution of a span, including the skips inside it."""
         if refusal := self.why_not(span):
             raise PlanError(f"The span {span} cannot be merged: {refusal.why}.")
         dims, channels = self.layers[span.i].shape.dims, self.layers[span.i].shape.in_channels
         at = {span.i: ConvShape.identity(channels, dims)}
         for l in span.layers:
-            # The identity at the front has no taps to add: composing with it would only cost time.
+            # Composing with the identity at the front would only take time.
             shape = self.layers[l - 1].shape
             at[l] = shape if l == span.i + 1 else at[l - 1].then(shape)
             for skip in self.skips_into(l):
@@ -290,14 +281,14 @@ class Network(Document):
         return at[span.j]
 
     def path_shape(self, span: Span) -> ConvShape:
-        """The shape of the layers of the span composed, without any skip."""
+        """Return the shape of the composed layers of a span, without skips."""
         shape = self.layers[span.i].shape
         for l in span.layers[1:]:
             shape = shape.then(self.layers[l - 1].shape)
         return shape
 
     def skip_shape(self, skip: Skip) -> ConvShape:
-        """The convolution that a skip is: its projection, or the identity."""
+        """Return the shape of a skip: its projection, or the identity."""
         first = self.layers[skip.source].shape
         return skip.projection or ConvShape.identity(first.in_channels, first.dims)
 
@@ -305,29 +296,31 @@ class Network(Document):
         return (skip for skip in self.skips if skip.target == target)
 
     def segments(self, plan: Plan) -> tuple[Span, ...]:
-        """The spans that the plan merges: the layers between its cuts. Barriers are always cuts.
+        """Return the spans between the cuts of a plan. Barriers are always cuts.
 
-        Raises PlanError with everything that does not fit.
+        Raise PlanError with all problems if the plan does not fit.
         """
         last = max((*plan.cuts, *plan.activations), default=0)
         if last > self.depth or self.depth in plan.cuts:
             raise PlanError(
-                f"The plan has position {last}, but the network has {self.depth} layers: cuts lie strictly between 0 "
-                f"and {self.depth}, and the only activation beyond the last cut can be at {self.depth}."
+                f"The plan has position {last}, but the network has {self.depth} layers. Cuts must lie strictly "
+                f"between 0 and {self.depth}, and activations must be at cuts or at {self.depth}."
             )
         cuts = {*plan.cuts, *self.barriers}
-        if homeless := sorted(plan.activations - cuts - {self.depth}):
-            raise PlanError(f"The activations {homeless} are no cuts of the plan: add them to cuts.")
+        if missing := sorted(plan.activations - cuts - {self.depth}):
+            raise PlanError(f"The activations {missing} must also be cuts.")
         if not self.activations and plan.activations:
-            raise PlanError("The plan inserts activations, but the network has none whose kind could be taken.")
+            raise PlanError("The plan inserts activations, but the network has no activation to copy.")
         segments = tuple(self._between(tuple(sorted(cuts))))
         if problems := [f"{span}: {refusal.why}" for span in segments if (refusal := self.why_not(span))]:
-            raise PlanError("The plan merges what cannot be merged. " + "; ".join(problems) + ". Add cuts there.")
+            raise PlanError("The plan merges spans that cannot be merged. " + "; ".join(problems) + ". Add cuts there.")
         return segments
 
-    def standing(self, plan: Plan) -> frozenset[Position]:
-        """Where an activation stands once the plan is applied. The network's own at its end stays, whatever the plan
-        says: nothing is merged beyond it."""
+    def final_activations(self, plan: Plan) -> frozenset[Position]:
+        """Return the positions that have an activation after the plan is applied.
+
+        The network's own activation at L always stays, because nothing is merged after it.
+        """
         return plan.activations | (self.activations & {self.depth})
 
     def __str__(self) -> str:

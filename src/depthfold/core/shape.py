@@ -1,4 +1,4 @@
-"""Shapes of convolutions, and the rule for composing two of them. No weights."""
+"""Shapes of convolutions, and the rules for composing and adding two of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Self
 
 from depthfold.errors import InvalidValue
 
-# Padding that depends on the size of the map, fixed at the traced size: at which other sizes it is the same.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRule:
-    """The sizes of one dimension at which a padding is the traced one: those between `smallest` and `largest` that
-    leave one of the `remainders` when divided by `period`."""
+    """The sizes of one dimension at which a padding is the same as at the traced size.
+
+    These are the sizes between `smallest` and `largest` whose remainder modulo `period` is in `remainders`.
+    """
 
     period: int
     remainders: tuple[int, ...]
@@ -41,7 +41,7 @@ class SizeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPadding:
-    """A module that pads by the size of its input: `size` is the traced one, `rules` hold for each dimension."""
+    """A module whose padding depends on its input size: the traced `size`, and a rule for each dimension."""
 
     where: str
     size: tuple[int, ...]
@@ -54,13 +54,13 @@ class FixedPadding:
 
 Padding = tuple[tuple[int, int], ...]  # (before, after) for every dimension
 
-# Weights of the largest convolution that we compose: 1 GiB in float64. The full search space of a wide network holds
-# spans of many times that, and none of them is faster than the layers that it replaces.
+# The most parameters of a composed convolution: 1 GiB in float64. The full search space of a wide network contains much
+# larger ones, and none of them is faster than the layers that it replaces.
 LARGEST = 2**27
 
 
 def as_pad_argument(padding: Padding) -> tuple[int, ...]:
-    """The widths as PyTorch's pad functions take them: one after another, the last dimension first."""
+    """Return the padding in the order of F.pad, last dimension first."""
     return tuple(width for pair in reversed(padding) for width in pair)
 
 
@@ -68,8 +68,7 @@ def as_pad_argument(padding: Padding) -> tuple[int, ...]:
 class ConvShape:
     """The shape of one convolution in 1, 2 or 3 dimensions.
 
-    `padding` is (before, after) for every dimension, because the padding of a merged convolution need not be
-    symmetric.
+    `padding` is (before, after) for every dimension, because the padding of a merged convolution may be asymmetric.
     """
 
     in_channels: int
@@ -98,7 +97,7 @@ class ConvShape:
 
     @classmethod
     def identity(cls, channels: int, dims: int) -> Self:
-        """The convolution that changes nothing: one tap per channel."""
+        """Return the identity: a convolution with one tap per channel."""
         ones = (1,) * dims
         return cls(
             in_channels=channels,
@@ -120,22 +119,22 @@ class ConvShape:
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """How far the kernel reaches, dilation included."""
+        """The size of the kernel including dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     @property
     def symmetric(self) -> bool:
-        """Whether a plain convolution layer can hold the padding."""
+        """True if the padding is the same on both sides, as PyTorch's convolutions require."""
         return all(before == after for before, after in self.padding)
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of the convolution."""
+        """The number of weights and biases."""
         return self.out_channels * (self.in_channels // self.groups * prod(self.kernel) + 1)
 
     @property
     def too_large(self) -> str | None:
-        """Why this convolution is too large to be composed, or None if it is not."""
+        """The reason why this convolution is too large to be composed, or None."""
         if self.parameters <= LARGEST:
             return None
         gigabytes = self.parameters * 8 / 2**30
@@ -148,15 +147,15 @@ class ConvShape:
         )
 
     def then(self, after: ConvShape) -> ConvShape:
-        """The one convolution that computes this one and then `after`, with all the padding at the front.
+        """Return the convolution that computes this one followed by `after`, with all padding at the front.
 
-        In every dimension the taps of the first kernel lie d1 apart and those of the second s1 * d2 apart, seen from
-        the input. The merged kernel has its taps on the coarsest grid that holds both: kernels after a stride grow
-        as k1 + (k2 - 1) * s1, and kernels that are dilated alike stay dilated. Groups survive as far as both
-        convolutions keep the channels apart.
+        In each dimension, the taps of the first kernel are d1 apart, and those of the second are s1 * d2 apart in terms
+        of the input. The merged kernel uses the coarsest grid that contains both: a kernel after a stride grows to
+        k1 + (k2 - 1) * s1, and equally dilated kernels stay dilated. The number of groups is the greatest common
+        divisor of both.
         """
         if self.out_channels != after.in_channels or self.dims != after.dims:
-            raise InvalidValue(f"{after} cannot follow {self}: channels or dimensions do not fit.")
+            raise InvalidValue(f"{after} cannot follow {self}: channels or dimensions differ.")
         steps = tuple(s * d for s, d in zip(self.stride, after.dilation, strict=True))
         grid = tuple(
             gcd(d1 if k1 > 1 else 0, step if k2 > 1 else 0) or 1
@@ -179,9 +178,9 @@ class ConvShape:
         )
 
     def offset(self, skip: ConvShape) -> tuple[int, ...] | None:
-        """Where the first tap of `skip` falls inside this kernel when both start from the same value and are added.
+        """Return the position of the first tap of `skip` in this kernel if both have the same input and are added.
 
-        None where they cannot be one kernel: other channels or stride, or the skip reaches further than this kernel.
+        Return None if they cannot be one kernel: channels or strides differ, or the skip exceeds this kernel.
         """
         if (self.in_channels, self.out_channels, self.stride) != (skip.in_channels, skip.out_channels, skip.stride):
             return None
@@ -191,10 +190,10 @@ class ConvShape:
         return offset
 
     def plus(self, skip: ConvShape) -> ConvShape:
-        """The one convolution that adds `skip` to this one. The grid is refined where the skip's taps demand it."""
+        """Return the convolution that computes the sum of this one and `skip`, on a finer grid if necessary."""
         offset = self.offset(skip)
         if offset is None:
-            raise InvalidValue(f"{skip} cannot be added into {self}.")
+            raise InvalidValue(f"{skip} cannot be added to {self}.")
         grid = tuple(
             gcd(d if k > 1 else 0, e if m > 1 else 0, o) or 1
             for k, d, m, e, o in zip(self.kernel, self.dilation, skip.kernel, skip.dilation, offset, strict=True)
@@ -210,7 +209,7 @@ class ConvShape:
         )
 
     def __str__(self) -> str:
-        """3x3 /2, 32 -> 64, depth-wise: what a person wants to see of a convolution."""
+        """Return a short description, such as "3x3 /2, 32 -> 64, depth-wise"."""
         text = "x".join(map(str, self.kernel))
         if max(self.dilation) > 1:
             text += " dilated " + _compact(self.dilation)

@@ -1,4 +1,4 @@
-"""Spans: runs of layers that are to become one convolution."""
+"""Spans: consecutive layers that may be merged into one convolution."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from depthfold.errors import InvalidValue
 
-# A position is an integer 0..L. Position l is the value after layer l, where the activation sigma_l sits;
-# position 0 is the input of the first layer.
+# A position is an integer 0..L. Position l is the value after layer l, where the activation sigma_l is. Position 0 is
+# the input of the first layer.
 Position = int
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """The layers i+1..j, to become one convolution. The key of the latency table T[i, j]."""
+    """The layers i+1..j, which may be merged into one convolution. The key of the latency table T[i, j]."""
 
     i: Position
     j: Position
@@ -28,7 +28,7 @@ class Span:
 
     @property
     def inner(self) -> range:
-        """The positions strictly inside: the activations that must go before the span can merge."""
+        """The positions strictly inside, whose activations must be removed before the span can be merged."""
         return range(self.i + 1, self.j)
 
     def contains(self, other: Span) -> bool:
@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, order=True)
 class FlaggedSpan:
-    """A span with whether an activation stands at i and at j. The key of the importance table I[i, j, a, b]."""
+    """A span with flags for an activation at i (a) and at j (b). The key of the importance table I[i, j, a, b]."""
 
     i: Position
     j: Position
@@ -66,5 +66,5 @@ class FlaggedSpan:
 
 
 def _check_ends(i: int, j: int) -> None:
-    if type(i) is not int or type(j) is not int or not 0 <= i < j:
-        raise InvalidValue(f"A span needs integer positions 0 <= i < j, found i={i!r}, j={j!r}.")
+    if not 0 <= i < j:
+        raise InvalidValue(f"A span needs positions 0 <= i < j, found i={i!r}, j={j!r}.")

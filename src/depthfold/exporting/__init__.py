@@ -1,4 +1,4 @@
-"""Results: a shallow network in a folder of its own, and as a file that runs without depthfold."""
+"""Save and load merged networks, and export them to files that run without depthfold."""
 
 from depthfold.exporting.export import Exported, export
 from depthfold.exporting.load import load

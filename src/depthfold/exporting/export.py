@@ -1,4 +1,4 @@
-"""export(): a merged network as one file of a runtime's, compared with PyTorch before it takes its place."""
+"""export(): write a merged network to a file of a runtime, and compare it with PyTorch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends import get
-from depthfold.backends.base import Exporter, Inputs, batched, flatten, on_cpu, private_copy, reasons, with_batch
+from depthfold.backends.base import Exporter, Inputs, backend_errors, batched, flatten, on_cpu, private_copy, with_batch
 from depthfold.backends.cuda import cuda_settings
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
-from depthfold.exporting.save import writing
-from depthfold.merging.verification import CHAOS, TOLERANCE, Shallow, shallow_parts
-from depthfold.merging.verify import last_digit, output_error
+from depthfold.exporting.save import write_errors
+from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE, Shallow, shallow_parts
+from depthfold.merging.verify import output_error, perturbed
 from depthfold.store.files import put_all_in_place
 from depthfold.support.document import encode
 from depthfold.support.optional import load
@@ -29,16 +29,14 @@ from depthfold.support.text import did_you_mean
 from depthfold.tracing import Blueprint, ExampleInputs, device_of
 from depthfold.version import __version__
 
-# What export() wrote, and what it found when it compared the file with the network.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     """A file that runs without depthfold.
 
-    `error` is the largest difference between the file and the network, as a share of the largest output, and
-    `environment` where it was found; both are None where nothing was compared. `batch` is the one size of the batch
-    that the file takes, and `why_fixed` the reason where any size was asked for.
+    `error` is the largest difference between the file and the network as a share of the largest output, in
+    `environment`; both are None if they were not compared. `batch` is the batch size that the file accepts. `why_fixed`
+    is the reason why it is not "dynamic", if that was requested.
     """
 
     path: Path
@@ -58,17 +56,14 @@ class Exported:
         return f"{text}; {runtime} is within {self.error:.1e} of PyTorch"
 
 
-# What an ONNX file says of itself: which network it is and by which plan, and not where it was made.
-
-
-def finish_onnx(path: Path, remembered: Shallow) -> None:
-    """Put name, plan and version into the file's metadata, and let ONNX's own checker look at all of it."""
+def finish_onnx(path: Path, origin: Shallow) -> None:
+    """Write name, plan and version to the metadata of an ONNX file, and run ONNX's checker."""
     onnx = load("onnx", "onnx")
-    with reasons("The ONNX file is not valid"):
+    with backend_errors("The ONNX file is not valid"):
         model = onnx.load(path)
         graph = model.graph
-        # PyTorch's exporter notes with every operation the lines of source that it came from, with their folders.
-        for noted in (
+        # PyTorch's exporter stores source lines with their paths in the metadata of every operation.
+        for item in (
             *graph.node,
             *graph.input,
             *graph.output,
@@ -76,24 +71,23 @@ def finish_onnx(path: Path, remembered: Shallow) -> None:
             *graph.initializer,
             *model.functions,
         ):
-            del noted.metadata_props[:]
-        plan = json.dumps(encode(remembered.plan))
-        notes = {"name": remembered.blueprint.network.name, "plan": plan, "depthfold": __version__}
-        onnx.helper.set_model_props(model, notes)
+            del item.metadata_props[:]
+        plan = json.dumps(encode(origin.plan))
+        metadata = {"name": origin.blueprint.network.name, "plan": plan, "depthfold": __version__}
+        onnx.helper.set_model_props(model, metadata)
         onnx.checker.check_model(model, full_check=True)
         path.write_bytes(model.SerializeToString())
 
 
-# Does an exported file compute what the network computes?
-
-
 def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *, dynamic: bool) -> float:
-    """The largest error on two random inputs, of two sizes of the batch where the file takes any. Raises if it is more
-    than rounding: the tolerance of verify(), or what the network makes of a change in the last digit of its input."""
+    """Return the largest error on two random inputs, with two batch sizes if the file is `dynamic`.
+
+    Raise VerificationError if the error exceeds both the tolerance of verify() and the effect of rounding the inputs.
+    """
     module, inputs = private_copy(module, inputs)
     size = len(inputs[0])
     errors = []
-    # Neither size is the one that the file was made with: what it takes for a constant would show.
+    # Other sizes than the one that the file was written with, to detect a batch size that became a constant.
     for seed, batch in enumerate((1, size + 2) if dynamic else (size, size)):
         given = ExampleInputs(with_batch(inputs, batch)).random(seed).args
         wanted = run_in_pytorch(module, given)
@@ -105,27 +99,25 @@ def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *,
         errors.append(output_error(wanted, found))
         tolerance = TOLERANCE.get(inputs[0].dtype, 1e-4)
         if errors[-1] > tolerance:
-            sensitivity = output_error(wanted, run_in_pytorch(module, tuple(map(last_digit, given))))
-            tolerance = max(tolerance, CHAOS * sensitivity)
+            sensitivity = output_error(wanted, run_in_pytorch(module, tuple(map(perturbed, given))))
+            tolerance = max(tolerance, SENSITIVITY_FACTOR * sensitivity)
         if not errors[-1] <= tolerance:
             raise VerificationError(
-                f"The exported {path.name} does not compute what the network computes: with a batch of {batch} it is "
-                f"off by {errors[-1]:.1e} of the largest output, and {tolerance:.1e} is allowed. "
-                "Export to another format, and please report the model."
+                f"The exported {path.name} differs from the network by {errors[-1]:.1e} of the largest output with a "
+                f"batch of {batch}; {tolerance:.1e} is allowed. Export to another format, and please report the model."
             )
     return max(errors)
 
 
 def run_in_pytorch(module: nn.Module, given: Inputs) -> Inputs:
-    """The outputs in evaluation mode, on the CPU. A graph of torch.fx that fails also prints itself: not to the user,
-    who gets the reason."""
+    """Return the outputs in evaluation mode, on the CPU. Suppress the graph that torch.fx prints when it fails."""
     what = f"PyTorch cannot run this module with a batch of {len(given[0])}"
     quiet = contextlib.redirect_stderr(io.StringIO())
-    with reasons(what), quiet, torch.inference_mode(), cuda_settings(tf32=False, benchmark=False):
+    with backend_errors(what), quiet, torch.inference_mode(), cuda_settings(tf32=False, benchmark=False):
         return tuple(map(on_cpu, flatten(module(*(tensor.clone() for tensor in given)))))
 
 
-# By suffix: what the format is called, and the backend that writes and reads it.
+# By suffix: the name of the format, and the backend that writes and reads it.
 FORMATS = {
     ".onnx": ("ONNX", "onnxruntime"),
     ".pt2": ("PyTorch program", "pytorch"),
@@ -137,20 +129,22 @@ FORMATS = {
 def export(
     shallow: nn.Module, path: str | Path, example_inputs: Any = None, *, dynamic_batch: bool = True, check: bool = True
 ) -> Exported:
-    """Write a merged network to a file that runs without depthfold. The suffix says which: .onnx, .pt2, .xml, .engine.
+    """Write a merged network to a file that runs without depthfold. The suffix (.onnx, .pt2, .xml or .engine) selects
+    the format.
 
-    The file takes batches of any size or, where the network or the runtime does not allow that, the batch of the
-    example inputs; `why_fixed` then says why. It is run on random inputs and compared with PyTorch: where it computes
-    something else this raises VerificationError, and no file is left. `example_inputs` are as for trace(), and those
-    of the trace unless given. `shallow` may be a module around the merged network: with a softmax, say.
+    The file accepts batches of any size. If the network or the runtime does not support that, it accepts the batch of
+    the example inputs, and `why_fixed` gives the reason. The file is run on random inputs and compared with PyTorch: if
+    it computes something else, it is deleted and VerificationError is raised. `example_inputs` are as for trace(), and
+    default to those of the trace. `shallow` may also be a module that wraps the merged network, for example with a
+    softmax.
     """
-    _, remembered, at = shallow_parts(shallow)
+    _, origin, at = shallow_parts(shallow)
     path = Path(path)
     form, backend = _format(path, device_of(shallow))
-    inputs = _tensors(shallow, _arguments(shallow, remembered.blueprint, at, example_inputs))
+    inputs = _tensors(shallow, _arguments(shallow, origin.blueprint, at, example_inputs))
     why_fixed = None
-    with writing(path), put_all_in_place(path) as partial:
-        attempt = _Attempt(backend, shallow, remembered, partial, check)
+    with write_errors(path), put_all_in_place(path) as partial:
+        attempt = _Attempt(backend, shallow, origin, partial, check)
         try:
             batch: Any = "dynamic" if dynamic_batch else len(inputs[0])
             error = attempt.write(inputs, dynamic_batch)
@@ -168,21 +162,23 @@ def export(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One file, written and compared, in a folder from which it has not gone anywhere yet."""
+    """A file that is written to a temporary folder and compared with the network."""
 
     backend: Exporter
     module: nn.Module
-    remembered: Shallow
+    origin: Shallow
     path: Path
     check: bool
 
     def write(self, inputs: Inputs, dynamic_batch: bool) -> float | None:
         if dynamic_batch:
-            inputs = with_batch(inputs, max(2, len(inputs[0])))  # PyTorch takes a size of 1 for a constant
-            run_in_pytorch(*private_copy(self.module, with_batch(inputs, len(inputs[0]) + 1)))  # or this says why not
+            inputs = with_batch(inputs, max(2, len(inputs[0])))  # PyTorch treats a size of 1 as a constant
+            run_in_pytorch(
+                *private_copy(self.module, with_batch(inputs, len(inputs[0]) + 1))
+            )  # raises the reason if it fails
         self.backend.export(self.module, inputs, self.path, dynamic_batch=dynamic_batch)
         if self.path.suffix == ".onnx":
-            finish_onnx(self.path, self.remembered)
+            finish_onnx(self.path, self.origin)
         return compare(self.backend, self.module, inputs, self.path, dynamic=dynamic_batch) if self.check else None
 
 
@@ -190,21 +186,21 @@ def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
     if path.suffix not in FORMATS:
         hint = did_you_mean(path.suffix, FORMATS, lambda close: repr(path.with_suffix(close).name), cutoff=0.5)
         known = ", ".join(f"{suffix} ({form})" for suffix, (form, _) in FORMATS.items())
-        raise InvalidValue(f"export() cannot tell the format of {path.name!r} by its suffix. {hint}Known are {known}.")
+        raise InvalidValue(f"export() does not know the suffix of {path.name!r}. {hint}Known suffixes: {known}.")
     form, target = FORMATS[path.suffix]
     if target == "pytorch" and device.type == "cuda":
-        target = "pytorch:device=cuda"  # where its tensors are, the program runs
+        target = "pytorch:device=cuda"  # the program runs on the device of its tensors
     return form, cast(Exporter, get(target))
 
 
 def _arguments(shallow: nn.Module, blueprint: Blueprint, at: str, example_inputs: Any) -> ExampleInputs:
-    """What the module takes: what is given, or noise of the sizes that were traced."""
+    """Return the given inputs, or random inputs of the traced sizes."""
     if example_inputs is not None:
         return ExampleInputs.of(example_inputs).like(shallow)
     if at and at != blueprint.at:
         raise InvalidValue(
-            f"{type(shallow).__name__} is a module around the merged network, so what it takes is not known. Give "
-            "export(module, path, example_inputs)."
+            f"{type(shallow).__name__} wraps the merged network, so its inputs are not known. Use export(module, path, "
+            "example_inputs)."
         )
     example = blueprint.example if at else blueprint.inputs
     real = example.map(lambda tensor: torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor)
@@ -212,19 +208,19 @@ def _arguments(shallow: nn.Module, blueprint: Blueprint, at: str, example_inputs
 
 
 def _tensors(shallow: nn.Module, given: ExampleInputs) -> Inputs:
-    """The arguments in order: a file of a runtime's takes tensors, and a batch in front."""
+    """Return the arguments in order. Raise InvalidValue if they are not tensors with a batch dimension."""
     signature = inspect.signature(shallow.forward)
     try:
         bound = signature.bind(*given.args, **given.named)
     except TypeError as error:
         raise InvalidValue(
-            f"The example inputs do not fit forward{signature}: {error}. Give them as for trace()."
+            f"The example inputs do not fit forward{signature}: {error}. Pass them as for trace()."
         ) from error
     found = (*bound.args, *bound.kwargs.values())
     if bound.kwargs or not found or not all(isinstance(value, Tensor) for value in found) or not batched(found)[0]:
         raise InvalidValue(
-            "An exported file takes tensors by their position, with a batch in front, found "
-            f"{', '.join(type(value).__name__ for value in found) or 'nothing'} for forward{signature}. Export the "
-            "part of the network that takes tensors, or a module around it that does."
+            "An exported file accepts only positional tensors whose first dimension is the batch, found "
+            f"{', '.join(type(value).__name__ for value in found) or 'nothing'} for forward{signature}. Export a part "
+            "of the network that accepts tensors, or a module that wraps it."
         )
     return tuple(found)

@@ -1,8 +1,8 @@
-"""A probe: a few numbers that a network computes, by which it is known again.
+"""Probes: a few output values of a network, which detect differences that the fingerprint does not cover.
 
-The fingerprint of a network covers what can be merged. An activation in the head, a pool or the epsilon of a batch norm
-that was left alone is not in it, and leaves no trace in the tensors either. So a result keeps some of the outputs for
-inputs that can be made again, number by number, on any machine and with any version of PyTorch.
+The fingerprint covers what can be merged. An activation in the head, a pool, or the epsilon of an ignored batch norm is
+neither in the fingerprint nor in the tensors. So a result stores some outputs for inputs that can be regenerated
+exactly on any machine and with any version of PyTorch.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import InvalidValue
-from depthfold.merging.verification import CHAOS, TOLERANCE
-from depthfold.merging.verify import last_digit, output_error, tensor_error
+from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE
+from depthfold.merging.verify import output_error, perturbed, tensor_error
 from depthfold.tracing import ExampleInputs
 from depthfold.tracing.tracer import describe_error
 
-_KEPT = 64  # numbers of each output, spread evenly over it
+_KEPT = 64  # values of each output, evenly spaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Some numbers of every output, its sizes, and how far they may be off elsewhere, as a share of the largest.
+    """Some values of every output, its shape, and the tolerance as a share of the largest value.
 
-    There are none where the network takes inputs that are no tensors, or yields numbers that are not finite.
+    It is empty if the inputs are not tensors, or if an output is not finite.
     """
 
     batch: int = 0
@@ -40,26 +40,26 @@ class Probe:
     tolerance: float = 0.0
 
 
-def take_probe(graph: fx.GraphModule, inputs: ExampleInputs) -> Probe:
-    """What the graph computes now. `inputs` are an example of what it takes; their values do not matter."""
+def record_probe(graph: fx.GraphModule, inputs: ExampleInputs) -> Probe:
+    """Record the outputs of the graph. Only the shapes and dtypes of `inputs` are used."""
     given = _probe_inputs(inputs)
     if given is None:
         return Probe()
     outputs = _outputs(graph, given)
     if not outputs or not all(tensor.isfinite().all() for tensor in outputs):
         return Probe()
-    sensitivity = output_error(outputs, _outputs(graph, given.map(last_digit)))
+    sensitivity = output_error(outputs, _outputs(graph, given.map(perturbed)))
     return Probe(
         batch=_batch(inputs),
         sizes=tuple(tuple(tensor.shape) for tensor in outputs),
         largest=tuple(float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in outputs),
-        numbers=tuple(tuple(_some(tensor).tolist()) for tensor in outputs),
-        tolerance=max(TOLERANCE.get(outputs[0].dtype, 1e-4), CHAOS * sensitivity),
+        numbers=tuple(tuple(_samples(tensor).tolist()) for tensor in outputs),
+        tolerance=max(TOLERANCE.get(outputs[0].dtype, 1e-4), SENSITIVITY_FACTOR * sensitivity),
     )
 
 
 def probe_error(probe: Probe, graph: fx.GraphModule, inputs: ExampleInputs) -> float:
-    """How far the graph is from the one that was probed, as a share of the largest number."""
+    """Return the largest difference from the probed graph, as a share of the largest value."""
     given = _probe_inputs(inputs, probe.batch)
     if not probe.numbers or given is None:
         return 0.0
@@ -67,13 +67,15 @@ def probe_error(probe: Probe, graph: fx.GraphModule, inputs: ExampleInputs) -> f
     if tuple(tuple(tensor.shape) for tensor in outputs) != probe.sizes:
         return float("inf")
     kept = zip(probe.numbers, outputs, probe.largest, strict=True)
-    return max(tensor_error(_numbers(numbers), _some(tensor), _numbers(largest)) for numbers, tensor, largest in kept)
+    return max(
+        tensor_error(_as_tensor(numbers), _samples(tensor), _as_tensor(largest)) for numbers, tensor, largest in kept
+    )
 
 
 def _probe_inputs(inputs: ExampleInputs, batch: int = 0) -> ExampleInputs | None:
-    """Numbers spread evenly over (-2, 2): the fractions of the multiples of the golden ratio, in whole numbers.
+    """Return inputs with values spread evenly over (-2, 2): the fractional parts of multiples of the golden ratio.
 
-    Not random ones: what a seed gives is not the same on every machine and in every version of PyTorch.
+    Random numbers are not used, because a seed does not give the same ones in every version of PyTorch.
     """
     values = (*inputs.args, *inputs.named.values())
     if not all(isinstance(value, Tensor) for value in values):
@@ -99,7 +101,7 @@ def _batch(inputs: ExampleInputs) -> int:
 
 
 def _outputs(graph: fx.GraphModule, given: ExampleInputs) -> tuple[Tensor, ...]:
-    """All floating-point outputs. Half precisions are computed in float32, as every machine can."""
+    """Return all floating-point outputs. Half precision is computed in float32, which every machine supports."""
     graph = copy.deepcopy(graph).eval()
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in graph.parameters()):
         graph = graph.float()
@@ -109,17 +111,17 @@ def _outputs(graph: fx.GraphModule, given: ExampleInputs) -> tuple[Tensor, ...]:
             value: Any = graph(*given.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise InvalidValue(
-            f"The merged network does not run on inputs of the sizes that it was traced with: {describe_error(error)}. "
-            "Leave what merge() returned as it is."
+            f"The merged network does not run on inputs of the traced sizes: {describe_error(error)}. Do not "
+            "modify the result of merge()."
         ) from error
     return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
-def _some(tensor: Tensor) -> Tensor:
+def _samples(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
-    places = torch.linspace(0, len(flat) - 1, min(_KEPT, len(flat)), dtype=torch.float64, device=flat.device)
-    return flat[places.round().long()].double().cpu()
+    indices = torch.linspace(0, len(flat) - 1, min(_KEPT, len(flat)), dtype=torch.float64, device=flat.device)
+    return flat[indices.round().long()].double().cpu()
 
 
-def _numbers(kept: Sequence[float] | float) -> Tensor:
+def _as_tensor(kept: Sequence[float] | float) -> Tensor:
     return torch.tensor(kept, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""save(): a merged network as two files, from which load() makes it again without unpickling anything."""
+"""save(): write a merged network to two files, from which load() rebuilds it without pickle."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from torch import Tensor, nn
 
 from depthfold.core import Document, Plan
 from depthfold.errors import InvalidValue, ResultError
-from depthfold.exporting.probe import Probe, take_probe
+from depthfold.exporting.probe import Probe, record_probe
 from depthfold.merging.verification import Shallow, shallow_parts
 from depthfold.store.files import put_all_in_place
 from depthfold.support.text import one_line
 from depthfold.tracing import ExampleInputs
 from depthfold.version import __version__
 
-# All tensors of a module by name: to be written, and to be put in place of those that are there.
-
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, under all of their names. A state dict leaves out the buffers that its author thought
-    could be computed again; here nobody will."""
+    """Yield all parameters and buffers under all of their names, including non-persistent buffers."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 def without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every tensor under its first name, and the further names of those that have several."""
+    """Return every tensor under its first name, and a mapping from other names to the first."""
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -45,8 +42,11 @@ def without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, tied
 
 
-def put_tensors(module: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
-    """Put these in the place of the module's own, which may be on the device "meta". All names must be there."""
+def assign_tensors(module: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
+    """Replace the tensors of the module, which may be on the device "meta".
+
+    All names must be in `tensors` or `tied`.
+    """
     made: dict[str, Tensor] = {}
     for name, old in list(named_tensors(module)):
         source = tied.get(name, name)
@@ -54,25 +54,23 @@ def put_tensors(module: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[
             new = tensors[source]
             made[source] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
         owner, _, own = name.rpartition(".")
-        place = module.get_submodule(owner)
-        (place._parameters if isinstance(old, nn.Parameter) else place._buffers)[own] = made[source]  # type: ignore[assignment]
+        part = module.get_submodule(owner)
+        (part._parameters if isinstance(old, nn.Parameter) else part._buffers)[own] = made[source]  # type: ignore[assignment]
 
-
-# The document of a saved result: what its tensors are, and how the network around them is made again.
 
 CONFIG, TENSORS = "config.json", "model.safetensors"  # the two files of a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor without its values."""
+    """The shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
 
     def __post_init__(self) -> None:
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype) or any(size < 0 for size in self.shape):
-            raise InvalidValue(f"There is no tensor of shape {list(self.shape)} and type {self.dtype!r}.")
+            raise InvalidValue(f"A tensor cannot have shape {list(self.shape)} and dtype {self.dtype!r}.")
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -87,14 +85,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Example inputs without their values: those that are tensors, by position or by name."""
+    """The shapes and dtypes of example inputs, positional and named."""
 
     args: tuple[TensorSpec, ...] = ()
     named: Mapping[str, TensorSpec] | None = None
 
     @classmethod
     def of(cls, inputs: ExampleInputs) -> Example | None:
-        """None where an input is no tensor (a list of images, say): it then has to be given again."""
+        """Return None if an input is not a tensor (for example a list of images)."""
         if not all(isinstance(value, Tensor) for value in (*inputs.args, *inputs.named.values())):
             return None
         named = {name: TensorSpec.of(value) for name, value in inputs.named.items()}
@@ -111,10 +109,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Document):
-    """What config.json says of a merged network.
+    """The contents of config.json.
 
-    `name` and `fingerprint` are those of the network that was traced, `at`, `ignore` and `example` what trace() was
-    asked for. `tensors` are in model.safetensors, whose digest is `sha256`; `tied` are further names of theirs.
+    `name` and `fingerprint` are those of the traced network; `at`, `ignore` and `example` are the arguments of trace().
+    `tensors` are in model.safetensors, whose digest is `sha256`; `tied` maps other names to names in `tensors`.
     """
 
     FORMAT: ClassVar[str] = "depthfold.result"
@@ -133,27 +131,27 @@ class Result(Document):
     torch: str
 
     def __post_init__(self) -> None:
-        if lost := sorted(set(self.tied.values()) - set(self.tensors)):
-            raise InvalidValue(f"Result.tied: there is no tensor {lost[0]!r}.")
+        if missing := sorted(set(self.tied.values()) - set(self.tensors)):
+            raise InvalidValue(f"Result.tied: there is no tensor {missing[0]!r}.")
 
 
 def save(shallow: nn.Module, folder: str | Path) -> Path:
-    """Write a merged network, as merge() returned it, to a folder: config.json and model.safetensors.
+    """Write the result of merge() to a folder: config.json and model.safetensors. Return the folder.
 
-    Parent folders are made, and a result that is there already is written over: both files are complete before either
-    takes its place. `load(folder, model)` makes the network again. Returns the folder.
+    Parent folders are created. An existing result is replaced after both files are complete. `load(folder, model)`
+    rebuilds the network.
     """
-    graph, remembered, path = shallow_parts(shallow)
-    blueprint, plan = remembered.blueprint, remembered.plan
-    _refuse_wrappers(shallow, path, blueprint.at or "")
-    _refuse_several(shallow)
+    graph, origin, path = shallow_parts(shallow)
+    blueprint, plan = origin.blueprint, origin.plan
+    _check_not_wrapped(shallow, path, blueprint.at or "")
+    _check_single(shallow)
     tensors, tied = without_ties(shallow)
-    # Copies, each in memory of its own: safetensors refuses tensors that share theirs or are not contiguous.
+    # Copies, because safetensors refuses tensors that share memory or are not contiguous.
     kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     try:
         data = safetensors.torch.save(kept, metadata={"format": "pt"})
-    except Exception as error:  # a type of numbers that the format does not have
-        raise ResultError(f"The tensors have no form in safetensors: {one_line(error)}.") from error
+    except Exception as error:  # a dtype that the format does not support
+        raise ResultError(f"The tensors cannot be written as safetensors: {one_line(error)}.") from error
     result = Result(
         name=blueprint.network.name,
         fingerprint=blueprint.network.fingerprint,
@@ -164,45 +162,45 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
         tensors={name: TensorSpec.of(tensor) for name, tensor in kept.items()},
         tied=tied,
         sha256=hashlib.sha256(data).hexdigest(),
-        probe=take_probe(graph, blueprint.inputs),
+        probe=record_probe(graph, blueprint.inputs),
         depthfold=__version__,
         torch=str(torch.__version__),
     )
     folder = Path(folder)
-    with writing(folder), put_all_in_place(folder / CONFIG) as config:
+    with write_errors(folder), put_all_in_place(folder / CONFIG) as config:
         config.with_name(TENSORS).write_bytes(data)
         config.write_text(result.dumps() + "\n", encoding="utf-8")
     return folder
 
 
-def _refuse_wrappers(shallow: nn.Module, path: str, at: str) -> None:
-    """load() makes what merge() returned, and knows nothing of a module that somebody put around it or took off."""
+def _check_not_wrapped(shallow: nn.Module, path: str, at: str) -> None:
+    """Raise InvalidValue unless `shallow` is exactly the result of merge(), which load() rebuilds."""
     if path == at:
         return
     expected = f"a model with the merged network at {at!r}" if at else "the merged network itself"
     found = f"it at {path!r}" if path else "the merged network alone"
     raise InvalidValue(
-        f"save() takes what merge(student) returned, which is {expected}; found {found} in {type(shallow).__name__}."
+        f"save() needs the result of merge(student), which is {expected}; found {found} in {type(shallow).__name__}."
     )
 
 
-def _refuse_several(shallow: nn.Module) -> None:
-    """load() replays one plan."""
+def _check_single(shallow: nn.Module) -> None:
+    """Raise InvalidValue if the module contains several merged networks, because load() applies one plan."""
     paths = [path for path, part in shallow.named_modules() if Shallow.KEY in getattr(part, "meta", ())]
     if len(paths) > 1:
         raise InvalidValue(
-            f"save() keeps the plan of one merged network, found {len(paths)}: {', '.join(map(repr, paths))}. "
-            "export() takes such a model as it is."
+            f"save() stores the plan of one merged network, found {len(paths)}: {', '.join(map(repr, paths))}. Use "
+            "export() for such a model."
         )
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Whatever the disk says, as one error."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError to a ResultError."""
     try:
         yield
     except OSError as error:
         raise ResultError(
-            f"{path} cannot be written: {error.strerror or one_line(error)}. Check the folder and its free space, or "
-            "name another; what was there before is still there."
+            f"{path} cannot be written: {error.strerror or one_line(error)}. Check the folder and its free space; "
+            "existing files were not changed."
         ) from error

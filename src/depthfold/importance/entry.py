@@ -11,7 +11,7 @@ import torch
 from depthfold.core import FlaggedSpan
 from depthfold.errors import NotFinite
 from depthfold.importance.definition import importance_student
-from depthfold.jobs.base import Work
+from depthfold.jobs import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train

@@ -12,8 +12,7 @@ from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.entry import EntrySetup
 from depthfold.importance.ledger import BASE, Ledger, job_of, key_of, trained_for
-from depthfold.jobs import Executor, InProcess, Job
-from depthfold.jobs.base import expect_executor
+from depthfold.jobs import Executor, InProcess, Job, check_is_executor
 from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
 from depthfold.support.text import count
@@ -134,6 +133,6 @@ def _expect(network: object, task: object, recipe: object, executor: object) -> 
     expect_traced(network, "measure_importance")
     expect_task(task)
     expect_holdout(task)
-    expect_executor(executor)
+    check_is_executor(executor)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f"measure_importance() takes a Recipe or the name of one, found {recipe!r:.80}.")

@@ -1,4 +1,4 @@
-"""Many independent jobs, and who runs them. Nothing here knows of networks."""
+"""The executor protocol, and the data classes of jobs. Nothing here depends on networks."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from depthfold.errors import InvalidValue
-from depthfold.support.coerce import as_whole
 
-# What a job can fail of:
-#   "not finite"     its numbers left the finite ones; running it again would do the same: no retry
-#   "out of memory"  perhaps only beside its neighbours: once more, alone, after the others
-#   "worker lost"    its process or node died; perhaps not its fault: again, elsewhere, a few times
-#   "error"          anything else that it raised: no retry
-Kind = Literal["not finite", "out of memory", "worker lost", "error"]
+# The kinds of failures, and when a job is retried:
+#   "not finite"     a loss or score is NaN or infinite; it would be again: no retry
+#   "out of memory"  other jobs may have used the memory: one retry, alone, after all other jobs
+#   "worker lost"    its process or node died, perhaps for another reason: a few retries on other workers
+#   "error"          the job raised anything else: no retry
+FailureKind = Literal["not finite", "out of memory", "worker lost", "error"]
 
-# Work is built once per worker and then called for every job: the costly things (model, data) live in it.
+# A setup runs once per worker and returns the work, which is then called for each job. Expensive objects (the model,
+# the data) belong to the work.
 Work = Callable[[Any], Any]
 Setup = Callable[[], Work]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A key that names the job, and what the work is called with. The result may depend on this alone, never on the
-    worker, the order or the time."""
+    """A key that identifies the job, and the argument for the work.
+
+    The result may depend only on the payload, never on the worker, the order or the time.
+    """
 
     key: str
     payload: Any
@@ -32,9 +34,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a job has no result."""
+    """The reason why a job has no result."""
 
-    kind: Kind
+    kind: FailureKind
     message: str
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a job: its result, or the failure of its last attempt. `seconds` is what that attempt took."""
+    """The result of a job, or the failure of its last attempt. `seconds` is the duration of that attempt."""
 
     key: str
     result: Any = None
@@ -53,24 +55,19 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs jobs and yields an outcome for each, in the order in which they finish.
+    """Runs jobs and yields one outcome per job, in the order in which they finish.
 
-    Closing the generator stops whatever still runs: use `contextlib.closing` where the loop may be left early. A setup
-    that fails would fail for every job, so it is raised, as a DepthfoldError. Results are plain values that can be
-    pickled; a payload is not changed by the work.
+    Closing the generator stops all running jobs: use `contextlib.closing` if the loop may end early. A failing setup
+    would fail for every job, so its error is raised as a DepthfoldError. Results must be picklable. The work must not
+    modify its payload.
     """
 
     def run(self, setup: Setup, jobs: Sequence[Job]) -> Generator[Outcome, None, None]: ...
 
 
-def expect_executor(executor: object) -> None:
+def check_is_executor(executor: object) -> None:
     if isinstance(executor, type) or not callable(getattr(executor, "run", None)):
         raise InvalidValue(
-            f"An executor is an object with the method run, found {executor!r:.80}. Give one of depthfold.jobs: "
-            'InProcess(), Processes(workers=2) or RayCluster(address="auto"), say.'
+            f"An executor is an object with the method run, found {executor!r:.80}. Use one from depthfold.jobs, for "
+            'example InProcess(), Processes(workers=2) or RayCluster(address="auto").'
         )
-
-
-def expect_positive(what: str, number: int | None, *, optional: bool = False) -> None:
-    if number is not None or not optional:
-        as_whole(what, number, InvalidValue)

@@ -1,4 +1,4 @@
-"""Jobs handed to a crew of workers: who gets which, and what to do when one is lost."""
+"""The scheduling of jobs: attempts, retries, and the loop that hands jobs to a pool of workers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from depthfold.errors import DepthfoldError, InvalidValue, NotFinite, lacks_memory, spoils_device
-from depthfold.jobs.base import Failure, Job, Kind, Outcome, Setup, Work
+from depthfold.jobs.base import Failure, FailureKind, Job, Outcome, Setup, Work
 from depthfold.support.text import one_line
-
-# One attempt at a job: the same code in every executor, so that a job fails in the same words wherever it runs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came of an attempt: the result, pickled, or the failure. A `spoiled` worker must not get another job."""
+class Attempt:
+    """The pickled result of one attempt, or its failure. If `spoiled`, the worker must not get another job."""
 
     result: bytes = b""
     failure: Failure | None = None
@@ -28,40 +26,40 @@ class Answer:
     spoiled: bool = False
 
 
-def attempt(work: Work, payload: Any) -> Answer:
-    """Call the work. Whatever it raises is a failure of this job; SystemExit and KeyboardInterrupt are not its own."""
+def run_attempt(work: Work, payload: Any) -> Attempt:
+    """Call the work. Any Exception is a failure of this job; SystemExit and KeyboardInterrupt are not caught."""
     start = time.perf_counter()
     spoiled = False
     try:
         result, failure = _pickled(work(payload))
-    except Exception as error:  # noqa: BLE001 - the work may raise anything, and the other jobs go on
-        result, failure, spoiled = b"", failure_of(error), spoils_device(error)
-    return Answer(result=result, failure=failure, seconds=time.perf_counter() - start, spoiled=spoiled)
+    except Exception as error:  # noqa: BLE001 - the work is user code, and the other jobs continue
+        result, failure, spoiled = b"", failure_from(error), spoils_device(error)
+    return Attempt(result=result, failure=failure, seconds=time.perf_counter() - start, spoiled=spoiled)
 
 
-def begin(setup: Setup) -> Work:
-    """Build the work, or raise what is fatal to all jobs."""
+def run_setup(setup: Setup) -> Work:
+    """Return the work. Raise DepthfoldError if the setup fails."""
     try:
         return setup()
     except Exception as error:
-        raise setup_failed(told(error)) from error
+        raise setup_error(describe_error(error)) from error
 
 
-def setup_failed(why: str) -> DepthfoldError:
-    return DepthfoldError(f"The setup of the jobs failed: {why}. It would fail for every job, so none was run.")
+def setup_error(reason: str) -> DepthfoldError:
+    return DepthfoldError(f"The setup of the jobs failed: {reason}. No job was run, because every job needs it.")
 
 
-def failure_of(error: Exception) -> Failure:
-    kind: Kind = "error"
+def failure_from(error: Exception) -> Failure:
+    kind: FailureKind = "error"
     if isinstance(error, NotFinite):
         kind = "not finite"
     elif lacks_memory(error):
         kind = "out of memory"
-    return Failure(kind=kind, message=told(error) if kind == "error" else one_line(error))
+    return Failure(kind=kind, message=describe_error(error) if kind == "error" else one_line(error))
 
 
-def told(error: BaseException) -> str:
-    """An error in one line: its type, its message and where it was raised."""
+def describe_error(error: BaseException) -> str:
+    """Return the type, the message and the location of an error in one line."""
     text, name = one_line(error), type(error).__name__
     if not text.startswith(name):
         text = f"{name}: {text}"
@@ -74,45 +72,40 @@ def told(error: BaseException) -> str:
 
 
 def _pickled(result: Any) -> tuple[bytes, Failure | None]:
-    # In process, too: a result that could not come from a worker must not work here and fail on the cluster.
+    # Also in process: a result that a worker could not send must fail in every executor.
     try:
         return pickle.dumps(result), None
-    except (pickle.PicklingError, TypeError, AttributeError) as error:  # what pickle raises for what it cannot do
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # pickle raises all three
         found = f"the result is a {type(result).__name__}, which cannot be pickled: {one_line(error)}"
         return b"", Failure(kind="error", message=f"{found}. Return plain values: numbers, text, tuples, dicts.")
 
 
-# Which jobs are run, when, and how often. The same rules for all executors; no clock, no process, no network.
-
-ATTEMPTS = 3  # of a job whose workers are lost, in all
+ATTEMPTS = 3  # the most attempts of a job whose workers are lost
 
 
-def again(kinds: Sequence[Kind]) -> Literal["queue", "alone"] | None:
-    """What to do with a job that failed in these ways, the last one just now: give it up, put it at the end of the
-    queue, or run it alone when all others are done."""
-    *before, last = kinds
+def decide_retry(failures: Sequence[FailureKind]) -> Literal["queue", "alone"] | None:
+    """Decide what happens to a job after these failures: it is queued again, it runs alone at the end, or it failed."""
+    *before, last = failures
     if last == "out of memory":
         return None if "out of memory" in before else "alone"
-    if last == "worker lost" and len(kinds) < ATTEMPTS:
+    if last == "worker lost" and len(failures) < ATTEMPTS:
         return "alone" if "out of memory" in before else "queue"
     return None
 
 
 class Queue:
-    """The jobs that wait and those that run. Each leaves it once, with its outcome."""
+    """The waiting and the running jobs. Each job leaves the queue once, with its outcome."""
 
-    __slots__ = ("_alone", "_failed", "_running", "_waiting")
+    __slots__ = ("_alone", "_failures", "_running", "_waiting")
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         repeated = [key for key, number in Counter(job.key for job in jobs).items() if number > 1]
         if repeated:
-            raise InvalidValue(
-                f"Several jobs have the key {repeated[0]!r}; expected a key for each. Give each job a key of its own."
-            )
+            raise InvalidValue(f"Several jobs have the key {repeated[0]!r}. Give each job a unique key.")
         self._waiting = deque(jobs)
         self._alone: deque[Job] = deque()
         self._running: dict[str, Job] = {}
-        self._failed: dict[str, list[Kind]] = {}
+        self._failures: dict[str, list[FailureKind]] = {}
 
     @property
     def done(self) -> bool:
@@ -120,16 +113,16 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait that may run beside others."""
+        """The number of waiting jobs that may run beside others."""
         return len(self._waiting)
 
     @property
     def alone(self) -> bool:
-        """Whether nothing is left but jobs that run alone, and none of them runs yet."""
+        """True if only jobs that must run alone are left, and none of them is running."""
         return bool(self._alone) and not self._waiting and not self._running
 
     def take(self) -> Job | None:
-        """The next job to run now, or None if none may run beside those that do."""
+        """Return the next job to run, or None if no other job may run beside those that are running."""
         if self._waiting:
             job = self._waiting.popleft()
         elif self.alone:
@@ -139,163 +132,164 @@ class Queue:
         self._running[job.key] = job
         return job
 
-    def answered(self, key: str, answer: Answer) -> Outcome | None:
-        """The outcome of a job that ran; None if it is to run again."""
+    def finish(self, key: str, attempt: Attempt) -> Outcome | None:
+        """Record an attempt. Return the outcome of the job, or None if it will be retried."""
         job = self._running.pop(key)
-        failed = self._failed.setdefault(key, [])
-        failure, result = answer.failure, None
+        failures = self._failures.setdefault(key, [])
+        failure, result = attempt.failure, None
         if failure is None:
             try:
-                result = pickle.loads(answer.result)
-            except Exception as error:  # noqa: BLE001 - the result's own code, which this process may lack
-                failure = failure_of(error)
+                result = pickle.loads(attempt.result)
+            except Exception as error:  # noqa: BLE001 - unpickling runs user code, which may be missing here
+                failure = failure_from(error)
         if failure is not None:
-            failed.append(failure.kind)
-            place = again(failed)
-            if place is not None:
-                (self._waiting if place == "queue" else self._alone).append(job)
+            failures.append(failure.kind)
+            retry = decide_retry(failures)
+            if retry is not None:
+                (self._waiting if retry == "queue" else self._alone).append(job)
                 return None
-        attempts = len(failed) + (failure is None)
-        return Outcome(key=key, result=result, failure=failure, seconds=answer.seconds, attempts=attempts)
+        attempts = len(failures) + (failure is None)
+        return Outcome(key=key, result=result, failure=failure, seconds=attempt.seconds, attempts=attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A worker has set up its work."""
+    """A worker has run its setup."""
 
     worker: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """A worker has done what it was given."""
+class Finished:
+    """A worker has finished an attempt."""
 
     worker: Any
-    answer: Answer
+    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A worker is no more, whatever it was doing."""
+    """A worker has ended, whether or not it had a job."""
 
     worker: Any
-    how: str
-    kind: Kind = "worker lost"
+    reason: str
+    kind: FailureKind = "worker lost"
 
 
-Event = Ready | Answered | Lost
+Event = Ready | Finished | Lost
 
 
-class Crew(Protocol):
-    """Workers that can be lost. A worker is whatever `hire` returns; it gets one job at a time."""
+class Pool(Protocol):
+    """Workers that may be lost. A worker is the object that `start` returns; it gets one job at a time."""
 
     def size(self) -> int:
-        """How many workers there may be now."""
+        """Return the largest number of workers at this moment."""
         ...
 
-    def hire(self) -> Any:
-        """Begin to start a worker; it is Ready later, or Lost."""
+    def start(self) -> Any:
+        """Start a worker without waiting for it. It becomes Ready or Lost later."""
         ...
 
     def pack(self, payload: Any) -> bytes: ...
 
-    def give(self, worker: Any, payload: bytes) -> None: ...
+    def submit(self, worker: Any, payload: bytes) -> None: ...
 
     def events(self) -> Iterable[Event]:
-        """Wait until something happens, or for a while. Raises DepthfoldError where a setup fails."""
+        """Wait for events, or for a while. Raise DepthfoldError if a setup fails."""
         ...
 
-    def dismiss(self, workers: Iterable[Any]) -> None:
-        """Let workers go that do nothing. No more is heard of them."""
+    def stop(self, workers: Iterable[Any]) -> None:
+        """Stop idle workers. They cause no further events."""
         ...
 
 
-def drive(queue: Queue, crew: Crew) -> Generator[Outcome, None, None]:
-    """All jobs of the queue, by the crew. The caller ends the workers that are left, however this ends."""
-    roster, alone = _Roster(queue, crew), False
+def run_jobs(queue: Queue, pool: Pool) -> Generator[Outcome, None, None]:
+    """Run all jobs of the queue in the pool. The caller stops the remaining workers afterwards, also after an error."""
+    dispatcher, alone = _Dispatcher(queue, pool), False
     outcomes: list[Outcome] = []
     while True:
         if queue.alone and not alone:
-            # To be alone is to have the memory of the others as well: they go, and with them what they hold.
+            # A job that runs alone also needs the memory of the idle workers, so they are stopped.
             alone = True
-            roster.clear()
-        roster.fill(1 if alone else crew.size())
-        outcomes += roster.hand_out()  # before the yield: the workers go on while the caller is busy
+            dispatcher.stop_idle()
+        dispatcher.start_workers(1 if alone else pool.size())
+        outcomes += dispatcher.submit_jobs()  # before the yield, so that workers are busy while the caller is
         yield from outcomes
         if queue.done:
             return
-        outcomes = [outcome for event in crew.events() if (outcome := roster.settle(event)) is not None]
+        outcomes = [outcome for event in pool.events() if (outcome := dispatcher.handle(event)) is not None]
 
 
-class _Roster:
-    """Who starts, who waits for a job, and who runs which, since when."""
+class _Dispatcher:
+    """The state of each worker: starting, idle, or busy with a job since a given time."""
 
-    def __init__(self, queue: Queue, crew: Crew) -> None:
-        self._queue, self._crew = queue, crew
+    def __init__(self, queue: Queue, pool: Pool) -> None:
+        self._queue, self._pool = queue, pool
         self._starting: list[Any] = []
         self._idle: list[Any] = []
         self._busy: list[tuple[Any, str, float]] = []
-        self._stillborn = 0  # workers lost in their setup since one was ready
-        self._largest = 1  # crew so far
+        self._lost_in_setup = 0  # in a row
+        self._most_workers = 1  # at any time so far
 
-    def clear(self) -> None:
-        self._crew.dismiss((*self._starting, *self._idle))
+    def stop_idle(self) -> None:
+        self._pool.stop((*self._starting, *self._idle))
         self._starting, self._idle = [], []
 
-    def fill(self, size: int) -> None:
+    def start_workers(self, size: int) -> None:
         wanted = min(max(1, size), max(self._queue.waiting, self._queue.alone) + len(self._busy))
-        self._largest = max(self._largest, wanted)
+        self._most_workers = max(self._most_workers, wanted)
         while len(self._starting) + len(self._idle) + len(self._busy) < wanted:
-            self._starting.append(self._crew.hire())
+            self._starting.append(self._pool.start())
 
-    def hand_out(self) -> list[Outcome]:
-        """Give jobs to whoever is idle. Returns the outcomes of those that cannot even be sent."""
+    def submit_jobs(self) -> list[Outcome]:
+        """Submit jobs to the idle workers. Return the outcomes of jobs whose payload cannot be pickled."""
         outcomes = []
         while self._idle and (job := self._queue.take()) is not None:
             try:
-                payload = self._crew.pack(job.payload)
-            except Exception as error:  # noqa: BLE001 - the payload's own code; a failure of this job
-                outcome = self._queue.answered(job.key, Answer(failure=failure_of(error)))
+                payload = self._pool.pack(job.payload)
+            except Exception as error:  # noqa: BLE001 - pickling runs user code; it is a failure of this job
+                outcome = self._queue.finish(job.key, Attempt(failure=failure_from(error)))
                 outcomes += [] if outcome is None else [outcome]
                 continue
             worker = self._idle.pop()
             self._busy.append((worker, job.key, time.monotonic()))
-            self._crew.give(worker, payload)
+            self._pool.submit(worker, payload)
         return outcomes
 
-    def settle(self, event: Event) -> Outcome | None:
+    def handle(self, event: Event) -> Outcome | None:
         worker = event.worker
         if isinstance(event, Ready):
             self._starting = [other for other in self._starting if other is not worker]
             self._idle.append(worker)
-            self._stillborn = 0
+            self._lost_in_setup = 0
             return None
         outcome = None
         for entry in [entry for entry in self._busy if entry[0] is worker]:
             self._busy.remove(entry)
             _, key, since = entry
-            answer = event.answer if isinstance(event, Answered) else _loss(event, time.monotonic() - since)
-            outcome = self._queue.answered(key, answer)
+            attempt = event.attempt if isinstance(event, Finished) else _lost_attempt(event, since)
+            outcome = self._queue.finish(key, attempt)
         if isinstance(event, Lost):
-            self._strike_off(event)
-        elif event.answer.spoiled:
-            self._crew.dismiss((worker,))
+            self._remove(event)
+        elif event.attempt.spoiled:
+            self._pool.stop((worker,))
         else:
             self._idle.append(worker)
         return outcome
 
-    def _strike_off(self, event: Lost) -> None:
+    def _remove(self, event: Lost) -> None:
         self._idle = [worker for worker in self._idle if worker is not event.worker]
         starting = [worker for worker in self._starting if worker is not event.worker]
-        self._stillborn += len(self._starting) - len(starting)
+        self._lost_in_setup += len(self._starting) - len(starting)
         self._starting = starting
-        # A node that goes away takes all its workers at once, and is no reason to give up: hence so many of each.
-        if self._stillborn >= ATTEMPTS * self._largest:
+        # A lost node takes all its workers at once and is not a reason to give up, so the limit grows with the pool.
+        if self._lost_in_setup >= ATTEMPTS * self._most_workers:
             raise DepthfoldError(
-                f"{self._stillborn} workers in a row were lost in the setup of the jobs, before any job was run; the "
-                f"last one: {event.how}. Run the setup by itself to see why."
+                f"{self._lost_in_setup} workers in a row were lost during setup, before they ran a job; the last one: "
+                f"{event.reason}. Run the setup in this process to see why."
             )
 
 
-def _loss(event: Lost, seconds: float) -> Answer:
-    return Answer(failure=Failure(kind=event.kind, message=event.how), seconds=seconds)
+def _lost_attempt(event: Lost, since: float) -> Attempt:
+    failure = Failure(kind=event.kind, message=event.reason)
+    return Attempt(failure=failure, seconds=time.monotonic() - since)

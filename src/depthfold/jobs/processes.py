@@ -1,4 +1,4 @@
-"""Jobs in worker processes of this machine."""
+"""An executor that runs jobs in worker processes of this machine."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from multiprocessing import connection
 from typing import Any
 
 from depthfold.errors import InvalidValue
-from depthfold.jobs.base import Job, Outcome, Setup, expect_positive
-from depthfold.jobs.pool import Answered, Event, Lost, Queue, Ready, drive, setup_failed
-from depthfold.jobs.worker import STOP, environment
+from depthfold.jobs.base import Job, Outcome, Setup
+from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, run_jobs, setup_error
+from depthfold.jobs.worker import STOP, environment_variables
+from depthfold.support.coerce import as_whole
 from depthfold.support.optional import load
 
-# Worker processes: started, listened to, and ended. A crew of them.
+_STOP_SECONDS = 10.0  # for a process to exit after STOP or after it closed its pipe
 
-_GRACE = 10.0  # seconds to end in, for a process that has been told to or that has closed its pipe
-
-# A plain interpreter and not multiprocessing's: that one runs the caller's script again, with all that it imports and
-# starts, before it listens. The path is what it needs to find the caller's modules.
+# A plain interpreter instead of multiprocessing's, which runs the caller's script again before it listens. The path
+# lets it find the caller's modules.
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -36,107 +35,108 @@ main(int(sys.argv[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hand:
-    """One worker process, our end of its pipe, and what tells of its end (None where the system has no such thing)."""
+class WorkerProcess:
+    """A worker process, our end of its pipe, and a descriptor that is ready when it exits (None on other systems)."""
 
     process: subprocess.Popen[bytes]
     pipe: connection.Connection[Any, Any]
     sentinel: int | None
-    place: str
+    visible_gpus: str
 
 
-class Staff:
-    """A process for each place; a place is the GPUs that its worker sees."""
+class ProcessPool:
+    """A pool of worker processes, one for each item of `visible_gpus`, its value of CUDA_VISIBLE_DEVICES."""
 
-    def __init__(self, *, setup: bytes, pack: Callable[[Any], bytes], threads: int, places: tuple[str, ...]) -> None:
-        self._setup, self._pack, self._threads, self._places = setup, pack, threads, places
-        self.workers: list[Hand] = []
+    def __init__(
+        self, *, setup: bytes, pack: Callable[[Any], bytes], threads: int, visible_gpus: tuple[str, ...]
+    ) -> None:
+        self._setup, self._pack, self._threads, self._visible_gpus = setup, pack, threads, visible_gpus
+        self.workers: list[WorkerProcess] = []
 
     def size(self) -> int:
-        return len(self._places)
+        return len(self._visible_gpus)
 
-    def hire(self) -> Hand:
-        free = list(self._places)
-        for hand in self.workers:
-            free.remove(hand.place)
+    def start(self) -> WorkerProcess:
+        free = list(self._visible_gpus)
+        for worker in self.workers:
+            free.remove(worker.visible_gpus)
         ours, theirs = multiprocessing.Pipe()
-        variables = {**os.environ, **environment(self._threads, free[0])}
+        variables = {**os.environ, **environment_variables(self._threads, free[0])}
         command = [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno())]
-        # A group of its own: Ctrl-C at the terminal is for the caller, who then ends the workers.
+        # In its own process group: Ctrl-C in the terminal reaches only the caller, which then stops the workers.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, env=variables, pass_fds=(theirs.fileno(),), process_group=0
         )
         theirs.close()
         sentinel = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-        hand = Hand(process=process, pipe=ours, sentinel=sentinel, place=free[0])
-        self.workers.append(hand)
-        with contextlib.suppress(OSError):  # dead already: events() will say so
+        worker = WorkerProcess(process=process, pipe=ours, sentinel=sentinel, visible_gpus=free[0])
+        self.workers.append(worker)
+        with contextlib.suppress(OSError):  # it has ended; events() reports it
             ours.send((self._setup, self._threads, {}))
-        return hand
+        return worker
 
     def pack(self, payload: Any) -> bytes:
         return self._pack(payload)
 
-    def give(self, worker: Hand, payload: bytes) -> None:
-        with contextlib.suppress(OSError):  # dead already: events() will say so
+    def submit(self, worker: WorkerProcess, payload: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended; events() reports it
             worker.pipe.send_bytes(payload)
 
     def events(self) -> Iterator[Event]:
-        # The pipe alone does not tell of every end: a process that the work forked may hold it open.
-        signs: dict[Any, Hand] = {hand.pipe: hand for hand in self.workers}
-        signs |= {hand.sentinel: hand for hand in self.workers if hand.sentinel is not None}
-        for hand in {signs[sign]: None for sign in connection.wait(list(signs))}:
+        # The pipe does not show every exit: a process that the work forked may hold it open.
+        sources: dict[Any, WorkerProcess] = {worker.pipe: worker for worker in self.workers}
+        sources |= {worker.sentinel: worker for worker in self.workers if worker.sentinel is not None}
+        for worker in {sources[ready]: None for ready in connection.wait(list(sources))}:
             try:
-                if not hand.pipe.poll():  # whatever it still said comes first
+                if not worker.pipe.poll():  # a message that it sent before its exit comes first
                     raise EOFError
-                message = hand.pipe.recv()
+                message = worker.pipe.recv()
             except (EOFError, OSError):
-                yield Lost(worker=hand, how=self._end(hand))
+                yield Lost(worker=worker, reason=self._end(worker))
                 continue
             if isinstance(message, str):
-                raise setup_failed(message)
-            yield Ready(worker=hand) if message is None else Answered(worker=hand, answer=message)
+                raise setup_error(message)
+            yield Ready(worker=worker) if message is None else Finished(worker=worker, attempt=message)
 
-    def dismiss(self, workers: Iterable[Hand]) -> None:
+    def stop(self, workers: Iterable[WorkerProcess]) -> None:
         workers = tuple(workers)
-        for hand in workers:
+        for worker in workers:
             with contextlib.suppress(OSError):
-                hand.pipe.send_bytes(STOP)
-        for hand in workers:
-            self._end(hand)
+                worker.pipe.send_bytes(STOP)
+        for worker in workers:
+            self._end(worker)
 
     def kill(self) -> None:
-        for hand in self.workers:
-            _kill(hand)
-        for hand in tuple(self.workers):
-            self._end(hand)
+        for worker in self.workers:
+            _kill(worker)
+        for worker in tuple(self.workers):
+            self._end(worker)
 
-    def _end(self, hand: Hand) -> str:
-        """Wait for the end of a process, or bring it about; what it started ends with it. Returns how it ended."""
+    def _end(self, worker: WorkerProcess) -> str:
+        """Wait for a process to exit, then kill it and everything that it started. Return how it ended."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = hand.process.wait(_GRACE)
-        _kill(hand)
-        hand.process.wait()
-        hand.pipe.close()
-        if hand.sentinel is not None:
-            os.close(hand.sentinel)
-        self.workers.remove(hand)
-        return "its process closed its pipe and went on" if code is None else ending(code)
+            code = worker.process.wait(_STOP_SECONDS)
+        _kill(worker)
+        worker.process.wait()
+        worker.pipe.close()
+        if worker.sentinel is not None:
+            os.close(worker.sentinel)
+        self.workers.remove(worker)
+        return "its process closed its pipe but did not exit" if code is None else describe_exit(code)
 
 
-def ending(code: int) -> str:
-    """The exit code of a process in words."""
+def describe_exit(code: int) -> str:
     if code >= 0:
         return f"its process ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "a signal"
-    hint = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
+    hint = ", which the kernel sends when memory runs out" if -code == signal.SIGKILL else ""
     return f"its process was ended by {name} (signal {-code}){hint}"
 
 
-def _kill(hand: Hand) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids it where only zombies are left
-        os.killpg(hand.process.pid, signal.SIGKILL)
+def _kill(worker: WorkerProcess) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError if only zombies are left
+        os.killpg(worker.process.pid, signal.SIGKILL)
 
 
 _GPU = re.compile(r"cuda:(\d+)")
@@ -144,14 +144,15 @@ _GPU = re.compile(r"cuda:(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """Runs the jobs in fresh interpreters, each with so many threads, and the setup once in each of them.
+    """Runs the jobs in new interpreters, each with `threads` threads. Each worker runs the setup once.
 
-    On the CPU there are `workers` of them (None: as many as the usable cores admit). With `devices` such as
-    ("cuda:0", "cuda:1") there are `workers_per_device` on each. A worker sees no GPU but its own, which it knows as
-    "cuda": so a setup uses "cuda" where `torch.cuda.is_available()` and the CPU otherwise, and works everywhere.
+    On the CPU there are `workers` workers (None: as many as the usable cores allow). With `devices` such as
+    ("cuda:0", "cuda:1") there are `workers_per_device` workers per GPU. A worker sees only its own GPU, as "cuda". A
+    setup that uses "cuda" if `torch.cuda.is_available()`, and otherwise the CPU, therefore works everywhere.
 
-    A worker that dies is replaced. None outlives the run, whether the run ends, is left early, or is killed. Setup and
-    payloads travel by cloudpickle, so functions and classes of a script or notebook work; results travel by pickle.
+    A worker that dies is replaced. All workers end with the run, whether it completes, is closed early, or is killed.
+    Setup and payloads are sent with cloudpickle, so functions and classes of a script or Jupyter notebook work; results
+    are sent with pickle.
     """
 
     workers: int | None = None
@@ -160,46 +161,43 @@ class Processes:
     workers_per_device: int = 1
 
     def __post_init__(self) -> None:
-        expect_positive("The number of workers", self.workers, optional=True)
-        expect_positive("The number of threads", self.threads)
-        expect_positive("The number of workers per device", self.workers_per_device)
+        if self.workers is not None:
+            as_whole("The number of workers", self.workers, InvalidValue)
+        as_whole("The number of threads", self.threads, InvalidValue)
+        as_whole("The number of workers per device", self.workers_per_device, InvalidValue)
         if isinstance(self.devices, list):
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.devices == ("cpu",):
             return
-        gpus = isinstance(self.devices, tuple) and all(
-            isinstance(device, str) and _GPU.fullmatch(device) for device in self.devices
-        )
+        gpus = all(isinstance(device, str) and _GPU.fullmatch(device) for device in self.devices)
         if not self.devices or not gpus or len(set(self.devices)) < len(self.devices):
             raise InvalidValue(
-                f'The devices of worker processes are ("cpu",), or GPUs such as ("cuda:0", "cuda:1"), each named once; '
-                f"found {self.devices!r}."
+                f'The devices must be ("cpu",), or different GPUs such as ("cuda:0", "cuda:1"); found {self.devices!r}.'
             )
         if self.workers is not None:
             raise InvalidValue(
-                f"On GPUs the number of workers follows from workers_per_device; found workers={self.workers}, too. "
-                "Leave it out."
+                f"workers={self.workers} cannot be combined with GPUs. Use workers_per_device instead of workers."
             )
 
     def run(self, setup: Setup, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
-        return self._outcomes(setup, Queue(jobs), self._places())
+        return self._outcomes(setup, Queue(jobs), self._visible_gpus())
 
-    def _outcomes(self, setup: Setup, queue: Queue, places: tuple[str, ...]) -> Generator[Outcome, None, None]:
+    def _outcomes(self, setup: Setup, queue: Queue, visible_gpus: tuple[str, ...]) -> Generator[Outcome, None, None]:
         if queue.done:
             return
         pack = load("cloudpickle", "processes").dumps
-        staff = Staff(setup=pack(setup), pack=pack, threads=self.threads, places=places)
+        pool = ProcessPool(setup=pack(setup), pack=pack, threads=self.threads, visible_gpus=visible_gpus)
         try:
-            yield from drive(queue, staff)
-            staff.dismiss(staff.workers)
+            yield from run_jobs(queue, pool)
+            pool.stop(pool.workers)
         finally:
-            staff.kill()
+            pool.kill()
 
-    def _places(self) -> tuple[str, ...]:
-        """For each worker, the GPUs that it sees."""
+    def _visible_gpus(self) -> tuple[str, ...]:
+        """Return CUDA_VISIBLE_DEVICES for each worker."""
         if self.devices == ("cpu",):
             return ("",) * (self.workers or max(1, _usable_cores() // self.threads))
-        return tuple(map(_visible, self.devices)) * self.workers_per_device
+        return tuple(map(_visible_gpu, self.devices)) * self.workers_per_device
 
 
 def _usable_cores() -> int:
@@ -208,15 +206,15 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _visible(device: str) -> str:
-    """A GPU of this process, as CUDA_VISIBLE_DEVICES names it: this process may itself see only some of them."""
+def _visible_gpu(device: str) -> str:
+    """Return the name of a GPU in CUDA_VISIBLE_DEVICES, which may already limit the GPUs of this process."""
     number = device.partition(":")[2]
-    mine = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if mine is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return number
-    names = [name.strip() for name in mine.split(",") if name.strip()]
+    names = [name.strip() for name in visible.split(",") if name.strip()]
     if int(number) >= len(names):
         raise InvalidValue(
-            f"There is no {device}: CUDA_VISIBLE_DEVICES={mine!r} shows {len(names)} to this process. Name one of them."
+            f"There is no {device}: this process sees {len(names)} GPUs (CUDA_VISIBLE_DEVICES={visible!r})."
         )
     return names[int(number)]

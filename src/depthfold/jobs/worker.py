@@ -1,4 +1,4 @@
-"""What a worker process runs."""
+"""The code that runs in a worker: a process of this machine, or an actor on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,63 +13,64 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from depthfold.jobs.pool import Answer, attempt, told
-
-# What lives in a worker, be it a process of this machine or an actor on a cluster: the work, set up once.
+from depthfold.jobs.pool import Attempt, describe_error, run_attempt
 
 
-class Seat:
-    """Set up once, asked for every job. Setup and payloads come pickled: unpickling them is the worker's business, and
-    may import torch, which reads the environment only then."""
+class Worker:
+    """Holds the work, which is set up once and called for each job.
+
+    Setup and payloads arrive pickled. They are unpickled here, after the environment variables are set, because
+    unpickling may import torch.
+    """
 
     def prepare(self, setup: bytes, threads: int, environment: Mapping[str, str]) -> str | None:
-        """Build the work. Returns None, or why that failed."""
+        """Run the setup. Return None, or a description of the error."""
         os.environ.update(environment)
         try:
             self._work = pickle.loads(setup)()
-        except Exception as error:  # noqa: BLE001 - the setup may raise anything; the driver raises it to the caller
-            return told(error)
-        if "torch" in sys.modules:  # it may have been imported before the environment was set
+        except Exception as error:  # noqa: BLE001 - the setup is user code; the caller raises its error
+            return describe_error(error)
+        if "torch" in sys.modules:  # it may have been imported before the variables were set
             sys.modules["torch"].set_num_threads(threads)
         return None
 
-    def attempt(self, payload: bytes) -> Answer:
-        return attempt(self._unpacked, payload)
+    def attempt(self, payload: bytes) -> Attempt:
+        return run_attempt(self._unpickle_and_work, payload)
 
-    def _unpacked(self, payload: bytes) -> Any:
+    def _unpickle_and_work(self, payload: bytes) -> Any:
         return self._work(pickle.loads(payload))
 
 
-def environment(threads: int, gpus: str | None) -> dict[str, str]:
-    """The environment of a worker: how many threads its libraries start, and the GPUs that it sees (None: as it is)."""
-    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    found = {name: str(threads) for name in libraries}
-    return found if gpus is None else found | {"CUDA_VISIBLE_DEVICES": gpus}
+def environment_variables(threads: int, visible_gpus: str | None) -> dict[str, str]:
+    """Return the environment variables of a worker. With `visible_gpus=None`, its GPUs stay as they are."""
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    found = {name: str(threads) for name in variables}
+    return found if visible_gpus is None else found | {"CUDA_VISIBLE_DEVICES": visible_gpus}
 
 
-STOP = b""  # instead of a payload
+STOP = b""  # sent instead of a payload
 
 
 def main(handle: int) -> None:
-    """Set up, then do what comes through the pipe until it says stop or the other end is gone."""
+    """Run the setup, then the jobs that arrive through the pipe, until STOP arrives or the other end is closed."""
     sys.argv = [""]
     os.set_inheritable(handle, False)  # a program that the work starts must not keep the pipe open
-    threading.Thread(target=_watch, args=(handle, os.getppid()), daemon=True).start()
-    pipe, seat = Connection(handle), Seat()
+    threading.Thread(target=_exit_with_parent, args=(handle, os.getppid()), daemon=True).start()
+    pipe, worker = Connection(handle), Worker()
     with contextlib.suppress(EOFError, ConnectionError):
-        pipe.send(seat.prepare(*pipe.recv()))
+        pipe.send(worker.prepare(*pipe.recv()))
         while (payload := pipe.recv_bytes()) != STOP:
-            pipe.send(seat.attempt(payload))
+            pipe.send(worker.attempt(payload))
 
 
-def _watch(handle: int, parent: int) -> None:
-    """End this process, and those that the work started, as soon as the parent is gone: also while it computes.
+def _exit_with_parent(handle: int, parent: int) -> None:
+    """Kill this process and the processes that the work started as soon as the parent ends, even during a job.
 
-    The pipe hangs up when the parent ends, however it ends. A process that the parent forked may still hold the other
-    end, though, so the parent itself is looked at every second.
+    The pipe hangs up when the parent ends. A process that the parent forked may still hold the other end open, so the
+    parent is also checked every second.
     """
     poll = select.poll()
     poll.register(handle, 0)
     while not poll.poll(1000) and os.getppid() == parent:
         pass
-    os.killpg(0, signal.SIGKILL)  # a worker leads a process group of its own
+    os.killpg(0, signal.SIGKILL)  # a worker leads its own process group

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import nn
 
 from depthfold.backends import Backend, Compiled
-from depthfold.backends.base import Inputs, reasons
+from depthfold.backends.base import Inputs, backend_errors
 from depthfold.core import Plan
 from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
@@ -29,7 +29,7 @@ Key = TypeVar("Key")
 
 def build(backend: Backend, make: Callable[[], tuple[nn.Module, Inputs]]) -> Compiled:
     """Compile what `make` returns. What cannot even be made, for want of memory, fails as if the runtime refused it."""
-    with reasons("It cannot be built"):
+    with backend_errors("It cannot be built"):
         return backend.compile(*make())
 
 
@@ -39,7 +39,7 @@ def held(compiled: Mapping[Key, Compiled]) -> Iterator[Mapping[Key, Compiled]]:
     try:
         yield compiled
     finally:
-        with reasons("What was compiled cannot be freed"):
+        with backend_errors("What was compiled cannot be freed"):
             for one in compiled.values():
                 one.close()
 

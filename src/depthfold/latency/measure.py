@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal, get_args
 
 from depthfold.backends import Backend, get
-from depthfold.backends.base import InsideOthers
+from depthfold.backends.base import SupportsInside
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing
 from depthfold.core.latency_table import COSTS
 from depthfold.core.network import Space
@@ -70,7 +70,7 @@ def measure_latency(
             f"Nothing in this network can be merged in the search space {space!r}, so there is nothing to choose. "
             f"Print it, for the reasons{wider}."
         )
-    block_backend = backend.inside() if mode == "in context" and isinstance(backend, InsideOthers) else backend
+    block_backend = backend.inside() if mode == "in context" and isinstance(backend, SupportsInside) else backend
     # What the blocks are called in the journal: those that another runtime runs must not be taken for them.
     runtime = "" if block_backend == backend else f"{block_backend.environment(inputs).runtime} "
     keys = {span: runtime + block.key for span, block in blocks.items()}
@@ -115,7 +115,7 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
     original = notebook.name_plan(network.vanilla)
     for plan in plans:
         key = notebook.name_plan(plan)
-        segments, activations = network.segments(plan), network.standing(plan)
+        segments, activations = network.segments(plan), network.final_activations(plan)
         if all(span in times for span in segments):
             if notebook.timed(key):
                 found.append(Whole(segments, notebook.time(key), activations))

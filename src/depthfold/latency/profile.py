@@ -18,8 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from depthfold.backends import Backend, Compiled, get
-from depthfold.backends.base import in_float32, reasons
-from depthfold.backends.torch_run import Place, Precision
+from depthfold.backends.base import backend_errors, float32_copy
+from depthfold.backends.torch_run import Precision, TorchOptions
 from depthfold.core import Environment, Profile
 from depthfold.core.latency_table import quartiles
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
@@ -44,20 +44,20 @@ def peak_memory(
         on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if on_cuda and environment.device == torch.cuda.get_device_name():
             return _on_cuda(_place(environment), module, inputs), None
-        return _in_subprocess(*in_float32(module, inputs)), None
+        return _in_subprocess(*float32_copy(module, inputs)), None
     except Exception as error:  # noqa: BLE001 - whatever it is, memory is not worth the rest of a profile
         return None, one_line(error)
 
 
-def _place(environment: Environment) -> Place:
+def _place(environment: Environment) -> TorchOptions:
     """Where the network was timed, as far as eager PyTorch can follow; in float32 if it lacks the precision."""
     known: tuple[Precision, ...] = get_args(Precision)
     precision: Precision = next((each for each in known if each == environment.precision), "float32")
     last = "channels_last=true" in (environment.runtime or "")
-    return Place(device="cuda", precision=precision, channels_last=last, threads=None)
+    return TorchOptions(device="cuda", precision=precision, channels_last=last, threads=None)
 
 
-def _on_cuda(place: Place, module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+def _on_cuda(place: TorchOptions, module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     module, inputs = place.moved(module, inputs)
     torch.cuda.synchronize()
     others = torch.cuda.memory_allocated() - _bytes(module, inputs)
@@ -81,7 +81,7 @@ def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "module.pt2"
-        with reasons("torch.export cannot export it for the process that measures it"):
+        with backend_errors("torch.export cannot export it for the process that measures it"):
             torch.export.save(torch.export.export(module, inputs), path)
         sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
         command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
@@ -121,7 +121,7 @@ def profile_all(
         for name, module in modules.items():
             try:
                 flops[name] = count_flops(module, given[name])
-                with reasons("It cannot be built"):
+                with backend_errors("It cannot be built"):
                     compiled[name] = backend.compile(module, given[name])
             except BackendError as error:
                 refuse(name, error)
@@ -167,7 +167,7 @@ def _in_order(module: nn.Module, given: ExampleInputs) -> tuple[Tensor, ...]:
 def count_flops(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """By PyTorch's own counter, of one forward in evaluation mode: on tensors without data, which takes no time, or on
     real ones where the forward looks at its data."""
-    module, inputs = in_float32(module, inputs)
+    module, inputs = float32_copy(module, inputs)
     for part in module.modules():
         if isinstance(part, _ConvNd):
             part.register_forward_pre_hook(_expect_batch)
@@ -176,7 +176,7 @@ def count_flops(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     except DepthfoldError:
         raise
     except Exception:  # noqa: BLE001 - a forward may raise anything on tensors without data
-        with reasons("PyTorch cannot run this module"):
+        with backend_errors("PyTorch cannot run this module"):
             return _count(module, inputs, "cpu")
 
 

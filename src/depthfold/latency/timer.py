@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Protocol, TypeVar
 
-from depthfold.backends.base import reasons
+from depthfold.backends.base import backend_errors
 from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")
@@ -106,7 +106,7 @@ class Timer:
                     continue
                 try:
                     # What has run once may still fail: memory runs out beside others, or a device gives up.
-                    with reasons("It ran once and then failed"):
+                    with backend_errors("It ran once and then failed"):
                         if key not in warm:
                             self.warm_up(candidate)
                             warm.add(key)

@@ -1,4 +1,4 @@
-"""Rewritten copy to the shallow network, verified."""
+"""Merge a rewritten network into a shallow one, and verify the result."""
 
 from depthfold.merging.merge import merge, sketch
 from depthfold.merging.verification import Verification

@@ -1,4 +1,4 @@
-"""What surrounds the segments: batch norms folded, operations that do nothing and whatever is left over taken out."""
+"""Clean-up around the merged segments: fold batch norms, remove no-ops and unused modules."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 
 
-def take_out_nothing(graph: fx.GraphModule) -> set[str]:
-    """Dropout, drop-path and identities do nothing in evaluation, and a shallow network is for evaluation. Returns the
-    names of their nodes."""
+def remove_no_ops(graph: fx.GraphModule) -> set[str]:
+    """Remove dropout, drop-path and identities, which do nothing in evaluation mode.
+
+    Return the names of their nodes.
+    """
     names = set()
     for node in list(graph.graph.nodes):
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        idle = module is not None and is_no_op(module) and is_plain(module)
-        if idle and not module.training:  # type: ignore[union-attr]
+        no_op = module is not None and is_no_op(module) and is_plain(module)
+        if no_op and not module.training:  # type: ignore[union-attr]
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
             names.add(node.name)
@@ -48,12 +50,11 @@ def take_out_nothing(graph: fx.GraphModule) -> set[str]:
 
 
 def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
-    """Batch norms outside the segments (stem, head, projections) into the convolutions before them.
+    """Fold batch norms outside the segments (stem, head, projections) into the convolutions before them.
 
-    Also those of modules that the user asked to leave alone: they are no layers of the network, but need not be slower
-    for it. A batch norm that follows a merged convolution and is no part of its segment was ignored without it, and
-    stays: `except_after` names the merged convolutions. What others call too, or whose weights other code reads,
-    must keep its weights.
+    Ignored modules are also folded, so that they are not slower. A batch norm that follows a merged convolution but is
+    not part of its segment was ignored on its own and stays; `except_after` names the merged convolutions. Modules that
+    are called elsewhere, or whose weights other code reads, keep their weights.
     """
     calls, read = count_calls(graph), paths_read_by_code(graph)
     for node in list(graph.graph.nodes):
@@ -80,7 +81,9 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
 def _foldable(conv: _ConvNd, norm: nn.Module) -> bool:
     if isinstance(norm, FunctionalNorm):
         return computes_convolution(conv) and is_plain(conv) and not parametrize.is_parametrized(conv)
-    if not (computes_convolution(conv) and is_batch_norm(norm)) or norm.training:  # some stay so in evaluation
+    if (
+        not (computes_convolution(conv) and is_batch_norm(norm)) or norm.training
+    ):  # some stay in training mode after eval()
         return False
     plain = all(is_plain(module) and not parametrize.is_parametrized(module) for module in (conv, norm))
     return plain and computes_batch_norm(norm) and getattr(norm, "running_mean", None) is not None
@@ -94,26 +97,26 @@ def _fold(conv: _ConvNd, norm: NormStatistics) -> None:
 
 
 def drop_unused(graph: fx.GraphModule) -> None:
-    """Nodes that nobody reads any more, and their modules. Assertions stay, and what writes to its input."""
+    """Remove unused nodes and their modules, except assertions and operations that write to their input."""
 
     def needed(node: fx.Node) -> bool:
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         asserts = "assert" in getattr(node.target, "__name__", "")
-        unknown = module is not None and not is_leaf(module)  # it may write to what it receives
+        unknown = module is not None and not is_leaf(module)  # it may write to its input
         return node.op in ("placeholder", "output") or asserts or unknown or writes_in_place(node, module)
 
     graph.graph.eliminate_dead_code(is_impure_node=needed)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
-    _drop_leftovers(graph)
+    _drop_unused_tensors(graph)
     graph.recompile()
 
 
-def _drop_leftovers(graph: fx.GraphModule) -> None:
-    """Drop parameters and buffers that only functions have read, and what was inside convolutions that are merged."""
+def _drop_unused_tensors(graph: fx.GraphModule) -> None:
+    """Remove parameters and buffers that only functions have read, and submodules of merged convolutions."""
     read = {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
-    for path in called:  # a convolution does not call what a wrapper had inside it
+    for path in called:  # a plain convolution does not call the submodules of a former wrapper
         module = graph.get_submodule(path)
         children = module._modules if type(module) in CONVOLUTIONS else {}
         for name in list(children):
@@ -126,10 +129,8 @@ def _drop_leftovers(graph: fx.GraphModule) -> None:
                 delattr(module, name)
 
 
-# Only layers of PyTorch are left: a shallow network loads where neither depthfold nor the model's library is.
-
-# Activations that timm writes anew, with the same values as PyTorch's own.
-_SAME: dict[str, Any] = {
+# Activations that timm implements itself, and the equivalent modules of PyTorch.
+_TORCH_ACTIVATIONS: dict[str, Any] = {
     "gelu": nn.GELU,
     "gelutanh": lambda: nn.GELU(approximate="tanh"),
     "hardsigmoid": nn.Hardsigmoid,
@@ -142,20 +143,23 @@ _SAME: dict[str, Any] = {
 
 
 def use_plain_layers(graph: fx.GraphModule) -> None:
-    """Batch norms and activations of other libraries as PyTorch's own. What we do not know stays as it is."""
+    """Replace batch norms and activations of other libraries with PyTorch's, so that loading needs only PyTorch.
+
+    Unknown modules stay.
+    """
     use_functional_batch_norms(graph)
-    for path, (module, calls) in _foreign(graph).items():
+    for path, (module, calls) in _modules_of_other_libraries(graph).items():
         kind = plain_batch_norm(module)
         if kind is not None and getattr(module, "running_var", None) is not None:
             _split_norm(graph, path, calls, _batch_norm(module, kind), fused_activation(module))
-    for path, (module, _) in _foreign(graph).items():
-        same = _SAME.get(activation_kind(module) or "")
-        if same is not None:
-            graph.set_submodule(path, same().eval())
+    for path, (module, _) in _modules_of_other_libraries(graph).items():
+        plain = _TORCH_ACTIVATIONS.get(activation_kind(module) or "")
+        if plain is not None:
+            graph.set_submodule(path, plain().eval())
 
 
-def guards_as_assertions(graph: fx.GraphModule) -> set[str]:
-    """Turn size guards into assertions of PyTorch. Return the names of the nodes that are gone."""
+def replace_guards_with_assertions(graph: fx.GraphModule) -> set[str]:
+    """Replace size guards with assertions of PyTorch. Return the names of the removed nodes."""
     names = set()
     for node in list(graph.graph.nodes):
         guard = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -178,7 +182,7 @@ def _assert_size(graph: fx.Graph, source: fx.Node, check: SizeCheck, message: st
         size = graph.call_function(operator.add, (graph.call_function(operator.floordiv, (moved, check.stride)), 1))
     rule = check.rule
     remainder = graph.call_function(operator.mod, (size, rule.period))
-    # `remainder in remainders` would be asked of a proxy when somebody traces the merged network.
+    # `remainder in remainders` would fail on a proxy when the merged network is traced again.
     equal = [graph.call_function(operator.eq, (remainder, each)) for each in rule.remainders]
     allowed = reduce(lambda one, two: graph.call_function(operator.or_, (one, two)), equal)
     for within in ((operator.ge, rule.smallest), (operator.le, rule.largest)):
@@ -186,15 +190,17 @@ def _assert_size(graph: fx.Graph, source: fx.Node, check: SizeCheck, message: st
     graph.call_function(torch._assert, (allowed, message))
 
 
-def _foreign(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]]:
-    """The modules of other libraries by their paths, each with all its calls: whatever takes its place, does so in all
-    of them. Where code reads parameters of such a module by their names, it stays."""
+def _modules_of_other_libraries(graph: fx.GraphModule) -> dict[str, tuple[nn.Module, list[fx.Node]]]:
+    """Return the modules of other libraries by path, each with all its calls.
+
+    Modules whose parameters are read elsewhere by name are left out, because they cannot be replaced.
+    """
     read = paths_read_by_code(graph)
     found: dict[str, tuple[nn.Module, list[fx.Node]]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_module" and node.target not in read:
             module = graph.get_submodule(str(node.target))
-            # What stays in training mode in evaluation keeps its class, which sees to that.
+            # A module that stays in training mode after eval() must keep its class.
             if not type(module).__module__.startswith("torch.") and is_plain(module) and not module.training:
                 found.setdefault(str(node.target), (module, []))[1].append(node)
     return found
@@ -211,18 +217,18 @@ def _split_norm(
         target += "_"
     graph.set_submodule(target, activation)
     for node in calls:
-        _follow(graph, node, target)
+        _call_after(graph, node, target)
 
 
-def _follow(graph: fx.GraphModule, node: fx.Node, target: str) -> None:
-    """Call a module on the value of this node, for all who read it."""
+def _call_after(graph: fx.GraphModule, node: fx.Node, target: str) -> None:
+    """Call a module on the value of this node, and pass its result to all users of the node."""
     with graph.graph.inserting_after(node):
         after = graph.graph.call_module(target, (node,))
     node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
 
 
 def _batch_norm(module: nn.Module, kind: Any) -> Any:
-    """The same batch norm, as a class of PyTorch's own."""
+    """Return an equivalent batch norm of PyTorch."""
     known = norm_statistics(module)
     plain: Any = kind(len(known.mean), eps=known.eps, affine=False)
     plain.running_mean, plain.running_var = known.mean.detach().clone(), known.variance.detach().clone()

@@ -1,4 +1,4 @@
-"""The kernel of a segment, from the weights of the rewritten network."""
+"""The kernel of a segment, and convolution modules with a given shape or kernel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
 def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], blueprint: Blueprint, span: Span) -> Kernel:
-    """All layers of the span and the skips that it holds, as one kernel from the value at i to the value at j."""
-    held = [site for site in blueprint.skip_sites if span.contains(site.skip.span)]
-    sources = {site.skip.source for site in held}
+    """Compose all layers of the span and the skips inside it into one kernel from position i to position j."""
+    inside = [site for site in blueprint.skip_sites if span.contains(site.skip.span)]
+    sources = {site.skip.source for site in inside}
 
     def of(step: StepSite, like: torch.Tensor | None = None) -> Kernel:
         if step.conv is not None:
@@ -35,7 +35,7 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], bluepr
         steps = skip.steps or (StepSite(shape=blueprint.network.skip_shape(skip.skip)),)
         return reduce(Kernel.then, (of(step, like) for step in steps))
 
-    at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
+    at: dict[int, Kernel] = {}  # from the start of the span to each position where a skip starts
     merged: Kernel | None = None
     for l in span.layers:
         if l - 1 in sources and merged is not None:
@@ -43,7 +43,7 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], bluepr
         site, shape = blueprint.sites[l - 1], blueprint.network.layers[l - 1].shape
         layer = of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
         merged = layer if merged is None else merged.then(layer)
-        for skip in (each for each in held if each.skip.target == l):
+        for skip in (each for each in inside if each.skip.target == l):
             projected = branch(skip, merged.weight)
             source = at.get(skip.skip.source)
             merged = merged.plus(projected if source is None else source.then(projected), reuse=True)
@@ -52,8 +52,10 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], bluepr
 
 
 def empty_module(shape: ConvShape, dtype: torch.dtype | None = None) -> nn.Module:
-    """A plain convolution layer of this shape, without memory and without having drawn random numbers: on "meta".
-    Padding that it cannot hold is left to a padding before it."""
+    """Return a convolution of this shape on the device "meta", which needs no memory and draws no random numbers.
+
+    It does not pad if the padding is asymmetric: the caller pads its input.
+    """
     module: nn.Module = _LAYERS[shape.dims](
         shape.in_channels,
         shape.out_channels,
@@ -71,12 +73,14 @@ def empty_module(shape: ConvShape, dtype: torch.dtype | None = None) -> nn.Modul
 def random_module(
     shape: ConvShape, *, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Such a layer with random weights, drawn as PyTorch's layers draw theirs, but from a generator of their own: a
-    user's random numbers are the same whether or not a table is measured in between."""
+    """Return a convolution of this shape with random weights, distributed like PyTorch's defaults.
+
+    They come from a separate generator, so that the user's random state is not changed.
+    """
     module = empty_module(shape, dtype).to_empty(device=device or torch.get_default_device())
     weight, bias = module.weight, module.bias
     assert isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor)
-    if weight.is_meta:  # of a network that is only shapes
+    if weight.is_meta:  # the network has no weights
         return module
     generator = torch.Generator(weight.device).manual_seed(0)
     bound = weight[0].numel() ** -0.5
@@ -87,9 +91,9 @@ def random_module(
 
 
 def as_module(kernel: Kernel, like: torch.Tensor) -> nn.Module:
-    """A plain convolution layer with this kernel."""
+    """Return a convolution with this kernel, on the device and in the dtype of `like`."""
     module = empty_module(kernel.shape)
-    # A 1x1 kernel may have the strides of channels-last and pass for contiguous: its convolution would change layout.
+    # A contiguous 1x1 kernel may still have channels-last strides, which would change the layout of the output.
     weight = kernel.weight.to(like.device, like.dtype).clone(memory_format=torch.contiguous_format)
     module.weight = nn.Parameter(weight)
     module.bias = nn.Parameter(kernel.bias.to(like.device, like.dtype))

@@ -1,4 +1,4 @@
-"""merge(): every segment of a rewritten network as one convolution."""
+"""merge(): replace every segment of a rewritten network with one convolution."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import (
     drop_unused,
     fold_remaining_norms,
-    guards_as_assertions,
-    take_out_nothing,
+    remove_no_ops,
+    replace_guards_with_assertions,
     use_plain_layers,
 )
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
-from depthfold.merging.verification import Seam, Shallow
+from depthfold.merging.verification import SegmentNodes, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.forward import exclude_unsaved_buffers
@@ -32,12 +32,13 @@ from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.traced import INSERTED
 
-# Sums of convolutions that no segment holds, as one convolution: parallel branches beside a path that a plan cuts.
-
 
 def fold_remaining_sums(graph: fx.GraphModule, nodes: Mapping[str, fx.Node], names: Iterable[str]) -> None:
-    """Fold each of these additions, once batch norms are folded: of two convolutions of one value, or of a convolution
-    and the value itself, the one within the kernel of the other. An addition of anything else stays."""
+    """Fold the named additions of parallel branches outside all segments, after batch norms are folded.
+
+    An addition is folded if it adds two convolutions of the same value, or a convolution and the value itself, and the
+    kernel of one fits into the kernel of the other. Other additions stay.
+    """
     for addition in sorted((nodes[name] for name in set(names)), key=list(graph.graph.nodes).index):
         one, two = addition.all_input_nodes
         for main, other in ((one, two), (two, one)):
@@ -53,13 +54,13 @@ def fold_remaining_sums(graph: fx.GraphModule, nodes: Mapping[str, fx.Node], nam
 
 
 def _convolution(graph: fx.GraphModule, node: fx.Node) -> _ConvNd | None:
-    """The convolution that the node calls, if only one addition reads it."""
+    """Return the convolution that the node calls, or None if it is not a convolution or has several users."""
     module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
     return module if isinstance(module, _ConvNd) and len(node.users) == 1 else None
 
 
 def _branch(graph: fx.GraphModule, main: fx.Node, other: fx.Node) -> Kernel | None:
-    """The kernel of what is added to a convolution, if it starts at the same value."""
+    """Return the kernel of the value that is added to a convolution, or None if it has another input."""
     source, layer = main.all_input_nodes[0], _convolution(graph, other)
     if other is source:
         like = _kernel(graph.get_submodule(str(main.target)))
@@ -72,17 +73,18 @@ def _kernel(conv: nn.Module) -> Kernel:
     return Kernel.of(module_shape(conv, module_padding(conv)), conv.weight, conv.bias)
 
 
-# A layer for a segment, on the device and in the precision of the given weight.
+# Returns the module for a segment, on the device and in the dtype of the given weight.
 ConvolutionFor = Callable[[Span, torch.Tensor], nn.Module]
 
 
 def merge(student: nn.Module) -> nn.Module:
-    """The shallow network: each segment one convolution with bias, batch norms folded, skips inside a segment folded
-    into its kernel. Composed in float64, returned in the model's precision, in evaluation mode, and verified: raises
-    VerificationError if it does not compute what the student computes.
+    """Return the shallow network, in which each segment is one convolution with bias, in evaluation mode.
+
+    Batch norms, and skips inside a segment, are folded into the kernels. Kernels are composed in float64 and converted
+    to the precision of the model. Raise VerificationError if the result does not compute the same as the student.
     """
-    part, remembered, _ = student_parts(student)
-    blueprint = remembered.blueprint
+    part, origin, _ = student_parts(student)
+    blueprint = origin.blueprint
     nodes = {node.name: node for node in part.graph.nodes}
 
     def exact(span: Span, like: torch.Tensor) -> nn.Module:
@@ -92,17 +94,19 @@ def merge(student: nn.Module) -> nn.Module:
     verification = verify(student, shallow)
     if not verification.ok:
         raise VerificationError(
-            f"The merged network does not compute what the rewritten one computes: {verification}. If its activations "
-            "are very large or very small, verify() with inputs of your own; otherwise please report the model."
+            f"The merged network does not compute the same as the rewritten one: {verification}. If its activations "
+            "are very large or very small, use verify() with your own inputs; otherwise please report the model."
         )
     return shallow
 
 
 def sketch(student: nn.Module) -> nn.Module:
-    """Return the traced part as one merged network with random weights in its merged convolutions: as fast as the real
-    one, but made at once. It is for timing a plan before anyone trains it."""
-    _, remembered, path = student_parts(student)
-    network = remembered.blueprint.network
+    """Return the traced part, merged, with random weights in the merged convolutions.
+
+    It is as fast as the merged network but takes no time to build, so that a plan can be timed before training.
+    """
+    _, origin, path = student_parts(student)
+    network = origin.blueprint.network
 
     def random(span: Span, like: torch.Tensor) -> nn.Module:
         return random_module(network.merged_shape(span), device=like.device, dtype=like.dtype)
@@ -111,25 +115,25 @@ def sketch(student: nn.Module) -> nn.Module:
 
 
 def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Module:
-    """The student with a convolution in the place of every segment."""
-    part, remembered, path = student_parts(student)
-    blueprint = remembered.blueprint
+    """Return the student with a convolution in place of every segment."""
+    part, origin, path = student_parts(student)
+    blueprint = origin.blueprint
     graph = copy.deepcopy(part).eval()
-    nothing = take_out_nothing(graph) | guards_as_assertions(graph)
+    removed = remove_no_ops(graph) | replace_guards_with_assertions(graph)
     use_plain_convolutions(graph)
-    workshop = _Workshop(graph, {node.name: node for node in graph.graph.nodes}, blueprint, convolution_for)
-    segments = blueprint.network.segments(remembered.plan)
-    merged = {span: workshop.merge_segment(span) for span in segments}
+    merger = _SegmentMerger(graph, {node.name: node for node in graph.graph.nodes}, blueprint, convolution_for)
+    segments = blueprint.network.segments(origin.plan)
+    merged = {span: merger.merge_segment(span) for span in segments}
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
     outside = (site for site in blueprint.skip_sites if not any(span.contains(site.skip.span) for span in segments))
-    fold_remaining_sums(graph, workshop.nodes, (name for site in outside for name in site.sums))
+    fold_remaining_sums(graph, merger.nodes, (name for site in outside for name in site.sums))
     use_plain_layers(graph)
     drop_unused(graph)
     exclude_unsaved_buffers(graph)
     graph.eval()
     student_nodes = {node.name: node for node in part.graph.nodes}
-    seams = tuple(_seam(blueprint, span, student_nodes, nothing, *nodes) for span, nodes in merged.items())
-    graph.meta = {Shallow.KEY: Shallow(blueprint, remembered.plan, seams)}
+    compared = tuple(_segment_nodes(blueprint, span, student_nodes, removed, *nodes) for span, nodes in merged.items())
+    graph.meta = {Shallow.KEY: Shallow(blueprint, origin.plan, compared)}
     if not path:
         return graph
     whole = copy.deepcopy(student).eval()
@@ -138,8 +142,8 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
 
 
 @dataclass(frozen=True, slots=True)
-class _Workshop:
-    """The graph in which segments are replaced."""
+class _SegmentMerger:
+    """Replaces the segments of a graph with convolutions."""
 
     graph: fx.GraphModule
     nodes: dict[str, fx.Node]
@@ -147,8 +151,11 @@ class _Workshop:
     convolution_for: ConvolutionFor
 
     def merge_segment(self, span: Span) -> tuple[fx.Node, fx.Node]:
-        """Put one convolution where the segment was. Returns it, and the node that ends the layer before its
-        activation: the convolution itself, or the last addition that stays."""
+        """Replace a segment with one convolution.
+
+        Return the node of the convolution, and the node before the segment's activation: the convolution itself, or the
+        last addition that is not folded.
+        """
         first, last = self.blueprint.sites[span.i], self.blueprint.sites[span.j - 1]
         shape = self.blueprint.network.merged_shape(span)
         target = str(self.nodes[first.conv].target)
@@ -156,9 +163,9 @@ class _Workshop:
         assert isinstance(like, torch.Tensor)
         replace_module(self.graph, target, self.convolution_for(span, like))
         linear = self.nodes[last.linear]
-        # Where the segment began: what follows may overwrite its input.
+        # At the start of the segment, because later operations may overwrite its input.
         with self.graph.graph.inserting_before(self.nodes[first.conv]):
-            given = _behind(self.nodes[first.conv].all_input_nodes[0], {first.pad})
+            given = _before_padding(self.nodes[first.conv].all_input_nodes[0], {first.pad})
             if not shape.symmetric:
                 given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
                 given.meta[INSERTED] = True
@@ -167,16 +174,17 @@ class _Workshop:
                 end = self._activation_of_norm(linear, convolution)
         linear.replace_all_uses_with(end)
         self.graph.graph.erase_node(linear)
-        held = {site.add for site in self.blueprint.skip_sites if span.contains(site.skip.span)}
+        folded = {site.add for site in self.blueprint.skip_sites if span.contains(site.skip.span)}
         for name in last.additions:
-            if name in held:
+            if name in folded:
                 self.nodes[name].replace_all_uses_with(end)
             else:
                 end = self.nodes[name]
         return convolution, end
 
     def _activation_of_norm(self, norm: fx.Node, convolution: fx.Node) -> fx.Node:
-        """What is left of a batch norm with an activation inside once it is folded: the activation, if it stands."""
+        """Return the activation inside a folded batch norm, applied to the convolution, or the convolution if it has
+        none."""
         activation = fused_activation(self.graph.get_submodule(str(norm.target)))
         if activation is None:
             return convolution
@@ -184,29 +192,28 @@ class _Workshop:
         return self.graph.graph.call_module(str(norm.target), (convolution,))
 
 
-def _behind(node: fx.Node, names: Set[str | None] = frozenset()) -> fx.Node:
-    """The value before the padding that rewriting put in, and before the nodes with these names: the padding that the
-    layer had, because the merged convolution pads itself."""
+def _before_padding(node: fx.Node, names: Set[str | None] = frozenset()) -> fx.Node:
+    """Return the value before the padding that rewriting inserted, and before the nodes with these names."""
     while node.name in names or node.meta.get(INSERTED):
         node = node.all_input_nodes[0]
     return node
 
 
-def _seam(
+def _segment_nodes(
     blueprint: Blueprint,
     span: Span,
     student: Mapping[str, fx.Node],
-    nothing: Set[str],
+    removed: Set[str],
     convolution: fx.Node,
     end: fx.Node,
-) -> Seam:
+) -> SegmentNodes:
     first, last = blueprint.sites[span.i], blueprint.sites[span.j - 1]
-    # Before a dropout, too: a skip may read the value before it, and must see the same as the segment.
-    passed = nothing | {first.pad}
-    return Seam(
+    # Also before a removed dropout: a skip may read the value before it, and must see the same value.
+    skipped = removed | {first.pad}
+    return SegmentNodes(
         span,
         student=last.additions[-1] if last.additions else last.linear,
-        student_source=_behind(student[first.conv].all_input_nodes[0], passed).name,
+        student_source=_before_padding(student[first.conv].all_input_nodes[0], skipped).name,
         shallow=end.name,
-        shallow_source=_behind(convolution.all_input_nodes[0]).name,
+        shallow_source=_before_padding(convolution.all_input_nodes[0]).name,
     )

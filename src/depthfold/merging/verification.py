@@ -1,4 +1,4 @@
-"""What a comparison of the two networks found, and what they remember so that they can be compared."""
+"""The result of verify(), and the data that a merged network keeps about its origin."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from depthfold.core import Plan, Span
 from depthfold.errors import InvalidValue
 from depthfold.tracing import Blueprint
 
-# Of the largest value, by the precision of the weights. Half precisions are compared in float32: what is left is the
-# rounding of the merged weights themselves.
+# Shares of the largest value, by the precision of the weights. Half precision is compared in float32, so that only the
+# rounding of the merged weights counts.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2}
 
-
-# Every segment rounds, not only the input: the outputs may differ by so many times what one rounding does.
-CHAOS = 10
+# The outputs may differ by this multiple of the effect of rounding the inputs, because every segment rounds.
+SENSITIVITY_FACTOR = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
-    """Where a segment of the two networks can be compared: names of nodes in both. The sources are its input."""
+class SegmentNodes:
+    """The names of the nodes before and after a segment in both networks."""
 
     span: Span
     student: str
@@ -34,30 +33,32 @@ class Seam:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shallow:
-    """What a merged network remembers of its making."""
+    """The origin of a merged network, stored in its graph."""
 
     blueprint: Blueprint
     plan: Plan
-    seams: tuple[Seam, ...]
+    segments: tuple[SegmentNodes, ...]
 
     KEY: ClassVar[str] = "depthfold.shallow"
 
 
 def shallow_parts(module: nn.Module, at: str | None = None) -> tuple[fx.GraphModule, Shallow, str]:
-    """The merged graph inside a module, what it remembers, and its path: "" where the module itself is it.
+    """Return the merged graph inside a module, its origin, and its path ("" for the module itself).
 
-    `at` is the path to look at, for models of which several parts were merged one after the other.
+    `at` selects one path, for models with several merged parts.
     """
     for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
         if at in (None, path) and isinstance(part, fx.GraphModule) and Shallow.KEY in part.meta:
             return part, part.meta[Shallow.KEY], path
-    raise InvalidValue(f"{type(module).__name__} is no merged network: expected what merge(student) returned.")
+    raise InvalidValue(f"{type(module).__name__} is not a merged network. Expected the result of merge(student).")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentErrors:
-    """The largest error of a segment's output, as a share of its largest value, when both networks give the segment
-    the same input. Border outputs saw padding."""
+    """The largest errors of a segment's output for equal inputs, as shares of its largest value.
+
+    Outputs at the border depend on padding; those in the interior do not.
+    """
 
     span: Span
     border: float
@@ -66,11 +67,11 @@ class SegmentErrors:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What verify() found: errors as shares of the largest value, and the tolerance that was used.
+    """The result of verify(): errors as shares of the largest value, and the tolerance.
 
-    Segments are compared on equal inputs and must meet the tolerance. At the outputs the roundings of all segments
-    come together, and a network may amplify them: where the outputs miss the tolerance, `sensitivity` is what the
-    rewritten network itself makes of a change in the last digit of its input. No merging can be closer than that.
+    Segments are compared on equal inputs and must meet the tolerance. The network may amplify the rounding errors of
+    its segments. So if the outputs exceed the tolerance, `sensitivity` is the error of the rewritten network itself
+    after its inputs are changed in the last digit. No merged network can be more accurate than that.
     """
 
     segments: tuple[SegmentErrors, ...]
@@ -89,7 +90,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         segments = max(self.border, self.interior) <= self.tolerance
-        return segments and self.output <= max(self.tolerance, CHAOS * self.sensitivity)
+        return segments and self.output <= max(self.tolerance, SENSITIVITY_FACTOR * self.sensitivity)
 
     def __str__(self) -> str:
         text = (
@@ -97,6 +98,6 @@ class Verification:
             f"{self.output:.1e}; tolerance {self.tolerance:.0e}"
         )
         if self.sensitivity:
-            text += f" (the network turns a change in the last digit of its input into {self.sensitivity:.1e} there)"
+            text += f" (a change in the last digit of its input changes the outputs by {self.sensitivity:.1e})"
         wrong = [s for s in self.segments if not max(s.border, s.interior) <= self.tolerance]
         return text if not wrong else text + f"; first wrong segment {wrong[0].span}"

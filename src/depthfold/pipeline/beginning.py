@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from depthfold.backends import get
 from depthfold.core import ImportanceTable
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
-from depthfold.jobs.base import expect_executor
+from depthfold.jobs import check_is_executor
 from depthfold.pipeline.checks import expect_exports, expect_space
 from depthfold.solver import checked_alpha
 from depthfold.support.text import count, one_line
@@ -44,7 +44,7 @@ def expect_arguments(
             "ImportanceTable.loads(text) makes one of the text of a file."
         )
     if executor is not None:
-        expect_executor(executor)
+        check_is_executor(executor)
     if alpha is not None:
         checked_alpha(alpha)
     if (

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from depthfold.backends import Backend, get
-from depthfold.backends.registry import spelled
+from depthfold.backends.registry import describe_target
 from depthfold.core import Budget, Environment, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
 from depthfold.latency import profile_all
@@ -73,7 +73,7 @@ def findings_of(
     examined."""
     verification = verify(student, shallow)
     found = examined(traced, model, shallow, task, target, progress)
-    place, chosen_in = spelled(get(target)), latency.environment
+    place, chosen_in = describe_target(get(target)), latency.environment
     if chosen_in.differences(found["environment"]):  # the budget is that of the table, wherever it is looked at
         place = f"{chosen_in.runtime or 'another runtime'}, examined in another environment ({place})"
     return Findings(

@@ -167,7 +167,7 @@ def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
         "plans": shown,
         "chosen": plans.chosen,
         "original": findings.frontier.original,
-        "inserted": network.own_activation,
+        "inserted": network.main_activation,
         "skips": [[skip.source, skip.target] for skip in network.skips],
         "barriers": list(network.barriers),
     }

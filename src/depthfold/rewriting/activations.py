@@ -102,7 +102,7 @@ def _keyword_arguments(node: fx.Node) -> dict[str, Any]:
 
 def _most_frequent(traced: TracedNetwork) -> int:
     """Return the first layer with the network's most frequent kind of activation, which is copied for insertions."""
-    kind = traced.network.own_activation
+    kind = traced.network.main_activation
     return next(l for l, layer in enumerate(traced.network.layers, start=1) if layer.activation == kind)
 
 

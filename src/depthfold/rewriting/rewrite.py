@@ -33,7 +33,7 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
         if len(span) > 1:
             move_padding(graph, nodes, traced.blueprint, span)
     additions_out_of_place(nodes, traced.blueprint)
-    standing = traced.network.standing(plan)
+    standing = traced.network.final_activations(plan)
     for l in sorted(standing ^ traced.network.activations):
         if l in standing:
             insert_activation(graph, nodes, traced, l)

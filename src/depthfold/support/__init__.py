@@ -1,1 +1,1 @@
-"""Helpers that every package may use: text, coercion, documents, optional imports, digests."""
+"""Helpers for all packages: text, conversion of arguments, JSON documents, CSV files and optional imports."""

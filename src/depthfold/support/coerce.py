@@ -1,8 +1,7 @@
-"""What the constructors of the nouns take, and what they make of it.
+"""Conversion of arguments to the annotated type.
 
-A measurement comes from other programs: its numbers are NumPy's as often as Python's, and lists stand where the nouns
-hold tuples. Both are taken, and turned into what the annotation says, so that equal nouns are equal, hash and print
-alike. Text and flags are no numbers.
+Measurements often come as NumPy numbers and lists. The constructors of data classes convert them to Python numbers and
+tuples, so that equal objects compare, hash and print the same. Text and booleans are not numbers.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ T = TypeVar("T")
 
 
 def as_float(what: str, value: Any, error: type[DepthfoldError], expected: str = "a number") -> float:
-    """Any real number as a float; one too large for a float is infinite, for the caller to refuse."""
+    """Return any real number as a float. A number that is too large for a float becomes infinity."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         raise error(f"{what} must be {expected}, found {value!r}.")
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # a Real has an order
-    except ValueError:  # the signalling NaN of decimal
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # a Real can be compared
+    except ValueError:  # the signalling NaN of the decimal module
         return math.nan
 
 
 def as_whole(what: str, value: object, error: type[DepthfoldError], least: int = 1) -> int:
-    """Any whole number from the least on as an int."""
+    """Return any integer of at least `least` as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise error(f"{what} must be a whole number from {least} on, found {value!r}.")
+        raise error(f"{what} must be an integer of at least {least}, found {value!r}.")
     return int(value)
 
 
@@ -47,14 +46,14 @@ def as_text(what: str, value: object, error: type[DepthfoldError]) -> str:
 
 def as_path(what: str, value: object, error: type[DepthfoldError]) -> Path:
     if not isinstance(value, str | os.PathLike):
-        raise error(f"{what} must be a path, found {value!r:.80}. Give it as text, or as a pathlib.Path.")
+        raise error(f"{what} must be a path, found {value!r:.80}. Pass a string or a pathlib.Path.")
     return Path(value)
 
 
 def as_tuple(what: str, value: object, error: type[DepthfoldError]) -> tuple[object, ...]:
-    """A list, an array or any other row of things as a tuple."""
+    """Return a list, an array or another iterable as a tuple."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise error(f"{what} must be several values in a row, found {value!r}.")
+        raise error(f"{what} must be a sequence, found {value!r}.")
     return tuple(value)
 
 
@@ -62,5 +61,5 @@ def as_tuple_of(kind: type[T], what: str, value: object, error: type[DepthfoldEr
     items = as_tuple(what, value, error)
     for item in items:
         if not isinstance(item, kind):
-            raise error(f"{what} must all be of the kind {kind.__name__}, found {item!r}.")
-    return items  # type: ignore[return-value]  # every item was looked at
+            raise error(f"{what} must all be of type {kind.__name__}, found {item!r}.")
+    return items  # type: ignore[return-value]  # every item was checked

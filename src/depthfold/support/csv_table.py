@@ -1,7 +1,7 @@
-"""The CSV side of the tables: rows by column name, with messages that say where in the file something is wrong.
+"""Reading and writing tables as CSV, with the line number in error messages.
 
-The published tables were written by other programs: they may have an index column and further columns, and whole
-numbers and flags may be written as 3, 3.0 or True. All of that is read; columns that nobody asked for are ignored.
+The published tables were written by other programs: they may have an index column and further columns, and integers and
+flags may be written as 3, 3.0 or True. Unknown columns are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a CSV file. Its messages do not say where it stands: `read_entries` does."""
+    """One line of a CSV file. `read_entries` adds the line number to its error messages."""
 
     cells: Mapping[str, str]
 
@@ -40,7 +40,7 @@ class Row:
         return int(value)
 
     def ends(self) -> tuple[int, int]:
-        """The span of the row, as both tables name it."""
+        """Return the ends of the span, in the columns that both tables have."""
         i, j = self.whole("st"), self.whole("end")
         if not 0 <= i < j:
             raise TableError(f"expected positions 0 <= st < end, found st={i}, end={j}.")
@@ -53,7 +53,7 @@ class Row:
         return FLAGS[found]
 
     def text(self, column: str) -> str | None:
-        """The cell as it is, or None where the file lacks the column, the cell is blank, or it says nan."""
+        """Return the text of a cell, or None if the column is missing or the cell is blank or "nan"."""
         cell = self.cells.get(column, "")
         return None if cell.lower() in ("", "nan") else cell
 
@@ -61,7 +61,7 @@ class Row:
 def read_entries(
     path: str | Path, columns: Sequence[str], optional: Sequence[str], entry: Callable[[Row], Entry]
 ) -> tuple[Entry, ...]:
-    """An entry for each line of a CSV file. It needs the `columns`; the `optional` ones are read if it has them."""
+    """Return an entry for each line of a CSV file. `columns` are required, `optional` ones may be missing."""
     entries = []
     for where, row in _rows(path, columns, optional):
         try:
@@ -72,7 +72,7 @@ def read_entries(
 
 
 def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A CSV file; floats are written so that reading them gives the same floats again."""
+    """Write a CSV file. Floats are written without loss."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -83,12 +83,12 @@ def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence
 def _rows(path: str | Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[tuple[str, Row]]:
     lines = _lines(path)
     header = [name.strip() for name in next(lines, (1, []))[1]]
-    expected = f"Expected the columns {','.join(columns)}, if you like also {','.join(optional)}"
+    expected = f"Expected the columns {','.join(columns)} and optionally {','.join(optional)}"
     if missing := [column for column in columns if column not in header]:
         found = ",".join(header) or "an empty file"
         raise TableError(f"{path}: the column {missing[0]!r} is missing. {expected}; found {found}.")
     if twice := [column for column in (*columns, *optional) if header.count(column) > 1]:
-        raise TableError(f"{path}: the column {twice[0]!r} stands there twice. {expected}, each once: remove one.")
+        raise TableError(f"{path}: the column {twice[0]!r} appears twice. Remove one of them.")
     for number, cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
@@ -98,7 +98,7 @@ def _rows(path: str | Path, columns: Sequence[str], optional: Sequence[str]) -> 
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """The cells of every line, with its number."""
+    """Yield the number and the cells of every line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -111,5 +111,5 @@ def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
     except csv.Error as error:
         raise TableError(
-            f"{path}, line {reader.line_num}: this is not CSV: {error}. Expected short cells with commas between."
+            f"{path}, line {reader.line_num}: this is not CSV: {error}. Expected short cells separated by commas."
         ) from error

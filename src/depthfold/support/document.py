@@ -1,7 +1,7 @@
-"""JSON for the nouns: one codec, driven by the type hints of the frozen dataclasses.
+"""JSON documents of frozen dataclasses, encoded and decoded by their type hints.
 
-A noun that is written to a file of its own carries its format and version; a noun that lives inside another one
-does not repeat them. Reading is strict: an unknown field, a missing field or a wrong type is an error that names it.
+A data class that is written to its own file has a format and a version; nested data classes do not. Reading is strict:
+an unknown field, a missing field or a wrong type raises InvalidValue with the path of the field.
 A document may be sealed: with a digest of its contents, so that a change from outside is noticed.
 """
 
@@ -21,7 +21,7 @@ SEAL = "seal"
 
 
 class Document:
-    """Mix-in for a frozen dataclass that can be written as a JSON document with a format and a version."""
+    """Mix-in for frozen dataclasses that are written as JSON documents with a format and a version."""
 
     __slots__ = ()
     FORMAT: ClassVar[str]
@@ -35,9 +35,9 @@ class Document:
         found = data.get("format"), data.get("version")
         if found != (cls.FORMAT, cls.VERSION):
             raise InvalidValue(
-                f"This document has format {found[0]!r}, version {found[1]!r}; "
-                f"{cls.__name__} reads format {cls.FORMAT!r}, version {cls.VERSION}. "
-                "Was it written by another command, or by an older or newer depthfold?"
+                f"This document has format {found[0]!r}, version {found[1]!r}; {cls.__name__} reads format "
+                f"{cls.FORMAT!r}, version {cls.VERSION}. Was it written by another command, or by an older or newer "
+                "depthfold?"
             )
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
         return typing.cast(Self, decode_fields(cls, fields, cls.__name__))
@@ -54,7 +54,7 @@ class Document:
     def loads(cls, text: str) -> Self:
         try:
             data = json.loads(text)
-        except ValueError as error:  # JSONDecodeError is one, a whole number of thousands of digits is another
+        except ValueError as error:  # JSONDecodeError, or an integer with thousands of digits
             raise InvalidValue(f"This is not JSON: {error}. Expected a {cls.FORMAT!r} document.") from error
         if not isinstance(data, dict):
             raise InvalidValue(f"Expected a JSON object with a {cls.FORMAT!r} document, found {type(data).__name__}.")
@@ -71,7 +71,7 @@ def _seal_of(data: Mapping[str, Any]) -> str:
 
 
 def encode(value: Any) -> Any:
-    """A noun, or anything inside one, as plain JSON data."""
+    """Return a data class, or a value inside one, as plain JSON data."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return encode_fields(value)
     if isinstance(value, frozenset):
@@ -82,15 +82,15 @@ def encode(value: Any) -> Any:
         return {str(key): encode(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise InvalidValue(f"{type(value).__name__} has no JSON form; nouns hold numbers, text, tuples and other nouns.")
+    raise InvalidValue(f"{type(value).__name__} has no JSON form. Use numbers, text, tuples and data classes.")
 
 
-def encode_fields(noun: Any) -> dict[str, Any]:
-    return {field.name: encode(getattr(noun, field.name)) for field in dataclasses.fields(noun) if field.init}
+def encode_fields(value: Any) -> dict[str, Any]:
+    return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
 
 
 def decode_fields(cls: type, data: Any, where: str) -> Any:
-    """Build the dataclass `cls` from its JSON object; `where` names the place in the document for messages."""
+    """Return the dataclass `cls` from its JSON object. `where` is the path in the document, for error messages."""
     if not isinstance(data, Mapping):
         raise InvalidValue(f"{where}: expected an object, found {type(data).__name__}.")
     hints = typing.get_type_hints(cls)
@@ -101,14 +101,14 @@ def decode_fields(cls: type, data: Any, where: str) -> Any:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
     if unknown := sorted(set(data) - set(fields)):
-        raise InvalidValue(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(fields)}.")
+        raise InvalidValue(f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(fields)}.")
     if missing := sorted(required - set(data)):
         raise InvalidValue(f"{where}: the field {missing[0]!r} is missing.")
     return cls(**{name: decode(hints[name], value, f"{where}.{name}") for name, value in data.items()})
 
 
 def decode(hint: Any, value: Any, where: str) -> Any:
-    """Plain JSON data as the type that `hint` asks for."""
+    """Convert plain JSON data to the type `hint`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
@@ -136,7 +136,7 @@ def decode(hint: Any, value: Any, where: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise InvalidValue(f"{where}: expected a number that fits a float, found a larger one.") from None
+            raise InvalidValue(f"{where}: the number is too large for a float.") from None
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise InvalidValue(f"{where}: expected {hint.__name__}, found {value!r}.")
     return value

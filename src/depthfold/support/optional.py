@@ -1,4 +1,4 @@
-"""Optional libraries: imported where they are first used, or explained where they are not there."""
+"""Import of optional libraries when they are first used."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from depthfold.support.text import one_line
 
 
 def load(library: str, extra: str) -> ModuleType:
-    """An optional library, or the command that installs it."""
+    """Import an optional library. Raise MissingDependency with the command that installs it."""
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        # A library that is there and does not load (a missing driver) must not read as one that is not there.
+        # A library that is installed but does not load (for example without a driver) is not reported as missing.
         absent = isinstance(error, ModuleNotFoundError) and error.name == library.partition(".")[0]
         found = f"{library} is not installed" if absent else f"{library} does not load: {one_line(error)}"
         raise MissingDependency(f"{found}. Install it with: pip install depthfold[{extra}]") from error

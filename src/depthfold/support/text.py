@@ -1,4 +1,4 @@
-"""How numbers and errors are put into sentences."""
+"""Numbers, errors and suggestions as text for messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, Context
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries write for a terminal, wherever they write
-_LONGEST = 300  # characters of a reason: some libraries add a whole stack of their own
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries use terminal colours in their messages
+_LONGEST = 300  # characters; some messages contain a whole stack trace
 
 
 def count(number: int, noun: str) -> str:
@@ -16,15 +16,15 @@ def count(number: int, noun: str) -> str:
 
 
 def amount(number: float) -> str:
-    """Four digits and how many of what: 78.51 k, 3.505 M, 15.47 G."""
+    """Format a number with four digits and a unit: 78.51 k, 3.505 M, 15.47 G."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.99995 * size:  # what would be rounded to 1000 of the next smaller ones
+        if number >= 0.99995 * size:  # would be rounded to 1000 of the next smaller unit
             return f"{number / size:.4g} {unit}"
     return f"{number:.4g}"
 
 
 def at_most(value: float) -> str:
-    """Four digits, rounded up: what is printed as a bound is one."""
+    """Format an upper bound with four digits, rounded up."""
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)):.4g}"
 
 
@@ -36,7 +36,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error, without its line breaks, in a length that a table can show."""
+    """Return the message of an error without line breaks and terminal colours, of limited length."""
     text = " ".join(_COLOURS.sub("", str(error)).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
@@ -44,7 +44,9 @@ def one_line(error: BaseException) -> str:
 def did_you_mean(
     name: str, known: Iterable[str], form: Callable[[str], str] = repr, *, most: int = 1, cutoff: float = 0.6
 ) -> str:
-    """ "Did you mean 'a'? " (with a space, for what follows) if some of the known names are close, otherwise nothing.
-    `form` says how each of them is written."""
+    """Return "Did you mean 'a'? ", with a trailing space, or an empty string if no known name is similar.
+
+    `form` formats each suggestion.
+    """
     close = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
     return f"Did you mean {' or '.join(map(form, close))}? " if close else ""

@@ -1,5 +1,5 @@
-"""Shipped for tests of depthfold and of what builds on it: small networks, random plans, Hypothesis strategies,
-and the conformance suites of backends and of executors.
+"""Helpers for tests: small networks, random plans, Hypothesis strategies, and the conformance suites of backends and
+executors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from depthfold.testing.networks import random_plan as random_plan
     from depthfold.testing.networks import randomise_statistics as randomise_statistics
 
-# Where each name lives. Imported on first use: the suite of executors starts many processes, and they need no torch.
-_HOME = {
+# The module of each name, imported on first use: the suite of executors starts many processes that do not need torch.
+_MODULES = {
     "Block": "networks",
     "Branches": "networks",
     "Conv": "networks",
@@ -35,10 +35,10 @@ _HOME = {
     "randomise_statistics": "networks",
 }
 
-__all__ = [*sorted(_HOME)]
+__all__ = [*sorted(_MODULES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'depthfold.testing' has no attribute {name!r}; it has {', '.join(_HOME)}")
-    return getattr(importlib.import_module(f"depthfold.testing.{_HOME[name]}"), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'depthfold.testing' has no attribute {name!r}; it has {', '.join(_MODULES)}")
+    return getattr(importlib.import_module(f"depthfold.testing.{_MODULES[name]}"), name)

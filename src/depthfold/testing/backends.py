@@ -1,4 +1,4 @@
-"""The conformance suite of backends: what any implementation of the protocol must do. Call it from your own tests.
+"""The conformance suite of backends. Call it from the tests of your own backend:
 
 def test_my_backend():
     check_backend(MyBackend())
@@ -27,15 +27,13 @@ from depthfold.rewriting import rewrite
 from depthfold.testing.networks import Block, Conv, NetworkSpec, SmallCNN, random_plan, randomise_statistics
 from depthfold.tracing import trace
 
-# The networks that the conformance suite of backends runs.
-
 Inputs = tuple[Tensor, ...]
 Case = tuple[nn.Module, Inputs]
 
 
 def backend_cases() -> dict[str, Case]:
-    """Small networks of the kinds that tables and merged networks are made of, in training mode, as a user's may be."""
-    with torch.random.fork_rng(devices=()):  # the random numbers of the caller stay as they are
+    """Return small networks like the blocks of a table and merged networks, in training mode, with their inputs."""
+    with torch.random.fork_rng(devices=()):  # the random state of the caller is not changed
         torch.manual_seed(0)
         cases = _networks()
     generator = torch.Generator().manual_seed(1)
@@ -74,9 +72,9 @@ def _merged() -> nn.Module:
 # The largest difference from eager PyTorch in float32, relative to the largest output.
 TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
 
-# What a sample may be of the time that its call took by our clock. The clock of a device is another one, so a little
-# more than all of it; a backend that takes the mean of many runs needs many times one sample.
-LONGEST, SHORTEST = 1.05, 1e-5
+# The allowed range of a sample as a share of the duration of the call. It may be slightly above 1, because a device has
+# its own clock, and far below 1, because a backend may return the mean of many runs.
+LARGEST_SHARE, SMALLEST_SHARE = 1.05, 1e-5
 
 
 def check_backend(
@@ -87,12 +85,12 @@ def check_backend(
     clock: bool = True,
     suffix: str | None = None,
 ) -> None:
-    """Raise an AssertionError that lists everything that the backend does wrong.
+    """Raise an AssertionError that lists all violations of the protocol.
 
-    `cases` are the networks to run, `backend_cases()` unless given; `tolerance` is for runtimes that compute in a
-    precision that is not in `TOLERANCES`. `clock=False` is for a backend that computes its seconds instead of measuring
-    them, as the cost model does: they are then not compared with the time that passes. With the `suffix` of the files
-    that it exports (".onnx"), it must write one, and what it can open again must compute the same.
+    `cases` are the networks to run (default: `backend_cases()`). `tolerance` is for precisions that are not in
+    `TOLERANCES`. Use `clock=False` for a backend that computes its seconds instead of measuring them, like the cost
+    model: they are then not compared with the clock. With a `suffix` such as ".onnx", the backend must export a file
+    and, if it can open it, the file must compute the same.
     """
     cases = backend_cases() if cases is None else cases
     problems = [f"environment: {problem}" for problem in _environment(backend, next(iter(cases.values()))[1])]
@@ -110,13 +108,13 @@ def check_backend(
 def _environment(backend: Backend, inputs: Inputs) -> Iterator[str]:
     found = backend.environment(inputs)
     if missing := [field.name for field in fields(found) if getattr(found, field.name) is None]:
-        yield f"does not state {', '.join(missing)}"
+        yield f"has no {', '.join(missing)}"
     if (found.batch, found.input_size) != (inputs[0].shape[0], tuple(inputs[0].shape[1:])):
         yield f"batch {found.batch} and input size {found.input_size} are not those of {tuple(inputs[0].shape)}"
     if backend.environment(inputs) != found:
-        yield "is another one when asked again"
+        yield "changes between two calls"
     if Environment.loads(found.dumps()) != found:
-        yield "is another one when read back from JSON"
+        yield "changes when it is read back from JSON"
 
 
 def _network(backend: Backend, module: nn.Module, inputs: Inputs, tolerance: float, clock: bool) -> Iterator[str]:
@@ -132,74 +130,76 @@ def _network(backend: Backend, module: nn.Module, inputs: Inputs, tolerance: flo
     if not all(map(torch.equal, own, inputs)):
         yield "compile() changed the inputs"
     for tensor in own:
-        tensor.zero_()  # a compiled module keeps the inputs that it was given, whatever becomes of them
+        tensor.zero_()  # a compiled module must have its own copy of the inputs
     first, samples, second = compiled(), [_sample(compiled) for _ in range(3)], compiled()
     if (distance := _distance(first, expected)) > tolerance:
-        yield f"differs from eager PyTorch by {distance:.1e} of the largest output; allowed is {tolerance:.0e}"
+        yield f"differs from eager PyTorch by {distance:.1e} of the largest output; {tolerance:.0e} is allowed"
     if (distance := _distance(second, first)) > tolerance / 100:
         yield f"two runs differ by {distance:.1e} of the largest output"
     if any(tensor.device.type != "cpu" for tensor in first):
         yield "outputs are not on the CPU"
     if not all(isinstance(t, float) and math.isfinite(t) and t > 0 for t, _ in samples):
-        yield f"seconds() must give finite seconds above 0, found {[t for t, _ in samples]}"
+        yield f"seconds() must return finite seconds above 0, found {[t for t, _ in samples]}"
     elif clock:
-        yield from _unlike_the_clock(samples)
+        yield from _check_clock(samples)
     compiled.close()
 
 
 def _sample(compiled: Compiled) -> tuple[float, float]:
-    """What seconds() says, and what its call took by the clock."""
+    """Return the result of seconds(), and the duration of the call."""
     start = time.perf_counter()
     seconds = compiled.seconds()
     return seconds, time.perf_counter() - start
 
 
-def _unlike_the_clock(samples: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """A run takes no longer than the call in which it happens, and is not next to nothing of it. A process may be held
-    up around a run for as long as anybody likes, but not around every one: only if all are too short, something is."""
+def _check_clock(samples: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Yield a problem if a sample is longer than its call, or if all are much shorter.
+
+    A single short sample is allowed, because the process may be interrupted between the run and the end of the call.
+    """
     ratios = [seconds / passed for seconds, passed in samples]
     for (seconds, passed), ratio in zip(samples, ratios, strict=True):
-        if ratio > LONGEST or max(ratios) < SHORTEST:
+        if ratio > LARGEST_SHARE or max(ratios) < SMALLEST_SHARE:
             yield (
-                f"seconds() gave {seconds:.1e} in a call that took {passed:.1e} s by the clock; expected are the "
-                "seconds of one run, in no other unit. If they are computed, not measured, check with clock=False"
+                f"seconds() returned {seconds:.1e}, but the call took {passed:.1e} s; expected the duration of one run "
+                "in seconds. If it is computed and not measured, use clock=False"
             )
             return
 
 
 def _errors(backend: Backend) -> Iterator[str]:
-    """A module that does not fit its inputs, and one that raises, are BackendErrors of one line."""
+    """Yield a problem for each failing module that does not raise a BackendError of one line."""
     cases: dict[str, nn.Module] = {"wrong channels": nn.Conv2d(5, 6, 3), "a forward that raises": _Raises()}
     inputs = (torch.zeros(1, 4, 8, 8),)
     for name, module in cases.items():
         try:
             backend.compile(module, inputs)
-            yield f"{name}: compile() must raise BackendError, and raised nothing"
+            yield f"{name}: compile() must raise BackendError, but raised nothing"
         except BackendError as error:
             if "\n" in str(error) or not str(error):
                 yield f"{name}: the message must be one line, found {str(error)!r}"
-        except Exception as error:  # noqa: BLE001 - reported, with all the others
-            yield f"{name}: compile() must raise BackendError, and raised {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - reported together with the other problems
+            yield f"{name}: compile() must raise BackendError, but raised {type(error).__name__}: {error}"
 
 
 def _export(backend: Backend, suffix: str | None, tolerance: float | None) -> Iterator[str]:
-    """Without a suffix it need not export, or not to this kind of file, and must say so."""
+    """Yield the problems of exported files. Without a suffix, the backend may also raise a DepthfoldError."""
     module, inputs = nn.Conv2d(4, 6, 3), (torch.randn(2, 4, 8, 8),)
     with tempfile.TemporaryDirectory() as folder:
         try:
             written = backend.export(module, inputs, Path(folder) / f"model{suffix or '.onnx'}")
             if not written.exists():
-                yield f"export() returned {written.name}, which is not there"
+                yield f"export() returned {written.name}, which does not exist"
             elif suffix and isinstance(backend, Exporter):
                 opened, allowed = backend.open(written, inputs), _allowed(backend, inputs, tolerance)
                 if (distance := _distance(opened(), _eager(module, inputs))) > allowed:
-                    yield f"what open() read differs from eager PyTorch by {distance:.1e}; allowed is {allowed:.0e}"
+                    yield f"the opened file differs from eager PyTorch by {distance:.1e}; {allowed:.0e} is allowed"
                 opened.close()
         except DepthfoldError as error:
             if suffix:
-                yield f"it must write a file {suffix} and read it again, where it can read; it says: {error}"
+                yield f"it must write a {suffix} file, but raised: {error}"
         except Exception as error:  # noqa: BLE001
-            yield f"export() must write a file or raise a DepthfoldError, and raised {type(error).__name__}: {error}"
+            yield f"export() must write a file or raise a DepthfoldError, but raised {type(error).__name__}: {error}"
 
 
 def _allowed(backend: Backend, inputs: Inputs, tolerance: float | None) -> float:
@@ -231,7 +231,7 @@ def _changed(before: nn.Module, after: nn.Module) -> str | None:
 
 
 def _distance(found: Inputs, expected: Inputs) -> float:
-    """The largest difference, relative to the largest expected value; infinite where the sizes differ."""
+    """Return the largest difference relative to the largest expected value, or infinity if the shapes differ."""
     if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
         return math.inf
     largest = 0.0

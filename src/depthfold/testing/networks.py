@@ -1,4 +1,4 @@
-"""Small CNNs from a specification: convolutions of every kind, residual blocks that nest, pools and branches."""
+"""Small CNNs built from a specification, random plans, and random statistics for batch norms."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from depthfold.core import Network, Plan
 from depthfold.core.network import Space
 from depthfold.core.shape import Padding, as_pad_argument
 
-# Random plans for any network, and weights that are not fresh.
-
 
 def random_plan(network: Network, rng: Random, space: Space = "full", largest: int = 4_000_000) -> Plan:
-    """A plan drawn at random: cuts along a random walk over the spans of the space, activations at some of them.
+    """Return a random plan: cuts from a random walk over the spans of the space, and activations at some of them.
 
-    `largest` bounds the parameters of a merged convolution: the full space of a deep network holds kernels that no
-    memory holds. Spans of a single layer are always taken.
+    `largest` limits the parameters of a merged convolution, because the full space of a deep network contains kernels
+    that do not fit into memory. Spans of a single layer are always allowed.
     """
     following: dict[int, list[int]] = {}
     for span in network.spans(space):
         if len(span) == 1 or network.merged_shape(span).parameters <= largest:
             following.setdefault(span.i, []).append(span.j)
-    position, cuts = 0, []  # a single layer crosses nothing, so there is always a way on
+    position, cuts = 0, []  # every single layer is a span, so the walk always reaches the end
     while position < network.depth:
         position = rng.choice(following[position])
         cuts.append(position)
@@ -41,7 +39,7 @@ def random_plan(network: Network, rng: Random, space: Space = "full", largest: i
 
 
 def randomise_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give every batch norm of the model random statistics and affine parameters: fresh ones hide mistakes."""
+    """Give every batch norm random statistics and affine parameters, because the default values hide errors."""
     generator = torch.Generator().manual_seed(seed)
 
     def fill(tensor: torch.Tensor | None, low: float, high: float) -> None:
@@ -63,16 +61,16 @@ NORM: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVERAGE: dict[int, Any] = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
 
-# What may stand beside a convolution: its input as it is or through a batch norm, a 1x1 convolution, a convolution of
-# the same shape, an average pool of the same shape, perhaps with a 1x1 convolution after it.
+# A branch parallel to a convolution: the identity, a batch norm, a 1x1 convolution, a convolution of the same shape, or
+# an average pool of the same shape, with or without a 1x1 convolution after it.
 Beside = Literal["identity", "norm", "point", "twin", "pool", "pool and point"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conv:
-    """One convolution. Padding that is not symmetric becomes an F.pad before it; `same` asks PyTorch for "same".
+    """One convolution. Asymmetric padding becomes an F.pad before it; with `same`, it uses padding="same".
 
-    `beside` are parallel branches from its input, added to its output. They are added up first if `nested`.
+    `beside` are parallel branches whose outputs are added. If `nested`, they are summed before they are added.
     """
 
     out: int
@@ -91,7 +89,7 @@ class Conv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Items in a row, and a residual around them: none, the identity, or a 1x1 projection with the given stride."""
+    """A sequence of items with an optional residual connection: the identity, or a 1x1 projection with this stride."""
 
     items: tuple[Conv | Block, ...]
     skip: Literal["identity", "projection"] | None = None
@@ -101,7 +99,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
-    """Two rows side by side, concatenated."""
+    """Two parallel blocks whose outputs are concatenated."""
 
     left: Block
     right: Block
@@ -109,7 +107,7 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A 2-wide max pool."""
+    """A max pool of size 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +230,7 @@ class PoolUnit(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """The network of a specification. Its output is the map of the last part."""
+    """The network of a specification. Its output is the feature map of the last part."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: random small CNNs. Needs `pip install hypothesis`."""
+"""Hypothesis strategies for random small CNNs. They need `pip install hypothesis`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZES = {1: (23,), 2: (15, 14), 3: (9, 8, 7)}
 
 @st.composite
 def convs(draw: Any, dims: int, channels: int, *, keeps_size: bool = False, strided: bool = True) -> Conv:
-    """A convolution of any kind. With `keeps_size`, one that gives ceil(size / stride), as residual blocks need."""
+    """Draw a convolution. With `keeps_size`, its output has size ceil(size / stride), as residual blocks need."""
     kernel = tuple(draw(st.sampled_from((1, 3) if keeps_size else (1, 2, 3))) for _ in range(dims))
     dilation = tuple(draw(st.sampled_from((1, 1, 2))) for _ in range(dims))
     stride = tuple(draw(st.sampled_from((1, 1, 1, 2))) if strided else 1 for _ in range(dims))
@@ -50,7 +50,7 @@ def convs(draw: Any, dims: int, channels: int, *, keeps_size: bool = False, stri
 def _beside(
     channels: int, out: int, stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> st.SearchStrategy[tuple[Beside, ...]]:
-    """Branches beside a convolution that keeps the size; mostly none."""
+    """Return a strategy for the branches parallel to a convolution that keeps the size."""
     kinds: list[Beside] = ["point", "twin"]
     if max(dilation) == 1:
         kinds += ["pool", "pool and point"] if channels == out else ["pool and point"]
@@ -62,7 +62,7 @@ def _beside(
 
 @st.composite
 def residuals(draw: Any, dims: int, channels: int, depth: int = 1) -> Block:
-    """A residual block, perhaps with another inside. Its branch ends without an activation."""
+    """Draw a residual block, which may contain another. Its branch ends without an activation."""
     skip = draw(st.sampled_from(("identity", "projection")))
     items: list[Conv | Block] = []
     now, stride = channels, (1,) * dims
@@ -70,7 +70,7 @@ def residuals(draw: Any, dims: int, channels: int, depth: int = 1) -> Block:
         if depth and draw(st.sampled_from((True, False, False))):
             inner = draw(residuals(dims, now, depth - 1))
             items.append(inner)
-            now, stride = out_channels(inner, now), _times(stride, inner.stride or (1,) * dims)
+            now, stride = out_channels(inner, now), _multiply(stride, inner.stride or (1,) * dims)
         conv = draw(convs(dims, now, keeps_size=True, strided=skip == "projection"))
         if n == count - 1:
             conv = replace(conv, activation=None)
@@ -78,15 +78,15 @@ def residuals(draw: Any, dims: int, channels: int, depth: int = 1) -> Block:
                 groups = conv.groups if channels % conv.groups == 0 else 1
                 conv = replace(conv, out=channels, groups=groups, beside=())
         items.append(conv)
-        now, stride = conv.out, _times(stride, conv.stride)
+        now, stride = conv.out, _multiply(stride, conv.stride)
     if skip == "identity" and prod(stride) != 1:
-        skip = "projection"  # a block inside had a stride
+        skip = "projection"  # an inner block has a stride
     return Block(items=tuple(items), skip=skip, stride=stride, activation=draw(st.sampled_from(_STYLES)))
 
 
 @st.composite
-def rows(draw: Any, dims: int, channels: int, longest: int = 3) -> Block:
-    """Convolutions in a row, without a residual."""
+def sequences(draw: Any, dims: int, channels: int, longest: int = 3) -> Block:
+    """Draw a sequence of convolutions without a residual connection."""
     items: list[Conv | Block] = []
     for _ in range(draw(st.integers(1, longest))):
         conv = draw(convs(dims, channels, keeps_size=draw(st.booleans())))
@@ -96,10 +96,10 @@ def rows(draw: Any, dims: int, channels: int, longest: int = 3) -> Block:
 
 
 @st.composite
-def side_by_side(draw: Any, dims: int, channels: int) -> Branches:
-    """Two rows that give maps of one size, as concatenation needs."""
+def branches(draw: Any, dims: int, channels: int) -> Branches:
+    """Draw two parallel sequences with the same output size, for concatenation."""
 
-    def row() -> Block:
+    def branch() -> Block:
         items: list[Conv | Block] = []
         now = channels
         for _ in range(draw(st.integers(1, 2))):
@@ -108,18 +108,18 @@ def side_by_side(draw: Any, dims: int, channels: int) -> Branches:
             now = conv.out
         return Block(items=tuple(items))
 
-    return Branches(left=row(), right=row())
+    return Branches(left=branch(), right=branch())
 
 
 @st.composite
 def network_specs(draw: Any) -> NetworkSpec:
-    """A small CNN of one to four parts in one, two or three dimensions."""
+    """Draw a small CNN of one to four parts in one, two or three dimensions."""
     dims = draw(st.sampled_from((1, 2, 2, 2, 3)))
     channels = first = draw(st.sampled_from((2, 4)))
     parts: list[Block | Branches | Pool] = []
     for _ in range(draw(st.integers(1, 4))):
-        rest = (residuals(dims, channels), side_by_side(dims, channels), st.just(Pool()))
-        part = draw(st.one_of(rows(dims, channels), residuals(dims, channels), *rest))
+        rest = (residuals(dims, channels), branches(dims, channels), st.just(Pool()))
+        part = draw(st.one_of(sequences(dims, channels), residuals(dims, channels), *rest))
         parts.append(part)
         channels = out_channels(part, channels)
     return NetworkSpec(channels=first, size=_SIZES[dims], parts=tuple(parts))
@@ -136,5 +136,5 @@ def out_channels(part: Block | Branches | Pool | Conv, channels: int) -> int:
     return channels
 
 
-def _times(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
+def _multiply(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(a * b for a, b in zip(one, two, strict=True))
