@@ -131,5 +131,5 @@ def report(
     with settings_of(ctx, "run", looks=True) as settings:
         from depthfold.pipeline.stages import report_stage
 
-        afresh = config is not None or set(told(ctx)) != {"run"}
-        say(report_stage(settings, afresh=afresh, progress=watched()))
+        again = config is not None or set(told(ctx)) != {"run"}
+        say(report_stage(settings, again=again, progress=watched()))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from depthfold.backends import get
-from depthfold.core import Document, Environment
+from depthfold.core import Document
 from depthfold.demo import network as network_file
 from depthfold.demo.shipped import IMPORTANCE, SHIPPED, WEIGHTS
 from depthfold.errors import BudgetError
@@ -63,8 +63,6 @@ class Fallback(Document):
 
     FORMAT: ClassVar[str] = "depthfold.fallback"
 
-    asked: str
-    environment: Environment
     budget: str
 
 
@@ -74,8 +72,9 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
     subject, asked = Subject.of(settings, progress), given(settings.budget, "budget")
     network = begin(subject)  # refuses the folder of another network, before it is told anything
     environment = get(subject.target).environment(network_inputs(network))
-    before = subject.folder.read(FALLBACK, Fallback)
-    if before is not None and (before.asked, before.environment) == (asked, environment):
+    made_from = {"budget": asked, "environment": environment}
+    before = subject.folder.find(FALLBACK, Fallback, made_from)
+    if before is not None:
         settings = replace(settings, budget=before.budget)
         say(
             f"This machine cannot meet the budget of {asked}, as was found before. The demo goes on with "
@@ -89,7 +88,7 @@ def show(settings: Settings, *, say: Callable[[str], None], progress: Progress |
             if error.fastest is None:
                 raise
             budget = within_reach(error.fastest)
-            subject.folder.write(FALLBACK, Fallback(asked=asked, environment=environment, budget=budget))
+            subject.folder.write(FALLBACK, Fallback(budget=budget), made_from)
             settings = replace(settings, budget=budget)
             say(f"{error} The demo goes on with {budget}, the best that can be had here.")
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from depthfold.backends import get
 from depthfold.core import Budget
 from depthfold.core.coerce import as_text, as_whole
-from depthfold.core.space import Space
 from depthfold.core.wording import did_you_mean
 from depthfold.errors import DepthfoldError, InvalidValue
-from depthfold.exporting.export import FORMATS
 from depthfold.pipeline.data import split_data
 from depthfold.pipeline.executors import executor_of
-from depthfold.pipeline.export_names import expect_export_name
+from depthfold.pipeline.preflight import expect_exports, expect_space
 from depthfold.pipeline.recipes import recipe_of
 from depthfold.pipeline.user_file import names_file, split_name
 
@@ -100,11 +98,6 @@ def _data(text: str) -> None:
         raise InvalidValue(f"The data {text!r} is missing: there is no file {path}. Check the path.")
 
 
-def expect_space(value: Any) -> None:
-    if value not in get_args(Space):
-        raise InvalidValue(f"There is no search space {value!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
-
-
 def _recipe(value: Any) -> None:
     if not isinstance(value, str | Mapping):
         raise InvalidValue(f"A recipe is the name of a preset, a file or a table, found {value!r}.")
@@ -122,13 +115,6 @@ def _flag(name: str) -> Callable[[Any], None]:
             raise InvalidValue(f"The setting {name!r} must be true or false, found {value!r}.")
 
     return check
-
-
-def expect_exports(value: Iterable[str]) -> None:
-    for name in value:
-        expect_export_name(name)
-        if Path(name).suffix not in FORMATS:
-            raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
 
 
 def _file(text: str) -> None:

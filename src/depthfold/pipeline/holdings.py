@@ -8,19 +8,17 @@ from pathlib import Path
 
 from torch import nn
 
-from depthfold.core import SolvedPlan
+from depthfold.core import Budget, SolvedPlan
 from depthfold.errors import CheckpointError, RunError
 from depthfold.exporting import load
-from depthfold.exporting.reading import read_config
 from depthfold.finetuning import finetuned
-from depthfold.pipeline.choice import Choice
+from depthfold.pipeline.artefacts import chosen_plan, student_folder
 from depthfold.pipeline.recipes import recipe_of
-from depthfold.pipeline.results import student_folder
 from depthfold.pipeline.settings import Settings
 from depthfold.pipeline.subject import Subject
 from depthfold.rewriting import rewrite
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import CHOICE, RESULT, RESULT_OF, STUDENTS
+from depthfold.store.run_folder import PLAN, RESULT, STUDENTS
 from depthfold.tracing import TracedNetwork
 
 
@@ -41,16 +39,16 @@ def merged_from(settings: Settings) -> Path:
     if not has_result(settings):
         raise RunError(f"The run folder {settings.run} has no {RESULT} yet. {merge}")
     here = f"The result in the run folder {settings.run}"
-    if (choice := folder.read(CHOICE, Choice)) is not None:
-        plan, now = read_config(folder.path / RESULT).plan, choice.plan
-        if (plan.activations, plan.cuts) != (now.activations, now.cuts):
+    made_from = folder.made_from(RESULT)
+    if made_from is None:
+        raise RunError(f"{here} was not finished. {merge}")
+    if (plan := folder.read(PLAN, SolvedPlan)) is not None:
+        if made_from["plan"] != str(plan.plan):
             raise RunError(f"{here} is of another plan than the one that was chosen since. {merge}")
-        newest = student_place(settings, now)
-        if newest.exists() and newest.name != folder.read_line(RESULT_OF):
+        newest = student_place(settings, plan)
+        if newest.exists() and newest.name != made_from["student"]:
             raise RunError(f"{here} was not merged from the student that was fine-tuned last, {newest}. {merge}")
-    if not (name := folder.read_line(RESULT_OF)):
-        raise RunError(f"{here} does not say which student it was merged from. {merge}")
-    return folder.path / STUDENTS / name
+    return folder.path / STUDENTS / made_from["student"]
 
 
 def how(command: str, settings: Settings) -> str:
@@ -58,9 +56,9 @@ def how(command: str, settings: Settings) -> str:
     return f"depthfold {command} --run {shlex.quote(os.path.normpath(settings.folder))}"
 
 
-def choice_of(settings: Settings) -> Choice:
-    """The plan that was chosen in the run."""
-    return RunFolder.at(settings.folder).need(CHOICE, Choice, f"{how('solve', settings)} --budget 60%")
+def choice_of(settings: Settings) -> tuple[SolvedPlan, Budget]:
+    """Return the plan that was chosen in the run, and its budget."""
+    return chosen_plan(RunFolder.at(settings.folder), f"{how('solve', settings)} --budget 60%")
 
 
 def student_place(settings: Settings, plan: SolvedPlan) -> Path:

@@ -12,18 +12,23 @@ from depthfold.exporting.exported import Exported
 from depthfold.finetuning import finetune
 from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
-from depthfold.pipeline.beginning import expect_data
-from depthfold.pipeline.choice import Choice, chosen
+from depthfold.pipeline.artefacts import (
+    choose_plan,
+    findings_inputs,
+    keep_importance,
+    make_importance_table,
+    make_latency_table,
+    save_result,
+)
 from depthfold.pipeline.compression import Compressed, compress
-from depthfold.pipeline.examination import again, before_and_after, findings_of
+from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
-from depthfold.pipeline.libraries import check_libraries
+from depthfold.pipeline.options import Options
+from depthfold.pipeline.preflight import check_libraries, expect_data
 from depthfold.pipeline.recipes import recipe_of
-from depthfold.pipeline.results import keep_result
 from depthfold.pipeline.settings import Settings, given
 from depthfold.pipeline.subject import Subject, given_importance
-from depthfold.pipeline.tables import importance_of, latency_of
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -35,8 +40,8 @@ from depthfold.tracing import TracedNetwork
 
 def latency_stage(subject: Subject, *, retry: bool) -> LatencyTable:
     with subject.folder.lock():
-        network, space = subject.traced(), subject.settings.space
-        return latency_of(subject.folder, network, subject.target, space, subject.progress, retry=retry)
+        options = Options(space=subject.settings.space, retry=retry)
+        return make_latency_table(subject.folder, subject.traced(), subject.target, options, subject.progress)
 
 
 def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
@@ -44,13 +49,10 @@ def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
     with folder.lock():
         if (table := given_importance(settings)) is not None:
             subject.weighed(table)
-            folder.write(IMPORTANCE, table)
+            keep_importance(folder, table)
             return table
-        task, recipe, executor = subject.needed_task(), recipe_of(settings.trainings), executor_of(settings.executor)
-        network = subject.weighed()
-        return importance_of(
-            folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
-        )
+        task, options = subject.needed_task(), options_of(settings, retry=retry)
+        return make_importance_table(folder, subject.weighed(), task, options, subject.progress)
 
 
 def frontier_stage(settings: Settings) -> Frontier:
@@ -64,7 +66,7 @@ def keep_given(settings: Settings) -> None:
     if (importance := given_importance(settings)) is not None:
         folder = RunFolder.at(settings.folder)
         with folder.lock():
-            folder.write(IMPORTANCE, importance)
+            keep_importance(folder, importance)
 
 
 def _frontier(settings: Settings, importance: ImportanceTable | None = None) -> Frontier:
@@ -88,14 +90,14 @@ def plan_stage(subject: Subject, frontier: Frontier) -> SolvedPlan:
                 f"({frontier.environment}; now {here}). Run: {how('latency', settings)}"
             )
         budget = Budget.parse(given(settings.budget, "budget"))
-        return chosen(subject.folder, network, frontier, budget, subject.target, subject.progress)
+        return choose_plan(subject.folder, network, frontier, budget, subject.target, subject.progress)
 
 
 def finetune_stage(subject: Subject) -> Path:
     """The student of the chosen plan, trained; the folder of its training."""
     settings, task = subject.settings, subject.needed_task()
     with subject.folder.lock():
-        plan = choice_of(settings).plan
+        plan, _ = choice_of(settings)
         student, place = rewrite(subject.weighed(), plan), student_place(settings, plan)
         teacher, recipe = subject.model if settings.distil else None, recipe_of(settings.recipe)
         finetune(student, task, recipe, teacher=teacher, run=place, progress=subject.progress)
@@ -106,12 +108,12 @@ def merge_stage(subject: Subject) -> Verification:
     """The fine-tuned student merged, verified and saved."""
     settings = subject.settings
     with subject.folder.lock():
-        plan = choice_of(settings).plan
+        plan, _ = choice_of(settings)
         place = student_place(settings, plan)
         student = trained_student(subject.weighed(), plan, place, settings)
         shallow = merge(student)
         verification = verify(student, shallow)
-        keep_result(subject.folder, shallow, place)
+        save_result(subject.folder, shallow, plan, place)
         return verification
 
 
@@ -122,32 +124,34 @@ def export_stage(subject: Subject) -> tuple[Exported, ...]:
         return tuple(export(shallow, subject.folder.path / name) for name in subject.settings.export)
 
 
-def report_stage(settings: Settings, *, afresh: bool = False, progress: Progress | None = None) -> Path:
+def report_stage(settings: Settings, *, again: bool = False, progress: Progress | None = None) -> Path:
     """The page. What it tells is measured first, unless that was done of this result and nothing else is asked for."""
     folder = RunFolder.at(settings.folder)
     with folder.lock():
-        choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
-        merged_from(settings)  # refuses a result that is out of date, of which no page should be made, either
-        if afresh or findings is None or findings.plan != choice.plan:
-            findings = _examine(Subject.of(settings, progress), choice)
-            folder.write(FINDINGS, findings)
+        choice_of(settings)
+        merged_from(settings)  # refuses a result that is out of date
+        made_from = findings_inputs(folder)
+        findings = None if again else folder.find(FINDINGS, Findings, made_from)
+        if findings is None:
+            findings = _evaluate(Subject.of(settings, progress))
+            folder.write(FINDINGS, findings, made_from)
         return report(findings, folder.path / REPORT)
 
 
-def _examine(subject: Subject, choice: Choice) -> Findings:
+def _evaluate(subject: Subject) -> Findings:
     settings, folder, task = subject.settings, subject.folder, subject.needed_task()
-    network = subject.weighed()
-    shallow = result_of(subject)
-    student = trained_student(network, choice.plan, merged_from(settings), settings)
-    return findings_of(
-        network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
+    traced = subject.weighed()
+    shallow, (plan, budget) = result_of(subject), choice_of(settings)
+    student = trained_student(traced, plan, merged_from(settings), settings)
+    solution = Solution(
         latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
         importance=folder.need(IMPORTANCE, ImportanceTable, how("importance", settings)),
         frontier=_frontier(settings),
-        plan=choice.plan,
-        command=again(folder.path),
-        progress=subject.progress,
-    )  # fmt: skip
+        plan=plan,
+        budget=budget,
+    )
+    networks = Networks(traced=traced, model=subject.model, student=student, shallow=shallow)
+    return evaluate(networks, solution, task, subject.target, folder=folder.path, progress=subject.progress)
 
 
 def begin(subject: Subject) -> TracedNetwork:
@@ -160,7 +164,7 @@ def begin(subject: Subject) -> TracedNetwork:
 
 
 def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> Compressed:
-    """All of it, of the network that begin() has traced."""
+    """Run compress() on the network that begin() has traced."""
     settings = subject.settings
     return compress(
         subject.model,
@@ -169,18 +173,25 @@ def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> 
         given(settings.budget, "budget"),
         run=subject.folder.path,
         example_inputs=subject.inputs,
-        network=network,
+        traced=network,
+        options=options_of(settings, retry=retry),
+        progress=subject.progress,
+    )
+
+
+def options_of(settings: Settings, *, retry: bool) -> Options:
+    """Return the options of compress() that the settings name."""
+    return Options(
         space=settings.space,
-        trainings=recipe_of(settings.trainings),
+        importance_recipe=recipe_of(settings.trainings),
         recipe=recipe_of(settings.recipe),
         importance=given_importance(settings),
         executor=executor_of(settings.executor),
-        afresh=settings.afresh,
+        reinit=settings.afresh,
         retry=retry,
         alpha=settings.alpha,
         distil=settings.distil,
         exports=settings.export,
-        progress=subject.progress,
     )
 
 

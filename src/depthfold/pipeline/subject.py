@@ -17,11 +17,11 @@ from depthfold.core import ImportanceTable
 from depthfold.core.coerce import as_text
 from depthfold.core.wording import amount
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError, lacks_memory
-from depthfold.importance.ledger import digest
+from depthfold.importance.journal import weights_digest
 from depthfold.pipeline.config_file import keep_first
 from depthfold.pipeline.data import expect_size, task_of
-from depthfold.pipeline.examination import inputs_of
 from depthfold.pipeline.models import model_of, warn_if_untrained
+from depthfold.pipeline.preflight import inputs_of
 from depthfold.pipeline.settings import Settings, given
 from depthfold.progress import Progress
 from depthfold.solver.fit import check_importance
@@ -111,7 +111,7 @@ class Subject:
     def weighed(self, importance: ImportanceTable | None = None) -> TracedNetwork:
         """The same, for stages that depend on the weights: the run's folder is theirs, too."""
         network = self.traced(importance)
-        self.folder.claim_weights(digest(network))
+        self.folder.claim_weights(weights_digest(network))
         return network
 
 
