@@ -75,7 +75,7 @@ def importances(options: argparse.Namespace) -> df.ImportanceTable:
     executor = Processes(**devices) if on_gpu else Processes(workers=options.importances, threads=1)
     network = df.trace(shipped.model(), torch.randn(1, 1, 28, 28))
     recipe = df.Recipe(**show.TRAININGS)
-    return df.measure_importance(network, shipped.task(), recipe, afresh=False, executor=executor, run=options.run)
+    return df.measure_importance(network, shipped.task(), recipe, reinit=False, executor=executor, run=options.run)
 
 
 def ship(data: Path, part: str, number: int) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from depthfold.pipeline.choice import Choice
+from depthfold.core import SolvedPlan
 from lacking import needs
 
 # The command line in a process that kills itself when it is about to put a certain file on disk for the n-th time.
@@ -39,7 +39,7 @@ STAGES = (
     ("latency.json.partial", 1),
     ("importance.jsonl", 3),
     ("importance.json.partial", 1),
-    ("choice.json.partial", 1),
+    ("plan.json.partial", 1),
     ("last.safetensors.partial", 2),
     ("result", 1),
     (".model.pt2.partial", 1),
@@ -65,7 +65,7 @@ def test_killed_in_every_stage_it_goes_on_to_the_same_result(workshop, compresse
     done = start("", 0, "compress", "--run", run)
     assert done.returncode == 0, done.stderr
     assert "x as fast" in done.stdout
-    plans = [Choice.loads((folder / "choice.json").read_text()).plan for folder in (run, whole)]
+    plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     for name in ("result/model.safetensors", "latency.json", "importance.json"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name

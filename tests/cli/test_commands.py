@@ -1,7 +1,6 @@
 """The commands as a user runs them: what they print, what they leave in the run, and that they go on there."""
 
 import importlib
-import json
 import re
 import subprocess
 import sys
@@ -10,8 +9,7 @@ import tomllib
 import pytest
 
 from cli_workshop import depthfold, refused
-from depthfold.core import Network
-from depthfold.pipeline.choice import Choice
+from depthfold.core import Network, SolvedPlan
 from depthfold.reporting import Findings
 
 COMMANDS = ["inspect", "latency", "importance", "solve", "finetune", "merge", "export", "report", "compress", "profile"]
@@ -81,7 +79,7 @@ def test_stage_by_stage_the_result_is_that_of_compress(workshop, compressed, tmp
         result = depthfold(command, "--run", run)  # all else is in its config.toml
         assert result.exit_code == 0, result.output
         assert words in result.stdout
-    plans = [Choice.loads((folder / "choice.json").read_text()).plan for folder in (run, whole)]
+    plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
@@ -98,10 +96,10 @@ def test_a_finished_run_can_be_gone_over_again(command, run):
     ("command", "wants"),
     [
         ("solve", "no latency.json yet. Run: depthfold latency --run"),
-        ("finetune", "no choice.json yet. Run: depthfold solve --run"),
-        ("merge", "no choice.json yet. Run: depthfold solve --run"),
+        ("finetune", "no plan.json yet. Run: depthfold solve --run"),
+        ("merge", "no plan.json yet. Run: depthfold solve --run"),
         ("export", "no result yet. Run: depthfold merge --run"),
-        ("report", "no choice.json yet. Run: depthfold solve --run"),
+        ("report", "no plan.json yet. Run: depthfold solve --run"),
     ],
 )
 def test_a_command_that_comes_too_early_names_the_one_to_run(command, wants, workshop, tmp_path):
@@ -116,10 +114,10 @@ def test_merge_wants_a_finished_fine_tuning_of_the_same_plan(run):
     wanted = f"Run: depthfold finetune --run {run}"
     assert wanted in refused("merge", "--run", run)
     last.write_bytes(kept)
-    choice = json.loads((run / "choice.json").read_text())
+    plan = SolvedPlan.loads((run / "plan.json").read_text())
     frontier = depthfold("solve", "--run", run, "--budget", "100%")
     assert frontier.exit_code == 0
-    assert json.loads((run / "choice.json").read_text())["plan"]["cuts"] != choice["plan"]["cuts"]
+    assert SolvedPlan.loads((run / "plan.json").read_text()).cuts != plan.cuts
     assert wanted in refused("merge", "--run", run)  # the plan has a folder of its own, without a training so far
 
 

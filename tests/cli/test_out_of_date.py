@@ -19,7 +19,8 @@ def done(*arguments):
 
 
 def cuts(document):
-    return json.loads(document.read_text())["plan"]["cuts"]
+    found = json.loads(document.read_text())
+    return found.get("plan", found)["cuts"]
 
 
 @pytest.mark.parametrize(
@@ -28,13 +29,13 @@ def cuts(document):
 def test_a_result_of_another_plan_is_not_used(command, run):
     done("solve", "--run", run, "--budget", "100%")
     done("finetune", "--run", run)
-    assert cuts(run / "choice.json") != cuts(run / "result/config.json")
+    assert cuts(run / "plan.json") != cuts(run / "result/config.json")
     said = refused(*command, "--run", run)
     assert "is of another plan than the one that was chosen since" in said
     assert said.endswith(f"Run: depthfold merge --run {run}")
     assert not (run / "new.pt2").exists()
     done("merge", "--run", run)
-    assert cuts(run / "choice.json") == cuts(run / "result/config.json")
+    assert cuts(run / "plan.json") == cuts(run / "result/config.json")
     done(*command, "--run", run)
 
 
@@ -64,7 +65,7 @@ def test_killed_while_the_result_is_kept_it_is_merged_again(run, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.results"), "save", killed)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.artefacts"), "save", killed)
     assert depthfold("merge", "--run", run).exit_code == 130
     monkeypatch.undo()
     assert f"Run: depthfold merge --run {run}" in refused("export", "--run", run)

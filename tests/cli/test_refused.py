@@ -70,7 +70,7 @@ def test_a_compress_that_is_under_way_can_go_on_with_the_run_alone(workshop, tmp
         raise KeyboardInterrupt
 
     run = tmp_path / "new"
-    monkeypatch.setattr("depthfold.pipeline.tables.measure_latency", interrupted)
+    monkeypatch.setattr("depthfold.pipeline.artefacts.measure_latency", interrupted)
     assert depthfold("compress", "--config", workshop / "tiny.toml", "--run", run).exit_code == 130
     monkeypatch.undo()
     done("compress", "--run", run)

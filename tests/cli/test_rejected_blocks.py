@@ -87,7 +87,7 @@ def test_a_table_that_gains_nothing_stays_as_it_is(run, neighbour):
     slower["samples"] = [2 * sample for sample in slower["samples"]]
     with (run / "latency.jsonl").open("a") as journal:  # more turns than it had, so that its median is another
         journal.writelines(8 * [json.dumps(slower) + "\n"])
-    kept = {name: (run / name).read_bytes() for name in ("latency.json", "choice.json")}
+    kept = {name: (run / name).read_bytes() for name in ("latency.json", "plan.json")}
     neighbour.kernels.clear()
     for command in ("latency", "compress"):
         done(command, "--run", run, "--retry")

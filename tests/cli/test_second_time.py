@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from cli_workshop import depthfold, refused
-from depthfold.core import ImportanceTable
-from depthfold.pipeline.choice import Choice
+from depthfold.core import ImportanceTable, SolvedPlan
 from depthfold.pipeline.models import model_of
 from depthfold.reporting import Findings
 from depthfold.store import RunFolder
@@ -60,9 +59,9 @@ def test_other_data_is_refused_for_the_same_training(run, workshop, tmp_path):
 
 def test_a_plan_is_the_same_whatever_its_milliseconds(run):
     """A table that was measured again has other figures; the plan that they lead to is trained already."""
-    choice = Choice.loads((run / "choice.json").read_text()).to_json()
-    choice["plan"]["latency"] *= 1.01
-    (run / "choice.json").write_text(json.dumps(choice))
+    plan = json.loads((run / "plan.json").read_text())
+    plan["latency"] *= 1.01
+    (run / "plan.json").write_text(json.dumps(plan))
     before = trainings(run)
     done("finetune", "--run", run)
     assert trainings(run) == before
@@ -79,7 +78,7 @@ def test_other_importances_are_another_frontier(run, tmp_path):
             entry |= {"samples": [table["base"] - loss], "curves": []}
         (tmp_path / "table.json").write_text(json.dumps(table))
         done("solve", "--run", run, "--importance", tmp_path / "table.json", "--budget", "95%")
-        plans.append(Choice.loads((run / "choice.json").read_text()).plan)
+        plans.append(SolvedPlan.loads((run / "plan.json").read_text()))
     assert plans[0].segments != plans[1].segments
     assert [len(segment.span) for segment in plans[0].segments] == [2, 1]
     assert [len(segment.span) for segment in plans[1].segments] == [1, 2]

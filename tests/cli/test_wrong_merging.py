@@ -13,7 +13,7 @@ from depthfold.errors import VerificationError
 # Modules by name: some share theirs with the function inside.
 merging, compressing, staging, choosing = (
     importlib.import_module(f"depthfold.{name}")
-    for name in ("merging.merge", "pipeline.compression", "pipeline.stages", "pipeline.choice")
+    for name in ("merging.merge", "pipeline.compression", "pipeline.stages", "pipeline.artefacts")
 )
 
 
@@ -22,7 +22,7 @@ def measured(run):
     """A run with both tables, where nothing was chosen and nothing was trained."""
     for name in ("students", "result"):
         shutil.rmtree(run / name)
-    for name in ("choice.json", "result.txt", "findings.json"):
+    for name in ("plan.json", "findings.json"):
         (run / name).unlink()
     return run
 
@@ -45,12 +45,12 @@ def wrong(monkeypatch):
 
 
 SAID = (
-    "Error: The plan that was chosen for the budget of 80% cannot be used, and nothing was trained for it. The merged "
+    "Error: The plan for the budget of 80% cannot be used, and nothing was trained for it. The merged "
     "network does not compute what the rewritten one computes: largest error at the borders"
 )
 NEXT = (
-    "Meanwhile, ask for another budget, whose plan may merge, or leave out what does not: ignore=... in Python, "
-    "--ignore on the command line, in a run folder of its own."
+    "Try another budget, whose plan may merge, or leave out the layers that do not merge with ignore=... (--ignore), "
+    "in another run folder."
 )
 
 
@@ -59,8 +59,8 @@ def test_no_training_begins(command, measured, wrong):
     for _ in range(2):  # and it is not taken for granted the second time
         said = refused(command, "--run", measured, "--budget", "80%")
         assert SAID in said and "please report the model." in said and said.endswith(NEXT)
-    assert not (measured / "students").exists() and not (measured / "choice.json").exists()
-    assert "has no choice.json yet. Run: depthfold solve" in refused("finetune", "--run", measured)
+    assert not (measured / "students").exists() and not (measured / "plan.json").exists()
+    assert "has no plan.json yet. Run: depthfold solve" in refused("finetune", "--run", measured)
 
 
 def test_the_error_is_that_of_a_verification(measured, wrong, monkeypatch):

@@ -17,7 +17,7 @@ from depthfold.demo.network import InvertedResidual
 from depthfold.demo.shipped import SHIPPED
 from depthfold.demo.show import demo_settings, show, within_reach
 from depthfold.errors import BudgetError
-from depthfold.importance.measure import AS_THEY_ARE
+from depthfold.importance.measure import NO_REINIT
 from depthfold.pipeline.settings import Settings
 from lacking import needs
 
@@ -57,7 +57,7 @@ def test_the_importance_table_is_that_of_the_network():
 
 def test_the_importances_are_what_remeasuring_would_train():
     settings = demo_settings("run", remeasure=True)
-    wanted = f"{df.Recipe(**settings.trainings)}{AS_THEY_ARE}"
+    wanted = f"{df.Recipe(**settings.trainings)}{NO_REINIT}"
     assert not settings.afresh
     assert demo.importance().provenance.endswith(wanted)
 

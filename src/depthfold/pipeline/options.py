@@ -39,8 +39,8 @@ class Options:
     reinit: bool = field(
         default=True,
         metadata={
-            HELP: "Reinitialise blocks of one layer before their importance is measured, as in the paper. Turn it off for "
-            "trainings of a few steps: a reinitialised layer does not recover in them."
+            HELP: "Reinitialise blocks of one layer before their importance is measured, as in the paper. Turn it off "
+            "for trainings of a few steps: a reinitialised layer does not recover in them."
         },
     )
     executor: Executor | None = field(
