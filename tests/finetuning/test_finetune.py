@@ -114,7 +114,7 @@ def test_the_learning_gets_somewhere(model):
 def test_a_run_is_kept_in_its_folder_and_goes_on(model, tmp_path):
     first = finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     names = {path.name for path in (tmp_path / "finetuning").iterdir()}
-    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl", "lock"}
+    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl"}
     never = FunctionTask(loss=_never, score=_never)
     assert equal(first, finetune(SmallNet(), never, RECIPE, run=tmp_path))
 
@@ -148,9 +148,9 @@ def test_what_the_first_version_left_cannot_be_read_as_fine_tuned(tmp_path):
     path = tmp_path / "finetuning" / "last.safetensors"
     document, tensors = read_checkpoint(path)
     assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, RECIPE))
-    write_checkpoint(path, document.replace('"version": 2', '"version": 1', 1), tensors)
+    write_checkpoint(path, document.replace('"version": 3', '"version": 1', 1), tensors)
     with pytest.raises(
-        CheckpointError, match=r"version 1; State reads .*, version 2\. .* Go on with the depthfold that"
+        CheckpointError, match=r"version 1; State reads .*, version 3\. .* Continue with the depthfold that"
     ):
         finetuned(SmallNet(), tmp_path)
 
@@ -231,7 +231,7 @@ def test_the_best_of_no_scores_is_refused_before_the_first_step(model, tmp_path)
 def test_something_else_is_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)
-    text = r"^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$"
+    text = r"^The run folder must be a path, found 5. Give it as text, or as a pathlib.Path.$"
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
         with pytest.raises(InvalidValue, match=text):
             call()

@@ -135,7 +135,7 @@ def test_two_functions_have_the_name_that_they_are_given(tmp_path):
 
     table = measure_importance(PAIR, task("one"), RECIPE, run=tmp_path)
     assert table.provenance.startswith("one; seeds 5; ")
-    with pytest.raises(TableError, match=r"belongs to other importances \(task: one there, two here\)"):
+    with pytest.raises(JournalError, match=r"was made from other inputs \(task: one there, two here\)"):
         measure_importance(PAIR, task("two"), RECIPE, run=tmp_path)
     assert measure_importance(PAIR, task(""), RECIPE).provenance.startswith("FunctionTask; seeds 5; ")
 
@@ -161,7 +161,7 @@ def test_what_makes_no_sense():
     )
     refused("with the method run, found <class .*Processes'>", executor=Processes)
     refused("with the method run, found 2", executor=2)
-    refused("^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$", run=5)
+    refused("^The run folder must be a path, found 5. Give it as text, or as a pathlib.Path.$", run=5)
     for seeds in (0, -1, 1.5, "2", True):
         refused(f"The number of seeds must be a whole number from 1 on, found {seeds!r}", seeds=seeds)
 

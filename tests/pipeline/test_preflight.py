@@ -116,9 +116,7 @@ def test_a_hold_out_that_is_missing(compress):
 
 @pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs,), lambda inputs: {"input": inputs}])
 def test_images_of_other_channels_than_the_model_takes(wrap, compress):
-    with pytest.raises(
-        DataError, match=r"The images of the task have 1 channel, and the example inputs .* have 3\. Give"
-    ):
+    with pytest.raises(DataError, match=r"The images of the task have 1 channel, and the example inputs .* have 3\."):
         compress(channels=3, example_inputs=wrap(torch.rand(1, 3, 8, 8)))
 
 
@@ -291,9 +289,7 @@ def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
         with pytest.raises(InvalidValue, match=r"not traced from this model: 0\.weight differs\. Trace the"):
             compress(wrong, traced=network)
     for said in ({"ignore": ["0"]}, {"at": "0"}):
-        with pytest.raises(
-            InvalidValue, match="options ignore and at say how to trace, and the network is traced already"
-        ):
+        with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network is traced already"):
             compress(one, traced=network, **said)
     with pytest.raises(InvalidValue, match=r"compress\(\) takes a traced network with its model, found Sequential\."):
         compress(one, traced=one)
