@@ -35,13 +35,18 @@ main()
 """
 # In the order of the stages: each kill happens in a run that the one before left behind.
 STAGES = (
+    ("run.json.partial", 1),
     ("latency.jsonl", 9),
     ("latency.json.partial", 1),
+    ("run.json.partial", 1),
     ("importance.jsonl", 3),
     ("importance.json.partial", 1),
+    ("run.json.partial", 1),
     ("plan.json.partial", 1),
+    ("run.json.partial", 1),
     ("last.safetensors.partial", 2),
     ("result", 1),
+    ("run.json.partial", 1),
     (".model.pt2.partial", 1),
     ("findings.json.partial", 1),
     ("report.html.partial", 1),
