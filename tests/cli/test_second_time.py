@@ -106,7 +106,7 @@ def test_a_result_that_is_new_has_no_old_findings(run, monkeypatch):
         raise KeyboardInterrupt
 
     # The attribute of that name is the function.
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "export", interrupted)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compression"), "export", interrupted)
     assert depthfold("compress", "--run", run, "--no-distil").exit_code == 130
     assert not (run / "findings.json").exists()
     monkeypatch.undo()

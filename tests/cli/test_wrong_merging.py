@@ -13,7 +13,7 @@ from depthfold.errors import VerificationError
 # Modules by name: some share theirs with the function inside.
 merging, compressing, staging, choosing = (
     importlib.import_module(f"depthfold.{name}")
-    for name in ("merging.merge", "pipeline.compress", "pipeline.stages", "pipeline.choice")
+    for name in ("merging.merge", "pipeline.compression", "pipeline.stages", "pipeline.choice")
 )
 
 

@@ -28,7 +28,7 @@ def nothing_is_measured(monkeypatch):
     def stop(*_, **__):
         raise MeasuredTooEarly
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "latency_of", stop)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compression"), "latency_of", stop)
 
 
 def model(channels=1):

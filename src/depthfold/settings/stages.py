@@ -14,7 +14,7 @@ from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline.beginning import expect_data
 from depthfold.pipeline.choice import Choice, chosen
-from depthfold.pipeline.compress import Compressed, compress
+from depthfold.pipeline.compression import Compressed, compress
 from depthfold.pipeline.examination import again, before_and_after, findings_of
 from depthfold.pipeline.executors import executor_of
 from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
