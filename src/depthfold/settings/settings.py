@@ -19,6 +19,7 @@ from depthfold.core.coerce import as_float, as_text, as_whole
 from depthfold.core.space import Space, expect_space
 from depthfold.core.wording import did_you_mean
 from depthfold.errors import DepthfoldError, InvalidValue
+from depthfold.pipeline.options import Options, help_text
 from depthfold.settings.data import DATASETS, RECIPE_SUFFIXES, expect_data, make_recipe
 from depthfold.settings.executors import make_executor
 from depthfold.settings.user_file import expect_model_file, names_file
@@ -44,6 +45,13 @@ class Declaration:
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: Declaration(help=help, **more)})
+
+
+def _option(name: str, extra: str = "", **more: Any) -> Any:
+    """Declare a setting that is an option of compress(), with its help and, unless given, its default."""
+    (option,) = (field for field in dataclasses.fields(Options) if field.name == name)
+    default = more.pop("default", option.default)
+    return _setting(default, f"{help_text(name)} {extra}".rstrip(), **more)
 
 
 def image_size(text: str) -> tuple[int, int, int]:
@@ -74,6 +82,10 @@ def _check_importance(text: str) -> None:
 
 def _anchor_path(text: str, base: Path) -> str:
     return str((base / Path(text).expanduser()).absolute())
+
+
+def _anchor_run(text: str, base: Path) -> str:
+    return _anchor_path(expect_name(text), base)
 
 
 def _anchor_model(text: str, base: Path) -> str:
@@ -115,8 +127,7 @@ class Settings:
         "The run folder. All results go there, and an interrupted command resumes from there.",
         metavar="DIR",
         missing="There is no run folder. Give one with --run DIR; it is created if it does not exist",
-        check=expect_name,
-        anchor=_anchor_path,
+        anchor=_anchor_run,
     )
     weights: str | None = _setting(
         None,
@@ -145,13 +156,11 @@ class Settings:
     batch: int = _setting(1, "Batch size at which latency is measured. Default: 1.", panel=NETWORK)
     ignore: tuple[str, ...] = _setting(
         (),
-        "Name of a submodule to leave unchanged; only its batch norms are folded. May be repeated.",
+        "A submodule to leave unchanged, by name; only its batch norms are folded. May be repeated.",
         metavar="NAME",
         panel=NETWORK,
     )
-    submodule: str | None = _setting(
-        None, "Compress only this submodule, for example backbone.", metavar="NAME", panel=NETWORK
-    )
+    submodule: str | None = _option("at", metavar="NAME", panel=NETWORK)
     target: str | None = _setting(
         None,
         "The runtime to measure on, with its options: onnxruntime:threads=2, openvino, pytorch:device=cuda, tensorrt, "
@@ -167,63 +176,45 @@ class Settings:
         missing="There is no budget. Give the latency to reach with --budget: 60%, 12.5ms or 1.6x",
         check=Budget.parse,
     )
-    space: Space = _setting(
-        "paper",
-        "The search space: paper, or full for every block that merges exactly. Default: paper.",
-        metavar="SPACE",
-        check=expect_space,
+    space: Space = _option("space", "Default: paper.", metavar="SPACE", check=expect_space)
+    alpha: float | None = _option("alpha")
+    export: tuple[str, ...] = _option(
+        "exports", "May be repeated. Default: model.onnx.", metavar="NAME", check=_check_exports
     )
-    alpha: float | None = _setting(
-        None, "Normalise the importances with this alpha; the paper uses 1.2 to 1.8. Default: no normalisation."
-    )
-    export: tuple[str, ...] = _setting(
-        ("model.onnx",),
-        "A file to write into the run folder: .onnx, .pt2, .xml or .engine. May be repeated. Default: model.onnx.",
-        metavar="NAME",
-        check=_check_exports,
-    )
-    importance: str | None = _setting(
-        None,
-        "Use this importance table (JSON or CSV) instead of measuring one.",
+    importance: str | None = _option(
+        "importance",
+        "A JSON or CSV file.",
         metavar="FILE",
         panel=IMPORTANCE,
         check=_check_importance,
         anchor=_anchor_path,
     )
-    importance_recipe: str | Mapping[str, Any] = _setting(
-        "importance",
-        "The recipe of the short trainings that measure importance: a preset, or a TOML or JSON file. Default: "
-        "importance.",
+    importance_recipe: str | Mapping[str, Any] = _option(
+        "importance_recipe",
+        "A preset, or a TOML or JSON file. Default: importance.",
         metavar="RECIPE",
         panel=IMPORTANCE,
         check=make_recipe,
         anchor=_anchor_recipe,
     )
-    executor: str = _setting(
-        "inline",
-        "Where these trainings run: inline, processes:2, processes:2,threads=1, ray, ray:address=auto,gpus=0.25. "
-        "Default: inline.",
+    executor: str = _option(
+        "executor",
+        "Others: processes:2, processes:2,threads=1, ray, ray:address=auto,gpus=0.25.",
+        default="inline",
         metavar="EXECUTOR",
         panel=IMPORTANCE,
         check=make_executor,
     )
-    reinit: bool = _setting(
-        True,
-        "Reinitialise a block of one layer before its training, as in the paper. Use --no-reinit for trainings of a "
-        "few steps, in which a reinitialised layer does not recover. Default: reinit.",
-        panel=IMPORTANCE,
-    )
-    recipe: str | Mapping[str, Any] = _setting(
-        "quick",
-        "The recipe of fine-tuning: a preset, or a TOML or JSON file. Default: quick.",
+    reinit: bool = _option("reinit", "Default: --reinit.", panel=IMPORTANCE)
+    recipe: str | Mapping[str, Any] = _option(
+        "recipe",
+        "A preset, or a TOML or JSON file. Default: quick.",
         metavar="RECIPE",
         panel=FINE_TUNING,
         check=make_recipe,
         anchor=_anchor_recipe,
     )
-    distil: bool = _setting(
-        True, "Fine-tune with the original network as the teacher. Default: distil.", panel=FINE_TUNING
-    )
+    distil: bool = _option("distil", "Default: --distil.", panel=FINE_TUNING)
 
     @classmethod
     def checked(cls, table: Mapping[str, Any], *, needs: Collection[str], uses: Collection[str]) -> Self:
@@ -240,7 +231,7 @@ class Settings:
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
 
     def need(self, name: str) -> str:
-        """Return a setting that is text, or raise InvalidValue if it is missing."""
+        """Return a setting that is text. Raise InvalidValue if it is missing."""
         if (value := getattr(self, name)) is None:
             raise InvalidValue(f"{declarations()[name].missing}.")
         return as_text(f"The setting {name!r}", value, InvalidValue)

@@ -1,190 +1,250 @@
-"""The pipeline stage by stage, each over the run folder: what compress() does in one go, one command at a time."""
+"""The stages of compress(), one command at a time, over the run folder."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
+from torch import nn
+
 from depthfold.backends import get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
-from depthfold.errors import RunError
-from depthfold.exporting import export
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan
+from depthfold.errors import CheckpointError, RunError
+from depthfold.exporting import export, load
 from depthfold.exporting.exported import Exported
-from depthfold.finetuning import finetune
+from depthfold.finetuning import finetune, finetuned
+from depthfold.latency import profile, side_by_side
 from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
-from depthfold.pipeline.beginning import expect_data
-from depthfold.pipeline.choice import Choice, chosen
-from depthfold.pipeline.compression import Compressed, compress
-from depthfold.pipeline.examination import again, before_and_after, findings_of
-from depthfold.pipeline.executors import executor_of
-from depthfold.pipeline.holdings import choice_of, how, merged_from, result_of, student_place, trained_student
-from depthfold.pipeline.libraries import check_libraries
-from depthfold.pipeline.recipes import recipe_of
-from depthfold.pipeline.results import keep_result
-from depthfold.pipeline.settings import Settings, given
-from depthfold.pipeline.subject import Subject, given_importance
-from depthfold.pipeline.tables import importance_of, latency_of
-from depthfold.progress import Progress
+from depthfold.pipeline import Compressed, Options, compress
+from depthfold.pipeline import artefacts
+from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
+from depthfold.pipeline.preflight import check_libraries, expect_data
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
+from depthfold.settings.data import make_recipe
+from depthfold.settings.executors import make_executor
+from depthfold.settings.session import Session
+from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, REPORT
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
 from depthfold.tracing import TracedNetwork
 
 
-def latency_stage(subject: Subject, *, retry: bool) -> LatencyTable:
-    with subject.folder.lock():
-        network, space = subject.traced(), subject.settings.space
-        return latency_of(subject.folder, network, subject.target, space, subject.progress, retry=retry)
+def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
+    """Measure the latency table of the run."""
+    with session.folder.lock():
+        traced = session.claim(weights=False)
+        options = Options(space=session.settings.space, retry=retry)
+        return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
 
 
-def importance_stage(subject: Subject, *, retry: bool) -> ImportanceTable:
-    settings, folder = subject.settings, subject.folder
+def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
+    """Measure the importance table of the run, or put the given one there."""
+    settings, folder = session.settings, session.folder
     with folder.lock():
-        if (table := given_importance(settings)) is not None:
-            subject.weighed(table)
-            folder.write(IMPORTANCE, table)
-            return table
-        task, recipe, executor = subject.needed_task(), recipe_of(settings.trainings), executor_of(settings.executor)
-        network = subject.weighed()
-        return importance_of(
-            folder, network, task, recipe, settings.space, settings.afresh, executor, retry, subject.progress
+        if session.importance is not None:
+            session.claim(session.importance)
+            artefacts.keep_importance(folder, session.importance)
+            return session.importance
+        task = session.training_task()
+        options = Options(
+            space=settings.space,
+            importance_recipe=make_recipe(settings.importance_recipe),
+            executor=make_executor(settings.executor),
+            reinit=settings.reinit,
+            retry=retry,
         )
+        return artefacts.make_importance_table(folder, session.claim(), task, options, session.progress)
 
 
-def frontier_stage(settings: Settings) -> Frontier:
-    """Every plan, from the two tables in the run, or from the importance table that is given. keep_given() puts that
-    one into the run, when all has gone well with it."""
-    return _frontier(settings, given_importance(settings))
+def frontier_stage(session: Session) -> Frontier:
+    """Solve with the two tables of the run, or with the given importance table."""
+    return _solve(session, session.importance)
 
 
-def keep_given(settings: Settings) -> None:
-    """An importance table that is given takes the place of the run's own."""
-    if (importance := given_importance(settings)) is not None:
-        folder = RunFolder.at(settings.folder)
+def keep_importance(session: Session) -> None:
+    """Put the given importance table into the run, once the command has succeeded with it."""
+    if session.importance is not None:
+        folder = RunFolder.at(session.settings.need("run"))
         with folder.lock():
-            folder.write(IMPORTANCE, importance)
+            artefacts.keep_importance(folder, session.importance)
 
 
-def _frontier(settings: Settings, importance: ImportanceTable | None = None) -> Frontier:
-    folder = RunFolder.at(settings.folder)
-    latency = folder.need(LATENCY, LatencyTable, how("latency", settings))
+def _solve(session: Session, importance: ImportanceTable | None = None) -> Frontier:
+    settings, folder = session.settings, RunFolder.at(session.settings.need("run"))
+    latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
     if importance is None:
-        importance = folder.need(IMPORTANCE, ImportanceTable, how("importance", settings))
-    network = folder.need(NETWORK, Network, how("latency", settings))
+        importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
+    network = folder.need(NETWORK, Network, _command("latency", settings))
     return solve(latency, importance, network=network, alpha=settings.alpha)
 
 
-def plan_stage(subject: Subject, frontier: Frontier) -> SolvedPlan:
-    """The plan that meets the budget by the stopwatch, kept in the run."""
-    settings = subject.settings
-    with subject.folder.lock():
-        network = subject.weighed()
-        here = get(subject.target).environment(network_inputs(network))
+def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
+    """Choose the plan that meets the budget when measured, and keep it in the run."""
+    with session.folder.lock():
+        traced = session.claim()
+        here = get(session.target).environment(network_inputs(traced))
         if frontier.environment != here:
             raise RunError(
-                f"The latency table of the run {settings.run} was measured in another environment "
-                f"({frontier.environment}; now {here}). Run: {how('latency', settings)}"
+                f"The latency table in {session.settings.run} was measured in another environment "
+                f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
             )
-        budget = Budget.parse(given(settings.budget, "budget"))
-        return chosen(subject.folder, network, frontier, budget, subject.target, subject.progress)
+        return artefacts.choose_plan(
+            session.folder, traced, frontier, session.budget, session.target, session.progress
+        )
 
 
-def finetune_stage(subject: Subject) -> Path:
-    """The student of the chosen plan, trained; the folder of its training."""
-    settings, task = subject.settings, subject.needed_task()
-    with subject.folder.lock():
-        plan = choice_of(settings).plan
-        student, place = rewrite(subject.weighed(), plan), student_place(settings, plan)
-        teacher, recipe = subject.model if settings.distil else None, recipe_of(settings.recipe)
-        finetune(student, task, recipe, teacher=teacher, run=place, progress=subject.progress)
+def finetune_stage(session: Session) -> Path:
+    """Fine-tune the student of the chosen plan and return its folder."""
+    settings, task = session.settings, session.training_task()
+    with session.folder.lock():
+        plan, _ = _chosen_plan(settings)
+        student, place = rewrite(session.claim(), plan), _student_folder(settings, plan)
+        teacher = session.model if settings.distil else None
+        finetune(
+            student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress
+        )
         return place
 
 
-def merge_stage(subject: Subject) -> Verification:
-    """The fine-tuned student merged, verified and saved."""
-    settings = subject.settings
-    with subject.folder.lock():
-        plan = choice_of(settings).plan
-        place = student_place(settings, plan)
-        student = trained_student(subject.weighed(), plan, place, settings)
+def merge_stage(session: Session) -> Verification:
+    """Merge, verify and save the fine-tuned student."""
+    with session.folder.lock():
+        plan, _ = _chosen_plan(session.settings)
+        place = _student_folder(session.settings, plan)
+        student = _trained_student(session.claim(), plan, place, session.settings)
         shallow = merge(student)
         verification = verify(student, shallow)
-        keep_result(subject.folder, shallow, place)
+        artefacts.save_result(session.folder, shallow, plan, place)
         return verification
 
 
-def export_stage(subject: Subject) -> tuple[Exported, ...]:
-    with subject.folder.lock():
-        subject.traced()
-        shallow = result_of(subject)
-        return tuple(export(shallow, subject.folder.path / name) for name in subject.settings.export)
+def export_stage(session: Session) -> tuple[Exported, ...]:
+    """Export the result of the run to all files of the settings."""
+    with session.folder.lock():
+        session.claim(weights=False)
+        shallow = _load_result(session)
+        return tuple(export(shallow, session.folder.path / name) for name in session.settings.export)
 
 
-def report_stage(settings: Settings, *, afresh: bool = False, progress: Progress | None = None) -> Path:
-    """The page. What it tells is measured first, unless that was done of this result and nothing else is asked for."""
-    folder = RunFolder.at(settings.folder)
+def report_stage(session: Session, *, remeasure: bool = False) -> Path:
+    """Write the report. Evaluate the result first, unless its findings are there and `remeasure` is False."""
+    folder = RunFolder.at(session.settings.need("run"))
     with folder.lock():
-        choice, findings = choice_of(settings), folder.read(FINDINGS, Findings)
-        merged_from(settings)  # refuses a result that is out of date, of which no page should be made, either
-        if afresh or findings is None or findings.plan != choice.plan:
-            findings = _examine(Subject.of(settings, progress), choice)
-            folder.write(FINDINGS, findings)
+        plan, budget = _chosen_plan(session.settings)
+        student = _result_student(session.settings)  # refuses a result that is out of date
+        made_from = artefacts.findings_inputs(folder)
+        findings = None if remeasure else folder.find(FINDINGS, Findings, made_from)
+        if findings is None:
+            findings = _evaluate(session, plan, budget, student)
+            folder.write(FINDINGS, findings, made_from)
         return report(findings, folder.path / REPORT)
 
 
-def _examine(subject: Subject, choice: Choice) -> Findings:
-    settings, folder, task = subject.settings, subject.folder, subject.needed_task()
-    network = subject.weighed()
-    shallow = result_of(subject)
-    student = trained_student(network, choice.plan, merged_from(settings), settings)
-    return findings_of(
-        network, subject.model, student, shallow, task, subject.target, Budget.parse(choice.budget),
-        latency=folder.need(LATENCY, LatencyTable, how("latency", settings)),
-        importance=folder.need(IMPORTANCE, ImportanceTable, how("importance", settings)),
-        frontier=_frontier(settings),
-        plan=choice.plan,
-        command=again(folder.path),
-        progress=subject.progress,
-    )  # fmt: skip
+def _evaluate(session: Session, plan: SolvedPlan, budget: Budget, place: Path) -> Findings:
+    settings, folder, task = session.settings, session.folder, session.training_task()
+    traced, shallow = session.claim(), _load_result(session)
+    student = _trained_student(traced, plan, place, settings)
+    solution = Solution(
+        latency=folder.need(LATENCY, LatencyTable, _command("latency", settings)),
+        importance=folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings)),
+        frontier=_solve(session),
+        plan=plan,
+        budget=budget,
+    )
+    networks = Networks(traced=traced, model=session.model, student=student, shallow=shallow)
+    return evaluate(networks, solution, task, session.target, folder=folder.path, progress=session.progress)
 
 
-def begin(subject: Subject) -> TracedNetwork:
-    """Check all that can be checked before hours are spent; then the run keeps what it was told, so that it can go on
-    with --run alone if it is interrupted. What is refused here leaves nothing behind."""
-    settings, importance = subject.settings, given_importance(subject.settings)
-    check_libraries(settings.export, executor_of(settings.executor) if importance is None else None)
-    expect_data(subject.needed_task(), subject.model, subject.inputs, importances=importance is None)
-    return subject.traced(importance)
+def preflight(session: Session) -> TracedNetwork:
+    """Check everything that can be checked before compress() and claim the run folder, which keeps the settings.
+
+    The run can then be resumed with --run alone. A command that is refused here leaves nothing behind.
+    """
+    settings, importance = session.settings, session.importance
+    check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
+    expect_data(session.training_task(), session.model, session.inputs, importances=importance is None)
+    return session.claim(importance, weights=False)
 
 
-def compress_stage(subject: Subject, network: TracedNetwork, *, retry: bool) -> Compressed:
-    """All of it, of the network that begin() has traced."""
-    settings = subject.settings
-    return compress(
-        subject.model,
-        subject.task,
-        subject.target,
-        given(settings.budget, "budget"),
-        run=subject.folder.path,
-        example_inputs=subject.inputs,
-        network=network,
+def compress_stage(
+    session: Session, traced: TracedNetwork, *, budget: str | None = None, retry: bool = False
+) -> Compressed:
+    """Run compress() on the network that preflight() has traced."""
+    settings = session.settings
+    options = Options(
         space=settings.space,
-        trainings=recipe_of(settings.trainings),
-        recipe=recipe_of(settings.recipe),
-        importance=given_importance(settings),
-        executor=executor_of(settings.executor),
-        afresh=settings.afresh,
-        retry=retry,
+        importance_recipe=make_recipe(settings.importance_recipe),
+        recipe=make_recipe(settings.recipe),
+        importance=session.importance,
+        executor=make_executor(settings.executor),
+        reinit=settings.reinit,
         alpha=settings.alpha,
         distil=settings.distil,
         exports=settings.export,
-        progress=subject.progress,
+        retry=retry,
     )
+    return compress(
+        session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
+        example_inputs=session.inputs, traced=traced, options=options, progress=session.progress,
+    )  # fmt: skip
 
 
-def profile_stage(subject: Subject) -> dict[str, Profile]:
-    """Before and after of a run."""
-    network: TracedNetwork = subject.seen()
-    return before_and_after(network, result_of(subject), subject.target)
+def profile_stage(session: Session) -> str:
+    """Measure the model or, if the run has a result, the original and the merged network side by side."""
+    run = session.settings.run
+    if run is None or not (Path(run) / RESULT).exists():
+        return str(profile(session.model, session.inputs, session.target))
+    return side_by_side(before_and_after(session.trace(), _load_result(session), session.target))
+
+
+def _command(name: str, settings: Settings) -> str:
+    """Return the command for this run, quoted for a shell."""
+    return f"depthfold {name} --run {shlex.quote(os.path.normpath(settings.need('run')))}"
+
+
+def _chosen_plan(settings: Settings) -> tuple[SolvedPlan, Budget]:
+    folder = RunFolder.at(settings.need("run"))
+    return artefacts.chosen_plan(folder, f"{_command('solve', settings)} --budget 60%")
+
+
+def _student_folder(settings: Settings, plan: SolvedPlan) -> Path:
+    """Return the folder in which the student of this plan is trained with the recipe of the settings."""
+    folder = RunFolder.at(settings.need("run"))
+    return artefacts.student_folder(folder, plan, make_recipe(settings.recipe), distil=settings.distil)
+
+
+def _trained_student(traced: TracedNetwork, plan: SolvedPlan, place: Path, settings: Settings) -> nn.Module:
+    """Return the student of the plan with the fine-tuned weights in the folder."""
+    try:
+        return finetuned(rewrite(traced, plan), place)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Run: {_command('finetune', settings)}") from error
+
+
+def _load_result(session: Session) -> nn.Module:
+    """Return the merged network of the run."""
+    _result_student(session.settings)
+    return load(session.folder.path / RESULT, session.model, session.inputs)
+
+
+def _result_student(settings: Settings) -> Path:
+    """Return the folder of the student that the result was merged from.
+
+    Raise RunError if there is no result, or if another plan was chosen or another student trained since.
+    """
+    folder, fix = RunFolder.at(settings.need("run")), f"Run: {_command('merge', settings)}"
+    made_from, plan = folder.made_from(RESULT), folder.read(PLAN, SolvedPlan)
+    if made_from is None:
+        raise RunError(f"The run folder {folder.path} has no {RESULT} yet. {fix}")
+    if plan is not None and made_from["plan"] != artefacts.plan_text(plan):
+        raise RunError(f"The result in {folder.path} is of another plan than the one that was chosen since. {fix}")
+    if plan is not None and (newest := _student_folder(settings, plan)).exists():
+        if newest.name != made_from["student"]:
+            raise RunError(
+                f"The result in {folder.path} was not merged from the student that was fine-tuned last, {newest}. {fix}"
+            )
+    return folder.path / STUDENTS / made_from["student"]
