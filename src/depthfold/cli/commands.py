@@ -57,9 +57,7 @@ def importance(call: Call) -> None:
     print_text(stages.importance_stage(call.session(), retry=call.retry))
 
 
-@command(
-    needs="run", uses=f"{MODEL} target budget importance alpha", example="depthfold solve --run out --budget 60%"
-)
+@command(needs="run", uses=f"{MODEL} target budget importance alpha", example="depthfold solve --run out --budget 60%")
 def solve(call: Call) -> None:
     """Show all optimal plans. With a budget, choose the plan that meets it when measured; writes plan.json."""
     from depthfold.settings import stages
@@ -91,7 +89,9 @@ def merge(call: Call) -> None:
 
 
 @command(
-    needs="run model", uses=f"{MODEL} export", example="depthfold export --run out --export model.onnx --export model.pt2"
+    needs="run model",
+    uses=f"{MODEL} export",
+    example="depthfold export --run out --export model.onnx --export model.pt2",
 )
 def export(call: Call) -> None:
     """Write the merged network to files that run without depthfold, and compare each with PyTorch."""
@@ -126,12 +126,12 @@ def compress(call: Call) -> None:
 
 @app.command(epilog="Example: depthfold demo --run demo")
 def demo(
-    run: Annotated[
-        str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=expect_name)
-    ] = "demo",
+    run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=expect_name)] = "demo",
     measure_importance: Annotated[
         bool,
-        typer.Option("--measure-importance", help="Measure the importance table here instead of using the shipped one."),
+        typer.Option(
+            "--measure-importance", help="Measure the importance table here instead of using the shipped one."
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:

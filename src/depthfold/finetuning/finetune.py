@@ -16,7 +16,7 @@ from depthfold.core.document import encode
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import student_parts
-from depthfold.training.keeper import LAST, load_weights
+from depthfold.training.checkpoints import LAST, load_weights
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
@@ -72,9 +72,9 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
     if not (folder / LAST).exists():
         raise CheckpointError(f"The folder {folder} holds no fine-tuning yet.")
     state = load_weights(trained, folder)
-    if state.identity.about != _about(student):
+    if state.identity.model != _about(student):
         raise CheckpointError(
-            f"The folder {folder} holds the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
+            f"The folder {folder} holds the fine-tuning of another plan: {state.identity.model or 'unknown'} there, "
             f"{_about(student) or 'no student'} here. Name the folder of this one, or fine-tune it."
         )
     if state.step < state.identity.steps:

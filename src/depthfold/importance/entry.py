@@ -11,6 +11,7 @@ import torch
 from depthfold.core import FlaggedSpan
 from depthfold.errors import NotFinite
 from depthfold.importance.definition import importance_student
+from depthfold.jobs import Job
 from depthfold.jobs.base import Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
@@ -24,6 +25,18 @@ from depthfold.training.task import Task, mix
 Payload = tuple[tuple[int, int, bool, bool], int] | None
 
 
+BASE = "base"  # the key of the original network
+
+
+def key_of(block: FlaggedSpan, seed: int) -> str:
+    return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
+
+
+def job_of(block: FlaggedSpan, seed: int) -> Job:
+    payload: Payload = ((block.i, block.j, block.a, block.b), seed)
+    return Job(key=key_of(block, seed), payload=payload)
+
+
 class Result(TypedDict):
     """The score on the hold-out set, the learning curve (step, loss, score), and how long the training took."""
 
@@ -35,12 +48,12 @@ class Result(TypedDict):
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
     """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
-    device; the task without its data; the recipe; and whether a block of one layer begins afresh."""
+    device; the task without its data; the recipe; and whether a block of one layer is reinitialised."""
 
     network: TracedNetwork
     task: Task
     recipe: Recipe
-    afresh: bool = True
+    reinit: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cpu())
@@ -54,7 +67,7 @@ class EntrySetup:
             return self._original()
         ends, seed = payload
         block = FlaggedSpan(*ends)
-        student = importance_student(self.network, block, seed=mix(seed, "reset", ends), afresh=self.afresh)
+        student = importance_student(self.network, block, seed=mix(seed, "reset", ends), reinit=self.reinit)
         try:
             trained = train(student, self.task, self.recipe, seed=seed)
         finally:

@@ -1,41 +1,45 @@
-"""compress(): from a CNN to a faster one, stage by stage, each of which resumes."""
+"""compress(): fold a CNN into a faster one, stage by stage, in a run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from depthfold.backends import Backend
-from depthfold.core import Budget, ImportanceTable, SolvedPlan
-from depthfold.core.space import Space
+from depthfold.backends import Backend, get
+from depthfold.core import Budget, SolvedPlan
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
-from depthfold.importance.ledger import digest
-from depthfold.jobs import Executor
+from depthfold.importance.journal import weights_digest
 from depthfold.merging import merge
-from depthfold.pipeline.beginning import expect_arguments, expect_data, expect_network, recipe_given
-from depthfold.pipeline.choice import chosen
-from depthfold.pipeline.examination import again, findings_of, inputs_of
-from depthfold.pipeline.libraries import check_libraries
-from depthfold.pipeline.results import keep_result, student_folder
-from depthfold.pipeline.tables import importance_of, latency_of
+from depthfold.pipeline.artefacts import (
+    choose_plan,
+    findings_inputs,
+    keep_importance,
+    make_importance_table,
+    make_latency_table,
+    save_result,
+    student_folder,
+)
+from depthfold.pipeline.evaluation import Networks, Solution, evaluate
+from depthfold.pipeline.options import Options
+from depthfold.pipeline.preflight import check_libraries, checked_options, expect_data, expect_network, inputs_of
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, REPORT, RunFolder
+from depthfold.store.run_folder import FINDINGS, REPORT, RunFolder
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task
+from depthfold.training.task import Task, expect_task
+
+_DEFAULTS = Options()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """The fast network, the plan that made it, and everything that was found on the way."""
+    """The fast network, the plan that made it, and everything that was found out about it."""
 
     shallow: nn.Module
     plan: SolvedPlan
@@ -43,7 +47,7 @@ class Compressed:
     folder: Path
 
     def __repr__(self) -> str:
-        """A line: the findings alone, in full, would fill pages."""
+        """Return one line: the findings in full would fill pages."""
         found, parts = self.findings, []
         if found.before and found.after:
             before, after = found.before.latency, found.after.latency
@@ -63,65 +67,52 @@ def compress(
     *,
     run: str | Path,
     example_inputs: Any = None,
-    ignore: Sequence[str | type[nn.Module]] = (),
-    at: str | None = None,
-    network: TracedNetwork | None = None,
-    space: Space = "paper",
-    trainings: Recipe | str = "importance",
-    recipe: Recipe | str = "quick",
-    importance: ImportanceTable | None = None,
-    executor: Executor | None = None,
-    afresh: bool = True,
-    retry: bool = False,
-    alpha: float | None = None,
-    distil: bool = True,
-    exports: Sequence[str] = ("model.onnx",),
+    traced: TracedNetwork | None = None,
+    options: Options = _DEFAULTS,
     progress: Progress | None = None,
 ) -> Compressed:
-    """The model, folded so that it meets the budget on the target, and fine-tuned.
+    """Fold the model so that it meets the budget on the target, and fine-tune it.
 
-    Everything goes into the folder `run`; interrupted at any moment and run again, it goes on there, to the same
-    result. `network` is the model as it was traced already, if it was. `trainings` is the recipe of the importances,
-    unless a table is given; whether blocks of one layer begin `afresh` in them measure_importance() explains. `retry`
-    repeats what failed for either table: blocks that the runtime rejected (out of memory, say), and trainings.
-    `recipe` is that of fine-tuning, for which the model is the teacher if `distil`.
-    `alpha` normalises the importances as the solver says. `exports` are files to write beside the result; their
-    suffixes say in which form. The other arguments are those of the verbs.
+    All artefacts are kept in the folder `run`. Interrupted at any moment and run again, it continues there, to the same
+    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the model if
+    it was traced already.
     """
-    trainings, recipe = recipe_given("trainings", trainings), recipe_given("recipe", recipe)
-    expect_arguments(task, target, space, importance, executor, alpha, exports)
-    check_libraries(exports, executor if importance is None else None)
-    if network is not None:
-        expect_network(network, model, ignore, at)
+    options = checked_options(options)
+    expect_task(task)
+    get(target)
+    check_libraries(options.exports, options.executor if options.importance is None else None)
+    if traced is not None:
+        expect_network(traced, model, options)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
-    expect_data(task, model, inputs, importances=importance is None)
-    network = network or trace(model, inputs, ignore=ignore, at=at)
-    folder = RunFolder.open(run)  # not before: what is refused leaves nothing behind
+    expect_data(task, model, inputs, importances=options.importance is None)
+    traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
+    folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
     with folder.lock():
-        folder.claim(network)
-        folder.claim_weights(digest(network))
+        folder.claim(traced)
+        folder.claim_weights(weights_digest(traced))
 
-        latency = latency_of(folder, network, target, space, progress, retry=retry)
-        given = importance
+        latency = make_latency_table(folder, traced, target, options, progress)
+        importance = options.importance
         if importance is None:
-            importance = importance_of(folder, network, task, trainings, space, afresh, executor, retry, progress)
+            importance = make_importance_table(folder, traced, task, options, progress)
+        frontier = solve(latency, importance, network=traced, alpha=options.alpha)
+        plan = choose_plan(folder, traced, frontier, budget, target, progress)
+        if options.importance is not None:  # not before it has led to a plan: it replaces a table that took hours
+            keep_importance(folder, options.importance)
 
-        frontier = solve(latency, importance, network=network, alpha=alpha)
-        plan = chosen(folder, network, frontier, budget, target, progress)
-        if given is not None:  # not before it has led to a plan: the table that the run has may be one of many hours
-            folder.write(IMPORTANCE, given)
-
-        student, place = rewrite(network, plan), student_folder(folder, plan, recipe, distil=distil)
-        student = finetune(student, task, recipe, teacher=model if distil else None, run=place, progress=progress)
+        place = student_folder(folder, plan, options.recipe, distil=options.distil)
+        student = finetune(
+            rewrite(traced, plan), task, options.recipe, teacher=model if options.distil else None, run=place,
+            progress=progress,
+        )  # fmt: skip
         shallow = merge(student)
-        keep_result(folder, shallow, place)
-        for name in exports:
+        save_result(folder, shallow, plan, place)
+        for name in options.exports:
             export(shallow, folder.path / name)
 
-        findings = findings_of(
-            network, model, student, shallow, task, target, budget, latency=latency, importance=importance,
-            frontier=frontier, plan=plan, command=again(folder.path), progress=progress,
-        )  # fmt: skip
-        folder.write(FINDINGS, findings)
+        networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
+        solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
+        findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
+        folder.write(FINDINGS, findings, findings_inputs(folder))
         report(findings, folder.path / REPORT)
     return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)

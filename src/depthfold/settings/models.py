@@ -74,8 +74,8 @@ def warn_if_untrained(text: str, weights: str | None) -> None:
 def _from_file(text: str, named: str | None) -> nn.Module:
     if named is not None:
         raise InvalidValue(
-            f"There is no weights file {named!r}. For your own model give a .safetensors, .pt or .pth file, or load the "
-            "weights in its function."
+            f"There is no weights file {named!r}. For your own model give a .safetensors, .pt or .pth file, or "
+            "load the weights in its function."
         )
     found = find_in_file(text, "The model")
     model = found if isinstance(found, nn.Module) else call(found, text, "The model")

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from depthfold.core import Budget, ImportanceTable
 from depthfold.core.wording import amount
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
-from depthfold.importance.ledger import digest
-from depthfold.pipeline.examination import inputs_of
+from depthfold.importance.journal import weights_digest
+from depthfold.pipeline.preflight import inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
 from depthfold.settings.data import expect_image_size, make_task
@@ -124,7 +124,7 @@ class Session:
         self.folder.claim(traced)
         keep(self.settings, if_new=True)
         if weights:
-            self.folder.claim_weights(digest(traced))
+            self.folder.claim_weights(weights_digest(traced))
         return traced
 
 
@@ -136,6 +136,6 @@ def _allocating(batch: int, image: Sequence[int]) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         size = amount(FLOAT32 * batch * math.prod(image))
         raise InvalidValue(
-            f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {size}B, which cannot be allocated. Give "
-            "a smaller --batch, or the real size of an image as --input."
+            f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {size}B, which cannot be allocated. "
+            "Give a smaller --batch, or the real size of an image as --input."
         ) from error

@@ -70,7 +70,7 @@ def _check_target(text: str) -> None:
 
 
 def _check_exports(names: Collection[str]) -> None:
-    from depthfold.pipeline.export_names import expect_exports  # imports torch
+    from depthfold.pipeline.preflight import expect_exports  # imports torch
 
     expect_exports(names)
 
@@ -176,7 +176,9 @@ class Settings:
         missing="There is no budget. Give the latency to reach with --budget: 60%, 12.5ms or 1.6x",
         check=Budget.parse,
     )
-    space: Space = _option("space", "Default: paper.", metavar="SPACE", check=expect_space)
+    space: Space = _option(  # noqa: RUF009  # it returns a dataclass field, as for the others
+        "space", "Default: paper.", metavar="SPACE", check=expect_space
+    )
     alpha: float | None = _option("alpha")
     export: tuple[str, ...] = _option(
         "exports", "May be repeated. Default: model.onnx.", metavar="NAME", check=_check_exports
@@ -228,7 +230,10 @@ class Settings:
         if found:
             listed = "\n".join(f"  - {problem}" for problem in found)
             raise InvalidValue(f"{len(found)} settings are missing or not valid:\n{listed}")
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+        }
+        return cls(**fields)
 
     def need(self, name: str) -> str:
         """Return a setting that is text. Raise InvalidValue if it is missing."""

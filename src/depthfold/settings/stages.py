@@ -17,8 +17,7 @@ from depthfold.finetuning import finetune, finetuned
 from depthfold.latency import profile, side_by_side
 from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
-from depthfold.pipeline import Compressed, Options, compress
-from depthfold.pipeline import artefacts
+from depthfold.pipeline import Compressed, Options, artefacts, compress
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
 from depthfold.pipeline.preflight import check_libraries, expect_data
 from depthfold.reporting import Findings, report
@@ -92,9 +91,7 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
                 f"The latency table in {session.settings.run} was measured in another environment "
                 f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
             )
-        return artefacts.choose_plan(
-            session.folder, traced, frontier, session.budget, session.target, session.progress
-        )
+        return artefacts.choose_plan(session.folder, traced, frontier, session.budget, session.target, session.progress)
 
 
 def finetune_stage(session: Session) -> Path:
@@ -104,9 +101,7 @@ def finetune_stage(session: Session) -> Path:
         plan, _ = _chosen_plan(settings)
         student, place = rewrite(session.claim(), plan), _student_folder(settings, plan)
         teacher = session.model if settings.distil else None
-        finetune(
-            student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress
-        )
+        finetune(student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress)
         return place
 
 
@@ -240,11 +235,13 @@ def _result_student(settings: Settings) -> Path:
     made_from, plan = folder.made_from(RESULT), folder.read(PLAN, SolvedPlan)
     if made_from is None:
         raise RunError(f"The run folder {folder.path} has no {RESULT} yet. {fix}")
-    if plan is not None and made_from["plan"] != artefacts.plan_text(plan):
+    if plan is None:
+        return folder.path / STUDENTS / made_from["student"]
+    if made_from["plan"] != str(plan.plan):
         raise RunError(f"The result in {folder.path} is of another plan than the one that was chosen since. {fix}")
-    if plan is not None and (newest := _student_folder(settings, plan)).exists():
-        if newest.name != made_from["student"]:
-            raise RunError(
-                f"The result in {folder.path} was not merged from the student that was fine-tuned last, {newest}. {fix}"
-            )
+    newest = _student_folder(settings, plan)
+    if newest.exists() and newest.name != made_from["student"]:
+        raise RunError(
+            f"The result in {folder.path} was not merged from the student that was fine-tuned last, {newest}. {fix}"
+        )
     return folder.path / STUDENTS / made_from["student"]

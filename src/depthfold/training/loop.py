@@ -13,14 +13,13 @@ from depthfold.core.coerce import as_path
 from depthfold.errors import InvalidValue
 from depthfold.progress import Progress, silent
 from depthfold.training.borrowing import lent, modes_kept, own_precision, own_random_numbers, placed
-from depthfold.training.curve import Trained
-from depthfold.training.keeper import Keeper
+from depthfold.training.checkpoints import Checkpoints, Identity
 from depthfold.training.losses import Losses
+from depthfold.training.metrics import Trained
 from depthfold.training.place import find_place
 from depthfold.training.recipe import Recipe
 from depthfold.training.run import Run
 from depthfold.training.schedule import total_steps
-from depthfold.training.state import Identity
 from depthfold.training.stepper import Stepper
 from depthfold.training.task import Split, Step, Task, expect_task
 
@@ -70,8 +69,8 @@ def train(
             run.identity = Identity.of(
                 model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
             )
-            run.keeper = Keeper(folder, place, tensorboard)
-            run.take_up(stack.enter_context(run.keeper.resumed(run.identity, stepper)))
+            run.checkpoints = Checkpoints(folder, place, tensorboard)
+            run.take_up(stack.enter_context(run.checkpoints.resumed(run.identity, stepper)))
         tick = progress("steps", total, run.done) if place.main else silent("", 0, 0)
         step = Step(
             number=0,

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from depthfold.errors import InvalidValue, NotFinite
 from depthfold.training.borrowing import Seed
-from depthfold.training.curve import Point, Trained
-from depthfold.training.keeper import Keeper
+from depthfold.training.checkpoints import Checkpoints, Identity, State
 from depthfold.training.losses import Losses, advice
+from depthfold.training.metrics import Point, Trained
 from depthfold.training.schedule import due, learning_rate
-from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into, weights
 from depthfold.training.task import Split, Step, Task, mix
 
@@ -25,7 +24,7 @@ LOG = 50  # steps between two lines of the metrics; a score and a checkpoint hav
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """How far a training is. Everything that differs from one process to another happens inside stepper and keeper."""
+    """A training under way. Stepper and checkpoints handle everything that differs between processes."""
 
     task: Task
     stepper: Stepper
@@ -34,8 +33,8 @@ class Run:
     losses: Losses
     seed: int
     reseed: Seed  # the global random numbers
-    keeper: Keeper | None = None
-    identity: Identity | None = None  # goes with the keeper
+    checkpoints: Checkpoints | None = None
+    identity: Identity | None = None  # goes with the checkpoints
     done: int = 0
     loss: float = math.nan
     curve: tuple[Point, ...] = ()
@@ -81,8 +80,8 @@ class Run:
         if self.stepper.recipe.keep == "best" and self.best is not None:
             if self.best_weights is not None:
                 copy_into(weights(model), self.best_weights)
-            elif self.keeper is not None:
-                self.best = self.keeper.put_best(model)
+            elif self.checkpoints is not None:
+                self.best = self.checkpoints.put_best(model)
             last = self.best
         elif self.stepper.average is not None:
             copy_into(weights(model), self.stepper.kept())
@@ -98,7 +97,7 @@ class Run:
     @property
     def _interval(self) -> int | None:
         """Steps between two checkpoints."""
-        default = None if self.keeper is None else math.ceil(self.total / CHECKPOINTS)
+        default = None if self.checkpoints is None else math.ceil(self.total / CHECKPOINTS)
         return self.stepper.recipe.checkpoint or default
 
     def _due(self, every: int | None) -> bool:
@@ -145,15 +144,15 @@ class Run:
         if self.best is not None and score <= self.best.score:
             return False
         self.best = point
-        if self.keeper is None and stepper.recipe.keep == "best":
+        if self.checkpoints is None and stepper.recipe.keep == "best":
             self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.kept().items()}
         return True
 
     def _log(self, lr: float, *, scored: bool) -> None:
-        if self.keeper is None:
+        if self.checkpoints is None:
             return
         epochs = self.stepper.recipe.epochs
-        self.keeper.log(
+        self.checkpoints.log(
             {
                 "step": self.done,
                 "epoch": None if epochs is None else round(epochs * self.done / self.total, 6),
@@ -165,7 +164,7 @@ class Run:
         )
 
     def _save(self) -> None:
-        if self.keeper is None or self.identity is None:
+        if self.checkpoints is None or self.identity is None:
             return
         scaler = self.stepper.scaler.state_dict()  # empty where there is none
         state = State(
@@ -179,7 +178,7 @@ class Run:
             scale=scaler.get("scale"),
             growth=scaler.get("_growth_tracker", 0),
         )
-        self.keeper.save(state, self.stepper)
+        self.checkpoints.save(state, self.stepper)
 
     def _seconds(self) -> float:
         return self.before + time.perf_counter() - self.started

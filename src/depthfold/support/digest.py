@@ -1,0 +1,21 @@
+"""The digest that identifies contents: weights, networks, tables, datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def digest(*parts: Any) -> str:
+    """Return 16 hex digits that change with any of the parts.
+
+    A part is a bytes-like object, which is hashed unchanged, or plain data, which is hashed as JSON with sorted keys.
+    """
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, bytes | bytearray | memoryview):
+            found.update(part)
+        else:
+            found.update(json.dumps(part, sort_keys=True).encode() + b"\n")
+    return found.hexdigest()[:16]
