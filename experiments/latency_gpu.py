@@ -34,7 +34,7 @@ from depthfold.core.document import encode
 from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
 from depthfold.latency.candidates import network_inputs
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -77,7 +77,7 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, journal: Path) 
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(network, backend, plans, WHOLE)
-    with Notebook.open(journal, network, table.environment) as notebook:
+    with LatencyJournal(journal, network, table.environment) as notebook:
         original = notebook.name_plan(network.vanilla)
         if not notebook.timed(original):
             raise TableError(f"The original network could not be timed: {notebook.reasons.get(original)}")

@@ -123,7 +123,7 @@ def test_a_report_on_another_target_is_measured_again(run, tmp_path):
         findings = Findings.loads((run / "findings.json").read_text())
         assert "launch_us=1" in findings.environment.runtime
         assert findings.title == (
-            "Sequential at 80% on cost_model, examined in another environment (cost_model:launch_us=1.0)"
+            "Sequential at 80% on cost_model, evaluated in another environment (cost_model:launch_us=1.0)"
         )
         assert 'target = "cost_model"' in (run / "config.toml").read_text()
     page = html.unescape((run / "report.html").read_text())

@@ -12,9 +12,9 @@ import depthfold as df
 from cli_workshop import depthfold, without_memory
 from depthfold import demo
 from depthfold.core import fingerprint
-from depthfold.demo.network import InvertedResidual
 from depthfold.demo import demo_settings, run_demo
 from depthfold.demo.demo import SHIPPED, reachable_budget
+from depthfold.demo.network import InvertedResidual
 from depthfold.errors import BudgetError
 from depthfold.importance.measure import NO_REINIT
 from depthfold.settings import Settings

@@ -12,7 +12,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.finetuning import finetune, finetuned
-from depthfold.training import checkpoint
+from depthfold.training.checkpoints import read_checkpoint, write_checkpoint
 from depthfold.training.loop import train
 from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
@@ -114,7 +114,7 @@ def test_the_learning_gets_somewhere(model):
 def test_a_run_is_kept_in_its_folder_and_goes_on(model, tmp_path):
     first = finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     names = {path.name for path in (tmp_path / "finetuning").iterdir()}
-    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl", "lock"}
+    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl"}
     never = FunctionTask(loss=_never, score=_never)
     assert equal(first, finetune(SmallNet(), never, RECIPE, run=tmp_path))
 
@@ -128,31 +128,29 @@ def test_the_student_of_another_plan_is_another_run(model, tmp_path):
     one, two = (df.rewrite(network, df.Plan(cuts, cuts)) for cuts in ((1,), (2,)))
     assert one.state_dict().keys() == two.state_dict().keys()  # only the graph tells them apart
     finetune(one, TASK, RECIPE, run=tmp_path)
-    with pytest.raises(CheckpointError, match=r"the model is 'network \w+, plan .*\[1\].*' there and .*\[2\].*' here"):
+    with pytest.raises(CheckpointError, match=r"model: network \w+, plan .*\[1\].* there, .*\[2\].* here"):
         finetune(two, TASK, RECIPE, run=tmp_path)
 
 
 def test_another_task_or_teacher_is_another_run(model, tmp_path):
     student = df.rewrite(df.trace(model, INPUTS), df.Plan((2,), (2,)))
     finetune(student, TASK, RECIPE, teacher=model, run=tmp_path)
-    with pytest.raises(CheckpointError, match=r"the teacher is 'Original \w+' there and None here\. Give this one a"):
+    with pytest.raises(CheckpointError, match=r"teacher: Original \w+ there, none here\)\. Use another folder"):
         finetune(student, TASK, RECIPE, run=tmp_path)
     images, labels = torch.zeros(8, 2, 5, 5), torch.tensor([0, 1] * 4)
     other = df.ClassificationTask.tensors(train=(images, labels))
-    with pytest.raises(
-        CheckpointError, match=r"the task is 'FunctionTask' there and '8 images in memory, .*' here\. G"
-    ):
+    with pytest.raises(CheckpointError, match=r"task: FunctionTask there, 8 images in memory, .* here\)\. U"):
         finetune(student, other, RECIPE, teacher=model, run=tmp_path)
 
 
 def test_what_the_first_version_left_cannot_be_read_as_fine_tuned(tmp_path):
     finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     path = tmp_path / "finetuning" / "last.safetensors"
-    document, tensors = checkpoint.read(path)
+    document, tensors = read_checkpoint(path)
     assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, RECIPE))
-    checkpoint.write(path, document.replace('"version": 2', '"version": 1', 1), tensors)
+    write_checkpoint(path, document.replace('"version": 3', '"version": 1', 1), tensors)
     with pytest.raises(
-        CheckpointError, match=r"version 1; State reads .*, version 2\. .* Go on with the depthfold that"
+        CheckpointError, match=r"version 1; State reads .*, version 3\. .* Continue with the depthfold that"
     ):
         finetuned(SmallNet(), tmp_path)
 
@@ -233,7 +231,7 @@ def test_the_best_of_no_scores_is_refused_before_the_first_step(model, tmp_path)
 def test_something_else_is_refused():
     with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
         finetune("student", TASK)
-    text = r"^The folder of a run must be a path, found 5. Give it as text, or as a pathlib.Path.$"
+    text = r"^The run folder must be a path, found 5. Give it as text, or as a pathlib.Path.$"
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
         with pytest.raises(InvalidValue, match=text):
             call()

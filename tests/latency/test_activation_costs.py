@@ -16,7 +16,7 @@ from depthfold.core.calibration import LEAST
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_is_active, block_shape, changed_segments
 from depthfold.latency.candidates import network_inputs
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from latency_workshop import COST, QUICK, Small, plans
 from latency_workshop import milliseconds as milliseconds_on
@@ -141,12 +141,11 @@ def test_the_activation_at_the_end_stays():
 
 
 def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(network, tmp_path):
-    journal = tmp_path / "latency.jsonl"
-    measure_latency(network, CostModel(gflops=0.2), timer=QUICK, networks=20, journal=journal)
+    measure_latency(network, CostModel(gflops=0.2), timer=QUICK, networks=20, run=tmp_path)
     spans = network.spans("paper")
-    with Notebook.open(journal, network, CostModel(gflops=0.2).environment(network_inputs(network))) as notebook:
+    with LatencyJournal(tmp_path, network, CostModel(gflops=0.2).environment(network_inputs(network))) as journal:
         random = {plan.cuts for plan in plans_of_all_depths(network, spans, 14, thin=True)}
-        fast = [plan for plan in notebook.plans.values() if plan.cuts not in random]
+        fast = [plan for plan in journal.plans.values() if plan.cuts not in random]
     assert len(fast) > 3
     assert {bool(changed_segments(network, plan)) for plan in fast} == {True, False}
 
@@ -204,13 +203,12 @@ def test_a_calibration_of_before_still_loads(table):
 
 def test_what_choosing_measured_counts_as_it_is(network, tmp_path):
     """A plan that leaves activations out, timed by choose(): its latency does not make other plans look cheap."""
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(network, UNFUSED, timer=QUICK, networks=8, journal=journal)
-    with Notebook.open(journal, network, UNFUSED.environment(network_inputs(network))) as notebook:
+    before = measure_latency(network, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
+    with LatencyJournal(tmp_path, network, UNFUSED.environment(network_inputs(network))) as journal:
         for plan in plans(network, 6):
             bare = Plan((), plan.cuts)
-            notebook.keep_share(bare, milliseconds(network, bare) / milliseconds(network, network.vanilla))
-    after = measure_latency(network, UNFUSED, timer=QUICK, networks=8, journal=journal)
+            journal.keep_share(bare, milliseconds(network, bare) / milliseconds(network, network.vanilla))
+    after = measure_latency(network, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
     for plan in without_activations(network):
         assert after.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.01)

@@ -11,8 +11,8 @@ from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemor
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.candidates import shallow_of
 from depthfold.latency.doubt import DoubtfulTable
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.measure import wholes
-from depthfold.latency.notebook import Notebook
 from depthfold.progress import progress_lines
 from latency_workshop import COST, QUICK, milliseconds
 
@@ -78,14 +78,13 @@ def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(networ
 
 
 def test_choosing_teaches_the_table(network, frontier, tmp_path):
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
-    choose(network, frontier, "80%", COST, timer=QUICK, journal=journal)
-    after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    before = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
+    choose(network, frontier, "80%", COST, timer=QUICK, run=tmp_path)
+    after = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
-    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
-        learnt = [plan for key, plan in notebook.plans.items() if key in notebook.shares and not notebook.timed(key)]
-        _, *found = wholes(network, notebook, before.times, (network.vanilla, *learnt))
+    with LatencyJournal(tmp_path, network, COST.environment(tuple(network.inputs.args))) as journal:
+        learnt = [plan for key, plan in journal.plans.items() if key in journal.shares and not journal.timed(key)]
+        _, *found = wholes(network, journal, before.times, (network.vanilla, *learnt))
     assert found and [whole.segments for whole in found] == [network.segments(plan) for plan in learnt]
     for whole, plan in zip(found, learnt, strict=True):
         assert whole.latency == pytest.approx(milliseconds(network, plan))
@@ -97,16 +96,15 @@ def test_choosing_teaches_the_table(network, frontier, tmp_path):
 
 def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_path):
     """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+    before = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
     surprising = list(frontier)[: len(frontier) // 2]
-    with Notebook.open(journal, network, COST.environment(tuple(network.inputs.args))) as notebook:
+    with LatencyJournal(tmp_path, network, COST.environment(tuple(network.inputs.args))) as journal:
         for solved in surprising:
-            notebook.keep_share(
+            journal.keep_share(
                 solved.plan, 2 * milliseconds(network, solved.plan) / milliseconds(network, network.vanilla)
             )
     with pytest.warns(DoubtfulTable):
-        after = measure_latency(network, COST, timer=QUICK, networks=6, journal=journal)
+        after = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
     for solved in surprising:
         was = before.predict(network, solved.plan)
         assert was == pytest.approx(milliseconds(network, solved.plan), rel=0.02)

@@ -141,7 +141,7 @@ def test_a_parameter_that_several_calls_share():
     assert torch.equal(merged.w, student.w)  # its mean is still read
 
 
-def test_only_the_layer_of_the_block_begins_afresh():
+def test_only_the_layer_of_the_block_is_reinitialised():
     network = df.trace(shared(), image())
     student = importance_student(network, FlaggedSpan(1, 2, False, True), seed=0)
     own, other = student.get_submodule("depthfold_conv2d").weight, student.w

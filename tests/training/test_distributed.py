@@ -151,7 +151,7 @@ def test_both_processes_raise_the_same(rank, out):
     messages = said(out, rank)
     assert messages["nan"].startswith("NotFinite: The loss is nan at step 3 of 8, with the learning rate ")
     assert (
-        f"CheckpointError: The folder {out / 'folder-0'} holds another training: the recipe's lr is 0.1 there"
+        f"CheckpointError: The folder {out / 'folder-0'} holds another training (recipe.lr: 0.1 there"
         in (messages["other"])
     )
     assert messages["odd"] == (

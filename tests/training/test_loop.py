@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from depthfold.errors import InvalidValue, NotFinite
-from depthfold.training.curve import Point
 from depthfold.training.loop import train
+from depthfold.training.metrics import Point
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import FunctionTask, Step, mix
 from small_training import TASK, SmallNet, batch_of, equal, loss, score

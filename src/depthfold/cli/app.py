@@ -120,7 +120,7 @@ def root(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a command. `changed` is true if it was given any setting beside the run folder."""
+    """One call of a command. `changed` is true if it was given any setting besides the run folder."""
 
     settings: Settings
     changed: bool

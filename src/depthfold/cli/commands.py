@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from depthfold.cli import terminal
 from depthfold.cli.app import Call, Debug, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
 from depthfold.store.run_folder import expect_name
@@ -138,6 +139,7 @@ def demo(
     """Compress a small network that ships with depthfold for this machine's CPU, with real data."""
     from depthfold.demo import demo_settings, run_demo
 
+    terminal.raise_on_interrupt()
     settings = demo_settings(run, measure_importance=measure_importance)
     print_text(f"The settings are in {Path(run) / 'config.toml'}. Run the same command again to resume.")
     print_summary(run_demo(settings, say=print_text, progress=progress()), settings.export)

@@ -22,7 +22,7 @@ from depthfold.training.presets import preset
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Task, holds_out
 
-FOLDER = "finetuning"  # inside the folder of a run
+FOLDER = "finetuning"  # in the run folder
 
 
 def finetune(
@@ -39,8 +39,8 @@ def finetune(
     """A trained copy of the student, on the device where the student is; the student itself stays as it is.
 
     The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (the original network, as
-    a rule) the task distils. With a folder, `run`, checkpoints and metrics are kept in its "finetuning"; run again, it
-    goes on, and what is finished is only read. The copy ends with the last weights, as in the paper, or with the best
+    a rule) the task distils. With a run folder, `run`, checkpoints and metrics are kept in its folder "finetuning"; run
+    again, it continues there, and a finished training is only read. The copy ends with the last weights, as in the paper, or with the best
     on the hold-out set where the recipe says keep="best"; the folder holds both. A task that holds out nothing is not
     scored. `progress` is told how far it is; without one, a terminal shows a bar with the time that is left.
     """
@@ -93,7 +93,7 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
 
 
 def _folder(run: object) -> Path:
-    return as_path("The folder of a run", run, InvalidValue) / FOLDER
+    return as_path("The run folder", run, InvalidValue) / FOLDER
 
 
 def _about(student: nn.Module) -> str:
