@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -123,12 +124,12 @@ def closed_loop(network: TracedNetwork, backend: Backend, table: df.LatencyTable
 def bench(network: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     backend = get(target)
     name = re.sub(r"[^\w.-]+", "_", target)  # with its options: one backend may be there twice
-    journal = folder / f"{name}.jsonl"
-    journal.unlink(missing_ok=True)
+    run = folder / name
+    shutil.rmtree(run, ignore_errors=True)
     started = time.perf_counter()
-    table = measure_latency(network, backend, journal=journal)
+    table = measure_latency(network, backend, run=run)
     taken = time.perf_counter() - started
-    alone = measure_latency(network, backend, mode="alone", journal=journal)  # on a CPU the journal has them all
+    alone = measure_latency(network, backend, mode="alone", run=run)  # on a CPU the journal has them all
     spans = network.spans("paper")
     shapes = len(set(block_shapes(network, spans, 1).values()))
     print(f"\n## {target}\n\n{table.environment}")

@@ -109,9 +109,9 @@ def test_activations_padding_and_what_is_reinitialised(key):
     found = student.state_dict()
     assert close(found, reference.net.state_dict(), 0.0)
     changed = {name for name, value in Tiny().state_dict().items() if not torch.equal(found[name], value)}
-    afresh = {f"norm{j}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
-    afresh |= {f"conv{j}.weight"} | ({"conv2.bias"} if j == 2 else set())
-    assert changed == (afresh if j == i + 1 else set())
+    reset = {f"norm{j}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    reset |= {f"conv{j}.weight"} | ({"conv2.bias"} if j == 2 else set())
+    assert changed == (reset if j == i + 1 else set())
     x, _ = batch(0, 99)
     for mode in (True, False):  # in training the statistics of the batch norms see the moved padding, too
         torch.testing.assert_close(student.train(mode)(x), reference.train(mode)(x), rtol=0, atol=1e-6)

@@ -36,13 +36,13 @@ def finetune(
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """A trained copy of the student, on the device where the student is; the student itself stays as it is.
+    """Return a trained copy of the student, on the same device. The student itself is not changed.
 
-    The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (the original network, as
-    a rule) the task distils. With a run folder, `run`, checkpoints and metrics are kept in its folder "finetuning"; run
-    again, it continues there, and a finished training is only read. The copy ends with the last weights, as in the paper, or with the best
-    on the hold-out set where the recipe says keep="best"; the folder holds both. A task that holds out nothing is not
-    scored. `progress` is told how far it is; without one, a terminal shows a bar with the time that is left.
+    The copy is what `merge` takes. The recipe may be the name of a preset. With a `teacher` (usually the original
+    network) the task distils. With a run folder, `run`, checkpoints and metrics are kept in its folder "finetuning":
+    run again, it continues there, and a finished training is only read. The copy has the last weights, as in the paper,
+    or the best on the hold-out set if the recipe has keep="best"; the folder holds both. A task without a hold-out set
+    is not scored. `progress` is called as it advances; without one, a terminal shows a bar with the time left.
     """
     if not isinstance(student, nn.Module):
         raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
