@@ -104,7 +104,7 @@ def export(call: Call) -> None:
 
 @command(needs="run", uses=f"{MODEL} target alpha", keeps=False, example="depthfold report --run out")
 def report(call: Call) -> None:
-    """Write report.html. Measures and scores both networks, unless that was done and only --run is given."""
+    """Write report.html. Measures and scores both networks, unless that was done before and only --run is given."""
     from depthfold.settings import stages
 
     print_text(stages.report_stage(call.session(), remeasure=call.changed))

@@ -118,7 +118,7 @@ class Settings:
         None,
         "torchvision:NAME, timm:NAME, or file.py:function, which returns an nn.Module. Arguments of a library's model "
         "follow its name: torchvision:resnet18,num_classes=10. Not needed if the run folder already knows the model.",
-        missing="There is no model. Give torchvision:NAME, timm:NAME or file.py:function",
+        missing="There is no model. Give torchvision:NAME, timm:NAME or file.py:function.",
         check=expect_model_file,
         anchor=_anchor_model,
     )
@@ -126,7 +126,7 @@ class Settings:
         None,
         "The run folder. All results go there, and an interrupted command resumes from there.",
         metavar="DIR",
-        missing="There is no run folder. Give one with --run DIR; it is created if it does not exist",
+        missing="There is no run folder. Give one with --run DIR; it is created if it does not exist.",
         anchor=_anchor_run,
     )
     weights: str | None = _setting(
@@ -142,7 +142,7 @@ class Settings:
         "cifar10:PATH, cifar100:PATH, fashion-mnist:PATH, imagefolder:PATH, or file.py:function, which returns a task.",
         metavar="DATA",
         panel=NETWORK,
-        missing="There is no data. Give it with --data: cifar10:PATH, imagefolder:PATH or file.py:function",
+        missing="There is no data. Give it with --data: cifar10:PATH, imagefolder:PATH or file.py:function.",
         check=expect_data,
         anchor=_anchor_data,
     )
@@ -166,14 +166,14 @@ class Settings:
         "The runtime to measure on, with its options: onnxruntime:threads=2, openvino, pytorch:device=cuda, tensorrt, "
         "inductor, cost_model.",
         metavar="TARGET",
-        missing="There is no target. Give the runtime to measure on with --target, for example onnxruntime",
+        missing="There is no target. Give the runtime to measure on with --target, for example onnxruntime.",
         check=_check_target,
     )
     budget: str | float | None = _setting(
         None,
         "The latency to reach: 60% of the original, 12.5ms, or 1.6x as fast.",
         metavar="BUDGET",
-        missing="There is no budget. Give the latency to reach with --budget: 60%, 12.5ms or 1.6x",
+        missing="There is no budget. Give the latency to reach with --budget: 60%, 12.5ms or 1.6x.",
         check=Budget.parse,
     )
     space: Space = _option(  # noqa: RUF009  # it returns a dataclass field, as for the others
@@ -201,7 +201,7 @@ class Settings:
     )
     executor: str = _option(
         "executor",
-        "Others: processes:2, processes:2,threads=1, ray, ray:address=auto,gpus=0.25.",
+        "One of inline, processes:2, processes:2,threads=1, ray, ray:address=auto,gpus=0.25.",
         default="inline",
         metavar="EXECUTOR",
         panel=IMPORTANCE,
@@ -238,7 +238,7 @@ class Settings:
     def need(self, name: str) -> str:
         """Return a setting that is text. Raise InvalidValue if it is missing."""
         if (value := getattr(self, name)) is None:
-            raise InvalidValue(f"{declarations()[name].missing}.")
+            raise InvalidValue(declarations()[name].missing)
         return as_text(f"The setting {name!r}", value, InvalidValue)
 
     @property
@@ -271,7 +271,7 @@ def _problems(table: Mapping[str, Any], needs: Collection[str], uses: Collection
             except DepthfoldError as error:
                 yield str(error)
         elif name in needs and name not in table:
-            yield f"{declared.missing}."
+            yield declared.missing
 
 
 def _check_type(declared: Declaration, value: Any) -> None:
