@@ -10,8 +10,8 @@ import pytest
 from depthfold.core import SolvedPlan
 from lacking import needs
 
-# The command line in a process that kills itself when it syncs a certain file for the n-th time. Every stage ends with a
-# sync, and that is the worst moment: the bytes are written, but the file is not complete yet.
+# The command line in a process that kills itself when it syncs a certain file for the n-th time. Every stage ends with
+# a sync, and that is the worst moment: the bytes are written, but the file is not complete yet.
 SCRIPT = """
 import os, signal, sys
 name, number = sys.argv[1], int(sys.argv[2])

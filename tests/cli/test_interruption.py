@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-# The command line in a process that interrupts itself before it imports a certain module. The name "get_command" stands for
-# the moment when typer starts.
+# The command line in a process that interrupts itself before it imports a certain module. The name "get_command"
+# stands for the moment when typer starts.
 SCRIPT = """
 import os, signal, sys
 name = sys.argv[1]
