@@ -1,4 +1,4 @@
-"""The settings of a run. Each is declared once: type, default, help, check, and how its paths are made absolute.
+"""The settings of a run. Each is declared once, with its type, default, help text, check and path handling.
 
 The options of the command line, the keys of config.toml and the checks follow from the declarations. Nothing here
 imports torch at the top, so that --help does not wait for it.
@@ -31,7 +31,7 @@ _KEY = "declaration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """How a setting is described, checked and anchored. `check` gets a value of the right type."""
+    """The declaration of a setting. `check` gets a value of the right type; `anchor` gets text."""
 
     name: str = ""
     type: Any = None
@@ -94,7 +94,7 @@ def _anchor_model(text: str, base: Path) -> str:
 
 def _anchor_data(text: str, base: Path) -> str:
     kind, colon, path = text.partition(":")
-    if kind in DATASETS and path:
+    if kind in DATASETS and path and not names_file(text):
         return f"{kind}{colon}{_anchor_path(path, base)}"
     return _anchor_model(text, base)
 
