@@ -22,12 +22,12 @@ import safetensors.torch
 import torch
 
 import depthfold as df
-from depthfold.demo import shipped, show
+from depthfold import demo
+from depthfold.demo.demo import IMPORTANCE_RECIPE, SHIPPED
 from depthfold.demo.network import SmallMobileNet
 from depthfold.jobs import Processes
 from depthfold.training.data.fashion_mnist import FashionMnist
 
-SHIPPED = Path(df.__file__).parent / "demo" / "shipped"
 RECIPE = df.Recipe(
     epochs=6, batch=128, lr=0.1, weight_decay=3e-4, warmup=200, flip=True, evaluate=420, checkpoint=105
 )  # fmt: skip
@@ -69,13 +69,13 @@ def main() -> None:
 
 
 def importances(options: argparse.Namespace) -> df.ImportanceTable:
-    """Of the network that ships, on the images that ship: what `depthfold demo --remeasure` does."""
+    """Of the network that ships, on the images that ship: what `depthfold demo --measure-importance` does."""
     on_gpu = options.device is not None and options.device != "cpu"
     devices = {"devices": (options.device,), "workers_per_device": options.importances}
     executor = Processes(**devices) if on_gpu else Processes(workers=options.importances, threads=1)
-    network = df.trace(shipped.model(), torch.randn(1, 1, 28, 28))
-    recipe = df.Recipe(**show.TRAININGS)
-    return df.measure_importance(network, shipped.task(), recipe, reinit=False, executor=executor, run=options.run)
+    network = df.trace(demo.model(), torch.randn(1, 1, 28, 28))
+    recipe = df.Recipe(**IMPORTANCE_RECIPE)
+    return df.measure_importance(network, demo.task(), recipe, reinit=False, executor=executor, run=options.run)
 
 
 def ship(data: Path, part: str, number: int) -> None:

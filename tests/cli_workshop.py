@@ -1,4 +1,4 @@
-"""A user's file with a tiny CNN and its data, the settings for it, and the command line in this process."""
+"""A user's file with a tiny CNN and its data, settings for it, and the command line in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from typer.testing import CliRunner
 
-from depthfold.cli.app import app
+from depthfold.cli.commands import app
 
 NET = textwrap.dedent(
     """
@@ -59,7 +59,7 @@ CONFIG = textwrap.dedent(
     budget = "80%"
     export = ["model.pt2"]
 
-    [trainings]
+    [importance_recipe]
     steps = 3
     batch = 8
 
@@ -75,12 +75,12 @@ CONFIG = textwrap.dedent(
 
 
 def depthfold(*arguments, **more):
-    """The command line, run here: its exit code, stdout and stderr."""
+    """Run the command line in this process and return its exit code, stdout and stderr."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="depthfold", **more)
 
 
 def refused(*arguments, code=2):
-    """What a command that must fail says, in one paragraph: no traceback, nothing on stdout but what came before."""
+    """Run a command that must fail with this exit code, and return its message."""
     result = depthfold(*arguments)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.stderr
@@ -89,7 +89,7 @@ def refused(*arguments, code=2):
 
 @contextlib.contextmanager
 def without_memory():
-    """Peak memory takes a process with torch of its own for every network; its tests are those of latency."""
+    """Skip the measurement of peak memory, which starts a process for each network. tests/latency tests it."""
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module("depthfold.latency.profile")  # the attribute of that name is the function
         patch.setattr(module, "peak_memory", lambda *_: (None, "not measured in these tests"))

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from depthfold.backends.cost_model import CostModel
-from depthfold.cli.printing import hush_libraries
+from depthfold.cli.printing import show_own_warnings_only
 from depthfold.latency import DoubtfulTable, measure_latency
 from depthfold.latency.doubt import DOUBTFUL
 from depthfold.pipeline import Options
@@ -118,7 +118,7 @@ def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(n
 
 def test_the_command_line_shows_it(network, tmp_path, capsys):
     with warnings.catch_warnings():
-        hush_libraries()
+        show_own_warnings_only()
         make_latency_table(RunFolder.open(tmp_path / "run"), network, Busy(), Options(), no_progress)
     assert "The latency table is doubtful" in " ".join(capsys.readouterr().err.split())
 

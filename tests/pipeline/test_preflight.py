@@ -241,8 +241,8 @@ def test_an_input_that_images_of_the_user_s_own_do_not_have(command, tmp_path):
     (tmp_path / "tiny.toml").write_text(CONFIG)
     told = ("--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x64x32")
     said = refused(command, *told)
-    assert "The images of the data are 8x8, and --input asks for 64x32. Images that a function in a file gives" in said
-    assert "leave --input out" in said
+    assert "The images of the data are 8x8, but --input asks for 64x32. Images from a function in" in said
+    assert "leave out --input" in said
 
 
 def test_an_input_that_says_what_the_images_are(tmp_path):
@@ -254,7 +254,7 @@ def test_an_input_that_says_what_the_images_are(tmp_path):
 
 def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
     """Trainings begin with it; a look at it, or its latency, needs no weights."""
-    monkeypatch.setattr("depthfold.pipeline.subject.model_of", lambda *_: model())
+    monkeypatch.setattr("depthfold.settings.session.make_model", lambda *_: model())
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "tiny.toml").write_text(CONFIG)
 
@@ -262,9 +262,9 @@ def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
         told = "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options
         return " ".join(depthfold(command, name, *told).stderr.split())
 
-    random = "Warning: The model 'torchvision:resnet18' has random weights: no others were given"
+    random = "Warning: The model 'torchvision:resnet18' has random weights, because none were given"
     assert random in said("compress", "torchvision:resnet18")
-    assert "--weights DEFAULT for torchvision's" in said("compress", "torchvision:resnet18,num_classes=3")
+    assert "--weights DEFAULT for torchvision," in said("compress", "torchvision:resnet18,num_classes=3")
     assert "random weights" not in said("compress", "torchvision:resnet18", "--weights", "DEFAULT")
     assert "random weights" not in said("compress", "timm:resnet18,pretrained=True")
     assert "random weights" not in said("compress", f"{tmp_path / 'net.py'}:model")

@@ -19,7 +19,7 @@ Space = Literal["paper", "full"]
 
 def spans(network: Network, space: Space) -> Iterator[Span]:
     """All spans of the space, by i and then by j."""
-    _check(space)
+    expect_space(space)
     stops = network.barriers if space == "full" else tuple(sorted({*network.barriers, *stride_barriers(network)}))
     # A span that starts inside a skip must end in it, and one that ends inside must have started in it.
     latest = [network.depth] * (network.depth + 1)
@@ -93,6 +93,7 @@ def free_positions(network: Network) -> frozenset[Position]:
     return frozenset(range(1, network.depth + 1)) - native - ends - set(network.barriers)
 
 
-def _check(space: str) -> None:
+def expect_space(space: object) -> None:
+    """Raise InvalidValue if this is not the name of a search space."""
     if space not in get_args(Space):
         raise InvalidValue(f"There is no search space {space!r}; there are {' and '.join(map(repr, get_args(Space)))}.")

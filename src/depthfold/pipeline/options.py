@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from depthfold.core import ImportanceTable
@@ -64,3 +64,9 @@ class Options:
         default=False,
         metadata={HELP: "Retry what failed before: blocks that the runtime rejected, and importance trainings."},
     )
+
+
+def help_text(name: str) -> str:
+    """Return the description of an option."""
+    (text,) = (option.metadata[HELP] for option in fields(Options) if option.name == name)
+    return str(text)

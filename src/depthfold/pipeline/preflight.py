@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from depthfold.core import ImportanceTable
 from depthfold.core.optional import load
-from depthfold.core.space import Space
+from depthfold.core.space import expect_space
 from depthfold.core.wording import count, one_line
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.exporting.export import FORMATS
@@ -75,12 +75,6 @@ def _recipe(name: str, given: object) -> Recipe:
             'preset("quick").but(steps=100).'
         )
     return given
-
-
-def expect_space(space: object) -> None:
-    """Raise InvalidValue unless it is a search space."""
-    if space not in get_args(Space):
-        raise InvalidValue(f"There is no search space {space!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
 
 
 def expect_exports(names: Iterable[str]) -> None:
