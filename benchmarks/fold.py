@@ -1,9 +1,9 @@
-"""How long trace, rewrite and merge take: whole networks, and the cost per layer as networks get deeper.
+"""Measure how long trace, rewrite and merge take, for whole networks and per layer as networks get deeper.
 
     python benchmarks/fold.py
 
-Times are wall-clock seconds of one run each after a first, unmeasured one of a small network; `verify` is part of
-merge and also shown alone. The plan of each row says what was merged.
+Times are wall-clock seconds of one run each, after an unmeasured run of a small network. `merge` includes `verify`,
+which is also shown separately. The column "plan" says what was merged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.core.describe import text_table
+from depthfold.core.network import text_table
 from depthfold.testing import Block, Conv, NetworkSpec, SmallCNN, random_plan
 from depthfold.vision import import_torchvision
 
@@ -33,7 +33,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def blocks(network: df.Network) -> df.Plan:
-    """Every residual block merged to one convolution; the activation at its end stays or is inserted."""
+    """Return the plan that merges each residual block into one convolution, with an activation at its end."""
     inside = {p for skip in network.skips for p in range(skip.source + 1, skip.target)}
     cuts = [p for p in range(1, network.depth) if p not in inside]
     return df.Plan(cuts, cuts)
@@ -41,24 +41,24 @@ def blocks(network: df.Network) -> df.Plan:
 
 def row(name: str, model: nn.Module, size: tuple[int, ...], choose: str) -> tuple[str, ...]:
     x = torch.randn(1, *size)
-    t_trace, network = timed(lambda: df.trace(model, x))
+    t_trace, traced = timed(lambda: df.trace(model, x))
     plans = {
-        "nothing merged": lambda: network.vanilla,
-        "every block": lambda: blocks(network),
-        "random": lambda: random_plan(network, Random(0), "paper"),
+        "nothing merged": lambda: traced.vanilla,
+        "every block": lambda: blocks(traced.network),
+        "random": lambda: random_plan(traced.network, Random(0), "paper"),
     }
     plan = plans[choose]()
-    t_rewrite, student = timed(lambda: df.rewrite(network, plan))
+    t_rewrite, student = timed(lambda: df.rewrite(traced, plan))
     t_merge, shallow = timed(lambda: df.merge(student))
     t_verify, _ = timed(lambda: df.verify(student, shallow))
     total = t_trace + t_rewrite + t_merge
     seconds = [f"{t:.2f} s" for t in (t_trace, t_rewrite, t_merge, t_verify, total)]
-    segments = str(len(network.segments(plan)))
-    return (name, str(network.depth), choose, segments, *seconds, f"{1000 * total / network.depth:.1f}")
+    segments = str(len(traced.network.segments(plan)))
+    return (name, str(traced.depth), choose, segments, *seconds, f"{1000 * total / traced.depth:.1f}")
 
 
 def chain(depth: int) -> nn.Module:
-    """Residual blocks of two 3x3 convolutions, as many as make the depth."""
+    """Return a chain of residual blocks of two 3x3 convolutions with this many layers."""
     flat = dict(stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1))
     conv = Conv(out=16, kernel=(3, 3), **flat)
     last = Conv(out=16, kernel=(3, 3), activation=None, **flat)

@@ -1,12 +1,12 @@
-"""What importances cost beyond their trainings, and what a second worker brings. Run: make bench-importance
+"""Measure the overhead of importance trainings, and the gain from a second worker. Run: make bench-importance
 
-A small MobileNetV2 on made-up images of 32x32, and a short training for every block. The table is measured three times:
-in this process, by one worker process, and by two, each with one thread. "In training" is the sum of the seconds that
-the trainings themselves took, steps and scores, as the journal has them; "overhead" is the time by the clock divided by
-that, and with two workers by half of it. The time by the clock has everything in it: starting workers, which import
-torch twice (the original is scored by a worker of its own before the others start), sending them the network,
-rewriting it for every block, the journal. All three tables must be the same to the last bit.
-Run it on a machine that does nothing else, with two cores at least.
+A small MobileNetV2 is trained briefly for every block, on random images of 32x32. The table is measured three times: in
+this process, with one worker process and with two, each with one thread. "In training" is the sum of the seconds that
+the trainings took, including their scores, according to the journal. "Overhead" is the wall-clock time divided by that
+sum, or by half of it for two workers. The wall-clock time includes everything: starting the workers, which import torch
+twice (a separate worker scores the original before the others start), sending them the network, rewriting it for every
+block, and the journal. All three tables must be identical to the last bit.
+Run it on a machine with at least two cores that does nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.core.describe import text_table
+from depthfold.core.network import text_table
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.tasks.classification import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.classification import ClassificationTask
 from depthfold.training.recipe import Recipe
 
 OVERHEAD, THROUGHPUT = 1.15, 1.6  # at most, and at least
@@ -35,7 +35,7 @@ HEADER = ("executor", "clock, s", "in training, s", "overhead", "until the first
 
 
 class Block(nn.Module):
-    """An inverted residual: wider by 1x1, depth-wise 3x3, narrow again by 1x1."""
+    """An inverted residual: a 1x1 expansion, a depth-wise 3x3 convolution and a 1x1 projection."""
 
     def __init__(self, ins: int, outs: int, stride: int, wider: int = 4) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def made_up_task() -> ClassificationTask:
 
 
 def measure(executor: Executor, steps: int) -> tuple[df.ImportanceTable, float, float, float]:
-    """The table, the seconds by the clock, those in training, and those until the first score was there."""
+    """Return the table, the wall-clock seconds, the seconds in training, and the seconds until the first score."""
     recipe, first = Recipe(steps=steps, batch=32, lr=0.01, crop="pad", flip=True), 0.0
 
     def progress(what: str, total: int, done: int) -> object:
@@ -88,7 +88,7 @@ def measure(executor: Executor, steps: int) -> tuple[df.ImportanceTable, float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="of each training")
+    parser.add_argument("--steps", type=int, default=20, help="steps of each training")
     steps = parser.parse_args().steps
     cases = {"in this process": (InProcess(), 1)}
     cases |= {f"worker processes: {n}": (Processes(workers=n, threads=1), n) for n in (1, 2)}

@@ -1,12 +1,15 @@
-"""Does the latency table tell the truth? Run: make bench-latency, or this file with names of runtimes behind it.
+"""Compare predicted with measured latencies. Run: make bench-latency, or this file with the names of runtimes.
 
-MobileNetV2-1.0 at 224, batch 1, without stem and head, as the paper has it. On each runtime, in one run:
-the table is measured and calibrated; 20 random plans of all depths are built and timed end to end (the first has the
-segments of the original, which the calibration has seen; the others are new); predicted against measured, for blocks
-alone and in context. The same for plans of the solver. Then choose() is asked for five budgets, and what it returns is
-measured afresh beside the original.
+The network is MobileNetV2-1.0 at 224x224, batch 1, without stem and head, as in the paper. For each runtime:
 
-The importances are made up, a random loss per activation that goes: what is tested here is latency.
+1. Measure and calibrate the table.
+2. Build 20 random plans of all depths and time them end to end. Compare predicted with measured latencies, for blocks
+   alone and in context. The first plan has the segments of the original, which the calibration has seen; the others are
+   new.
+3. Do the same for plans from the solver.
+4. Run choose() for five budgets, and measure the chosen plans again, in turns with the original.
+
+The importances are made up: a random loss for each removed activation. Only latency is tested here.
 Run it on a machine that does nothing else.
 """
 
@@ -27,12 +30,11 @@ import torch
 import depthfold as df
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Score
-from depthfold.core.describe import text_table
+from depthfold.core.network import text_table
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.building import held
-from depthfold.latency.candidates import build_plan, network_inputs
+from depthfold.latency.candidates import build_plan, held
 from depthfold.latency.timer import Turns, milliseconds
 from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
@@ -49,7 +51,7 @@ def mobilenet_v2(width: float = 1.0, batch: int = 1) -> TracedNetwork:
 
 
 def random_plans(network: df.Network, count: int, seed: int) -> Iterable[df.Plan]:
-    """From every layer for itself to the longest span that starts at each cut, with activations at random cuts."""
+    """Yield plans from no merging to long random spans, with activations at random cuts."""
     rng = Random(seed)
     ends: dict[int, list[int]] = {}
     for span in network.spans("paper"):
@@ -73,26 +75,26 @@ def made_up_importances(network: df.Network, seed: int = 0) -> df.ImportanceTabl
     return df.ImportanceTable(entries=entries)
 
 
-def end_to_end(network: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
-    """Latencies of whole networks, measured in turns."""
+def end_to_end(traced: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
+    """Return the latencies of whole networks, measured in turns."""
     compiled: dict[int, Compiled] = {}
     turns: dict[int, Turns] = {}
     with held(compiled):
         for n, plan in enumerate(plans):
-            compiled[n] = build_plan(network, backend, plan, network_inputs(network))
+            compiled[n] = build_plan(traced, backend, plan, traced.example_tensors())
         timer.measure(compiled, turns)
     return [milliseconds(turns[n]) for n in compiled]
 
 
 def prediction(
-    network: TracedNetwork, backend: Backend, tables: dict[str, df.LatencyTable], plans: list[df.Plan]
+    traced: TracedNetwork, backend: Backend, tables: dict[str, df.LatencyTable], plans: list[df.Plan]
 ) -> None:
-    measured = end_to_end(network, backend, plans)
+    measured = end_to_end(traced, backend, plans)
     rows, errors = [], {name: [] for name in tables}
     for plan, latency in zip(plans, measured, strict=True):
-        row = [str(len(network.segments(plan))), f"{latency:.2f}"]
+        row = [str(len(traced.network.segments(plan))), f"{latency:.2f}"]
         for name, table in tables.items():
-            guess = table.predict(network, plan)
+            guess = table.predict(traced.network, plan)
             errors[name].append(abs(guess / latency - 1))
             row += [f"{guess:.2f}", f"{guess / latency - 1:+.1%}"]
         rows.append(tuple(row))
@@ -102,58 +104,58 @@ def prediction(
         print(f"{name}: error {median(found):.1%} in the median, {max(found):.1%} at worst")
 
 
-def closed_loop(network: TracedNetwork, backend: Backend, table: df.LatencyTable, frontier: df.Frontier) -> None:
+def closed_loop(traced: TracedNetwork, backend: Backend, table: df.LatencyTable, frontier: df.Frontier) -> None:
     rows, refused = [], []
     for share in BUDGETS:
         started = time.perf_counter()
         try:
-            plan = choose(network, frontier, df.Budget.share(share), backend)
+            plan = choose(traced, frontier, df.Budget.share(share), backend)
         except BudgetError as error:
             rows.append((f"{share:.0%}", "-", "-", "infeasible", ""))
             refused.append(str(error))
             continue
         taken = time.perf_counter() - started
-        original, latency = end_to_end(network, backend, [network.vanilla, plan.plan])
+        original, latency = end_to_end(traced, backend, [traced.vanilla, plan.plan])
         verdict = "met" if latency <= share * original else "MISSED"
         guess = plan.latency / table.original if table.original else float("nan")
         rows.append((f"{share:.0%}", f"{guess:.1%}", f"{latency / original:.1%}", verdict, f"{taken:.0f} s"))
-    table_of = text_table(("budget", "predicted", "measured afresh", "", "choose took"), rows)
+    table_of = text_table(("budget", "predicted", "measured again", "", "choose took"), rows)
     print("\n".join([*table_of, *refused]))
 
 
-def bench(network: TracedNetwork, target: str, folder: Path, seed: int) -> None:
+def bench(traced: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     backend = get(target)
-    name = re.sub(r"[^\w.-]+", "_", target)  # with its options: one backend may be there twice
+    name = re.sub(r"[^\w.-]+", "_", target)  # with its options, because one backend may be given twice
     run = folder / name
     shutil.rmtree(run, ignore_errors=True)
     started = time.perf_counter()
-    table = measure_latency(network, backend, run=run)
+    table = measure_latency(traced, backend, run=run)
     taken = time.perf_counter() - started
-    alone = measure_latency(network, backend, mode="alone", run=run)  # on a CPU the journal has them all
-    spans = network.spans("paper")
-    shapes = len(set(block_shapes(network, spans, 1).values()))
+    alone = measure_latency(traced, backend, mode="alone", run=run)  # on a CPU all of them are in the journal
+    spans = traced.spans("paper")
+    shapes = len(set(block_shapes(traced, spans, 1).values()))
     print(f"\n## {target}\n\n{table.environment}")
     print(f"{len(spans)} spans, {shapes} distinct shapes; the table took {taken:.0f} s; {table.calibration}")
     tables = {"alone": alone, "in context": table}
     print("20 random plans:")
-    prediction(network, backend, tables, list(random_plans(network, 20, seed)))
-    frontier = df.solve(table, made_up_importances(network))
+    prediction(traced, backend, tables, list(random_plans(traced.network, 20, seed)))
+    frontier = df.solve(table, made_up_importances(traced.network))
     print(f"{SOLVED} plans of the solver, from the fastest to the original:")
     steps = [round(n * (len(frontier) - 1) / (SOLVED - 1)) for n in range(SOLVED)]
-    prediction(network, backend, tables, [frontier[n].plan for n in dict.fromkeys(steps)])
-    closed_loop(network, backend, table, frontier)
+    prediction(traced, backend, tables, [frontier[n].plan for n in dict.fromkeys(steps)])
+    closed_loop(traced, backend, table, frontier)
     (folder / f"{name}.json").write_text(json.dumps(table.to_json()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", default=["onnxruntime", "openvino", "pytorch"])
-    parser.add_argument("--folder", type=Path, default=Path("build/latency"), help="where journals and tables go")
-    parser.add_argument("--seed", type=int, default=1, help="of the random plans")
+    parser.add_argument("--folder", type=Path, default=Path("build/latency"), help="folder for journals and tables")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random plans")
     options = parser.parse_args()
-    network = mobilenet_v2()
+    traced = mobilenet_v2()
     for target in options.targets:
-        bench(network, target, options.folder, options.seed)
+        bench(traced, target, options.folder, options.seed)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How long the solver takes, and how that grows with L. Run: make bench-solve
+"""Measure the time and memory of the solver, and how they grow with L. Run: make bench-solve
 
-Single-threaded, real-valued random tables. The time is that of solve() alone, from two tables in memory to a frontier
-in memory: the median of several runs, by the clock and of the processor (they differ where the machine is busy with
-something else). Every line is measured in a fresh process: its peak memory, and how much of it solve() added.
+One thread, real-valued random tables. The time is that of solve() alone, from two tables in memory to a frontier in
+memory: the median of several runs, as wall-clock time and as CPU time (they differ if the machine is busy). Each row is
+measured in a new process, with its peak memory and the part of it that solve() added.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HEADER = (
 
 
 def independent(spans: list[Span], blocks: list[FlaggedSpan], seed: int) -> tuple[LatencyTable, ImportanceTable]:
-    """Independent uniform numbers; importances are gains, so that latency and importance conflict."""
+    """Return tables of independent uniform numbers. Importances are gains, so that latency and importance conflict."""
     rng = random.Random(seed)
     times = {(s.i, s.j): rng.uniform(0.1, 1.0) for s in spans}
     return latency_table(times), importance_table({(f.i, f.j, f.a, f.b): rng.uniform(0.0, 1.0) for f in blocks})
 
 
 def hard(spans: list[Span], blocks: list[FlaggedSpan], seed: int) -> tuple[LatencyTable, ImportanceTable]:
-    """Importance nearly proportional to latency: hardly a label beats another one."""
+    """Return tables with importance nearly proportional to latency, so that few labels dominate others."""
     rng = random.Random(seed)
     times = {(s.i, s.j): rng.uniform(0.1, 1.0) for s in spans}
     values = {(f.i, f.j, f.a, f.b): times[f.i, f.j] + rng.uniform(0.0, 0.1) for f in blocks}
@@ -71,7 +71,7 @@ def measure(structure: str, kind: str, depth: int) -> tuple[str, ...]:
 
 def main() -> None:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"  # for the processes to come
+        os.environ[variable] = "1"  # inherited by the processes started below
     cases = [("MobileNetV2", kind, 50) for kind in KINDS]
     cases += [("dense chain", kind, depth) for kind in KINDS for depth in (25, 50, 100, 200)]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one used; "

@@ -1,9 +1,9 @@
-"""Every CNN of torchvision, many of timm and some of others through trace, rewrite and merge: makes docs/zoo.md.
+"""Trace, rewrite and merge every CNN of torchvision, many of timm and some from other packages; write docs/zoo.md.
 
-    python benchmarks/zoo.py                    # all of them; goes on where it was stopped
+    python benchmarks/zoo.py                      # all networks; resumes where it was stopped
     python benchmarks/zoo.py resnet18 timm/dla34  # only these, printed; the page is not written
 
-zoo_models.py, zoo_packages.py and zoo_others.py have the networks, zoo_row.py what is done with each.
+The networks are in zoo_models.py, zoo_packages.py and zoo_others.py, the check of one network in zoo_row.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def safely(name: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     try:
         return examine(name)
-    except Exception as error:  # noqa: BLE001 - a failure is a row of the table, not the end of it
+    except Exception as error:  # noqa: BLE001 - a failure becomes a row of the table
         return {"name": name, "error": f"{type(error).__name__}: {error}".split("\n")[0]}
 
 
@@ -59,7 +59,7 @@ def _journal() -> dict[str, dict[str, Any]]:
     if not JOURNAL.exists():
         return {}
     rows = [json.loads(text) for text in JOURNAL.read_text().splitlines() if text.endswith("}")]
-    return {row["name"]: row for row in rows if "vanilla" in row}  # neither failed nor of an older zoo
+    return {row["name"]: row for row in rows if "vanilla" in row}  # skip failures and rows of an older format
 
 
 if __name__ == "__main__":

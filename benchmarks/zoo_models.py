@@ -1,4 +1,4 @@
-"""The networks of the zoo: how each is built, where it is traced and what it takes."""
+"""Build the networks of the zoo and their inputs."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ legacy_xception nasnetalarge pnasnet5large mobilevit_xxs poolformer_s12 shvit_s1
 mambaout_femto
 """
 TIMM = tuple(f"timm/{name}" for name in TIMM_NAMES.split())
-# Sizes that a network can take: an odd one first, because borders are where merging goes wrong.
+# Input sizes to try, an odd one first, because errors in merging show up at the borders.
 SIZES = (65, 97, 128, 224)
-# By how much each side grows for the other size, height and width in turns: to another parity and another shape first,
-# then in steps that networks with a way back up can take, then to a square.
+# How much height and width grow for the other size: first to another parity and aspect ratio, then in steps that
+# networks with upsampling accept, then to a square.
 STEPS = ((10, 23), (32, 64), (32, 32))
 OWN_SIZE = OTHERS | PACKAGES
 REFUSALS = (RuntimeError, AssertionError, ValueError, TypeError)
 
 
 def classification() -> list[str]:
-    """All of torchvision's classification models that are CNNs."""
+    """Return the names of all classification models of torchvision that are CNNs."""
     torchvision = import_torchvision()
     transformers = ("vit_", "swin_", "maxvit_")
     names = torchvision.models.list_models(module=torchvision.models)
@@ -77,7 +77,7 @@ def classification() -> list[str]:
 
 
 def build(name: str) -> tuple[nn.Module, str | None]:
-    """The model, and the submodule to trace. Its weights are random but for those of zoo_packages.TRAINED."""
+    """Return the model and the submodule to trace. Weights are random except for those of zoo_packages.TRAINED."""
     if name in OWN_SIZE:
         return OWN_SIZE[name][0](), None
     family, _, plain = name.rpartition("/")
@@ -90,19 +90,19 @@ def build(name: str) -> tuple[nn.Module, str | None]:
     if "weights_backbone" in parameters:
         options["weights_backbone"] = None
     if plain in ("googlenet", "inception_v3"):
-        options["init_weights"] = False  # theirs takes minutes
+        options["init_weights"] = False  # its own initialisation takes minutes
     at = None
     if family == "detection":
         at = "backbone" if plain.startswith("ssd") else "backbone.body"
         if not plain.startswith("ssd"):
-            options |= {"min_size": 127, "max_size": 155}  # theirs would enlarge every image to 800 pixels
+            options |= {"min_size": 127, "max_size": 155}  # the defaults would enlarge every image to 800 pixels
     return builder(**options), at
 
 
 def inputs_for(name: str, model: nn.Module, dtype: torch.dtype) -> Any:
-    """Random inputs of the first size that the network can take."""
+    """Return random inputs of the first size that the network accepts."""
     if name.startswith("video/"):
-        side = 224 if name.endswith("s3d") else 65  # its last pool is 7 wide
+        side = 224 if name.endswith("s3d") else 65  # its last pool has size 7
         return torch.randn(1, 3, 16, side, side, dtype=dtype)
     if name.startswith("detection/"):
         return [torch.randn(3, 127, 155, dtype=dtype)]
@@ -123,10 +123,10 @@ def inputs_for(name: str, model: nn.Module, dtype: torch.dtype) -> Any:
 
 
 def of_other_sizes(inputs: Any) -> Iterator[Any]:
-    """Random inputs of other sizes, best first."""
+    """Yield random inputs of other sizes, in order of preference."""
 
     def grown(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
-        leading = 1 if tensor.dim() == 3 and isinstance(inputs, list) else 2  # an image of a list has no batch
+        leading = 1 if tensor.dim() == 3 and isinstance(inputs, list) else 2  # images in a list have no batch dimension
         sides = [side + steps[n % len(steps)] for n, side in enumerate(tensor.shape[leading:])]
         return torch.randn(*tensor.shape[:leading], *sides, dtype=tensor.dtype)
 

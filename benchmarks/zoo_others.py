@@ -1,4 +1,4 @@
-"""Networks of the zoo that no package ships, written in the style in which such networks are published."""
+"""Networks of the zoo that no package ships, written in the usual style of published code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# What a network takes at the traced size, without the batch.
+# Input sizes for tracing, without the batch dimension.
 CIFAR = (3, 32, 32)
 WAVEFORM = (1, 8000)  # half a second at 16 kHz
 CEPSTRA = (40, 101)  # 40 coefficients as channels, one frame every 10 ms
@@ -17,11 +17,11 @@ IMAGE = (3, 65, 65)
 SMALL_IMAGE = (1, 17, 20)
 
 
-# ResNet-56 for CIFAR-10, option A: the shortcut of a stage takes every second pixel and fills up with zero channels.
+# ResNet-56 for CIFAR-10, option A: the shortcut of a stage subsamples by two and pads with zero channels.
 
 
 class Lambda(nn.Module):
-    """A function as a module, as ports of this network write the shortcut."""
+    """A function wrapped as a module, as ports of this network write the shortcut."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class CifarResNet(nn.Module):
         return self.linear(out.view(out.size(0), -1))
 
 
-# Keyword spotting: M5 hears the waveform, TC-ResNet the coefficients as channels. Both convolve over time alone.
+# Keyword spotting: M5 takes the waveform, TC-ResNet the coefficients as channels. Both convolve over time only.
 
 
 class M5(nn.Module):
@@ -132,7 +132,7 @@ class TCResNet8(nn.Module):
         return self.fc(self.dropout(self.pool(self.blocks(self.conv0(x))))).squeeze(-1)
 
 
-# ESPCN: few layers at the low resolution, then a pixel shuffle.
+# ESPCN: a few layers at the low resolution, then a pixel shuffle.
 
 
 class ESPCN(nn.Module):
@@ -149,11 +149,11 @@ class ESPCN(nn.Module):
         return self.last_part(self.first_part(x))
 
 
-# The detectors' libraries: a convolution that carries its norm and its activation, and calls the function itself.
+# As in detection libraries: a convolution that includes its norm and activation and calls F.conv2d itself.
 
 
 class FrozenNorm(nn.Module):
-    """A batch norm of buffers alone, as a scale and a shift."""
+    """A batch norm whose parameters are all buffers, computed as a scale and a shift."""
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class WrappedBottleneck(nn.Module):
 
 
 class WrappedResNet(nn.Module):
-    """A small backbone with a top-down pyramid: its outputs by name."""
+    """A small backbone with a top-down pyramid; returns a dict of outputs."""
 
     def __init__(self, norm: Callable[[int], nn.Module], widths: tuple[int, ...] = (16, 32, 64), blocks: int = 2):
         super().__init__()
@@ -231,7 +231,7 @@ class WrappedResNet(nn.Module):
         return outputs
 
 
-# By name: how the network is built, and what it takes.
+# By name: a function that builds the network, and its input size.
 OTHERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "others/resnet56_option_a": (CifarResNet, CIFAR),
     "others/m5": (M5, WAVEFORM),

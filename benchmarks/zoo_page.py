@@ -1,4 +1,4 @@
-"""The rows of the zoo as a page, and one row as a line."""
+"""Format the rows of the zoo as a page, and one row as a line."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from typing import Any
 from zoo_row import passed
 
 HEAD = """
-Every network has random weights and random batch norm statistics, but for those that come trained from a package. It
-is rewritten by three random plans (one of the paper's space, two of the full one) and merged. `error` is the largest
-difference between the rewritten and the merged network over the three, anywhere at the borders, in the interior or at
-the outputs, as a share of the largest value there; the tolerance is 1e-10 in float64 and 1e-4 in float32 (an output may
-miss it only where the network itself turns a last digit of its input into a tenth of that). `other size` is the same
-of inputs of another size than the traced one, through the same networks; where the model itself takes no other size,
-the first words of its refusal. `vanilla` is the plan that changes nothing, merged, against the model as it was given:
-the largest difference of the outputs at both sizes. Networks without layers have this alone. `spans` are those of the
-paper's space / the full one. A network whose full space has no more spans than layers has nothing to merge.
+Each network has random weights and random batch norm statistics, except for those that a package ships with trained
+weights. It is rewritten according to three random plans (one from the paper's search space, two from the full one) and
+merged.
+
+- `spans`: the number of spans in the paper's search space / in the full one. If the full space has no more spans than
+  the network has layers, there is nothing to merge.
+- `segments`: the number of segments of each of the three plans.
+- `error`: the largest difference between the rewritten and the merged network over the three plans, at the borders, in
+  the interior or at the outputs, as a share of the largest value there. The tolerance is 1e-10 in float64 and 1e-4 in
+  float32. An output may exceed it only if the network itself is that sensitive: up to ten times the change at the
+  output when every number of the input changes in its last digit.
+- `other size`: the same error for inputs of a different size than the traced one, with the same networks. If the model
+  does not accept another size, the cell shows the start of its error message.
+- `vanilla`: the largest difference between the outputs of the original model and of the merged network, at both sizes,
+  for the plan that changes nothing. Networks without layers have only this value.
+- `refused`: how often each refusal code occurs.
 
 """
 COLUMNS = {
@@ -34,7 +41,7 @@ COLUMNS = {
     "precision": "---",
     "refused": "---",
 }
-WORDS = 48  # of a refusal, in characters
+WORDS = 48  # characters of an error message to show
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""One network of the zoo: traced, rewritten by several plans and merged, at the traced size and at another one."""
+"""Check one network of the zoo: trace it, rewrite and merge it with several plans, compare at two input sizes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from zoo_models import REFUSALS, build, inputs_for, of_other_sizes
 from zoo_packages import TRAINED
 
 import depthfold as df
-from depthfold.merging.comparison import output_error
+from depthfold.merging.verify import output_error
 from depthfold.testing import random_plan, randomise_statistics
-from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing import TracedNetwork
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.vision import import_timm
 
 SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
-SINGLE_PRECISION_FROM = 60_000_000  # parameters: larger networks do not fit into memory three times in float64
+SINGLE_PRECISION_FROM = 60_000_000  # parameters; three copies of a larger network in float64 do not fit into memory
 
 
 def examine(name: str) -> dict[str, Any]:
-    """What the network has, what is refused, and how exactly it merges."""
+    """Return the row of a network: its layers and spans, its refusals, and the errors of merging."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     started = time.perf_counter()
@@ -39,53 +40,52 @@ def examine(name: str) -> dict[str, Any]:
     row["environment"] = f"PyTorch {torch.__version__}, timm {import_timm().__version__}, {platform.machine()}"
     inputs = inputs_for(name, model, precision)
     given = {"size": inputs}
-    network = df.trace(model, inputs, at=at)
-    other, refusal = _other(model, df.rewrite(network, network.vanilla).eval(), at, inputs)
+    traced = df.trace(model, inputs, at=at)
+    other, refusal = _other(model, df.rewrite(traced, traced.vanilla).eval(), at, inputs)
     if other is not None:
         given["other"] = other
     wanted = {which: _run(model, at, values) for which, values in given.items()}
     keys = set(model.state_dict())
-    del model  # the network has its own copy
+    del model  # the network has a copy
     row |= {which: list(_size(values)) for which, values in given.items()}
     row |= {
         "refusal": refusal,
-        "layers": network.depth,
-        "skips": len(network.skips),
-        "paper": len(network.spans("paper")),
-        "full": len(network.spans("full")),
-        "refusals": dict(Counter(refusal.code for refusal in network.refusals).most_common()),
+        "layers": traced.depth,
+        "skips": len(traced.network.skips),
+        "paper": len(traced.spans("paper")),
+        "full": len(traced.spans("full")),
+        "refusals": dict(Counter(refusal.code for refusal in traced.network.refusals).most_common()),
     }
     rng = Random(name)
-    row["vanilla"] = vanilla(network, at, given, wanted, keys)
-    row["plans"] = [fold(network, rng, space, other) for space in SPACES] if network.depth else []
+    row["vanilla"] = vanilla(traced, at, given, wanted, keys)
+    row["plans"] = [fold(traced, rng, space, other) for space in SPACES] if traced.depth else []
     return row | {"seconds": round(time.perf_counter() - started, 1)}
 
 
 def vanilla(
-    network: df.Network, at: str | None, given: dict[str, Any], wanted: dict[str, Any], keys: set[str]
+    traced: TracedNetwork, at: str | None, given: dict[str, Any], wanted: dict[str, Any], keys: set[str]
 ) -> dict[str, Any]:
-    """The plan that changes nothing, merged, against the user's model itself: its outputs and the names of its
-    parameters."""
-    student = df.rewrite(network, network.vanilla)
+    """Compare the model with the merged network of the vanilla plan: outputs and names of parameters."""
+    student = df.rewrite(traced, traced.vanilla)
     merged = df.merge(student)
     found: dict[str, Any] = {"foreign": sorted(set(student.state_dict()) - keys), "ok": True}
     for which, values in given.items():
         found[which] = output_error(wanted[which], _run(merged, at, values))
         verification = df.verify(student, merged, values)
-        # What the student and the merged network may differ by is what this one and the model may differ by.
+        # The model and the merged network may differ as much as the student and the merged network.
         allowed = max(verification.tolerance, verification.output)
         found["ok"] &= verification.ok and found[which] <= 2 * allowed
     found["ok"] &= not found["foreign"]
     return found
 
 
-def fold(network: df.Network, rng: Random, space: Literal["paper", "full"], other: Any) -> dict[str, Any]:
-    """Rewrite and merge by one random plan."""
-    gc.collect()  # graphs hold themselves in cycles, and the largest networks fit into memory only three times
-    plan = random_plan(network, rng, space)
-    student = df.rewrite(network, plan)
+def fold(traced: TracedNetwork, rng: Random, space: Literal["paper", "full"], other: Any) -> dict[str, Any]:
+    """Rewrite and merge according to one random plan, and return the errors."""
+    gc.collect()  # graphs contain reference cycles, and memory holds only three copies of the largest networks
+    plan = random_plan(traced.network, rng, space)
+    student = df.rewrite(traced, plan)
     merged = df.merge(student)
-    row: dict[str, Any] = {"space": space, "segments": len(network.segments(plan))}
+    row: dict[str, Any] = {"space": space, "segments": len(traced.network.segments(plan))}
     row |= _errors(df.verify(student, merged))
     return row if other is None else row | {"other": _errors(df.verify(student, merged, other))}
 
@@ -102,8 +102,10 @@ def _errors(verification: Any) -> dict[str, Any]:
 
 
 def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) -> tuple[Any, str | None]:
-    """Inputs of the first other size that the network takes, or the first words of its refusal. The student of a
-    network that pads by the size of its maps refuses sizes at which it would have to pad differently."""
+    """Return inputs of the first other size that the network accepts, or the first line of its error.
+
+    The student of a network whose padding depends on the input size refuses sizes with different padding.
+    """
     problem = ""
     for other in of_other_sizes(inputs):
         try:
@@ -117,8 +119,8 @@ def _other(model: nn.Module, student: nn.Module, at: str | None, inputs: Any) ->
 
 
 def _run(model: nn.Module, at: str | None, given: Any) -> Any:
-    """What the part that is traced makes of inputs of the whole model."""
-    inputs = Inputs.of(given).map(Tensor.clone)  # a forward may write to its input
+    """Return the output of the traced part for inputs of the whole model."""
+    inputs = ExampleInputs.of(given).map(Tensor.clone)  # a forward may write to its input
     with torch.no_grad():
         if at is None:
             return inputs.call(model)

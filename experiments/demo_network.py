@@ -26,7 +26,7 @@ from depthfold import demo
 from depthfold.demo.demo import IMPORTANCE_RECIPE, SHIPPED
 from depthfold.demo.network import SmallMobileNet
 from depthfold.jobs import Processes
-from depthfold.training.data.fashion_mnist import FashionMnist
+from depthfold.tasks.datasets import FashionMnist
 
 RECIPE = df.Recipe(
     epochs=6, batch=128, lr=0.1, weight_decay=3e-4, warmup=200, flip=True, evaluate=420, checkpoint=105

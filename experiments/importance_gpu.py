@@ -1,10 +1,10 @@
-"""Entries of the importance table per minute on one GPU, by the number of workers that share it.
+"""Measure entries of the importance table per minute on one GPU, for different numbers of workers that share it.
 
     python experiments/importance_gpu.py CIFAR10 OUT.json [--workers 1 2 4 8] [--entries 12]
 
 MobileNetV2 for 32x32 images (stem and second stage without stride) on CIFAR-10, one epoch per entry at batch 512 in
-bfloat16, channels last, padded crop and flip. Each worker trains `entries` entries. The rate counts from the moment
-when all workers are at work: what they take to start is shown apart, since it is paid once per table.
+bfloat16, channels last, padded crop and flip. Each worker trains `entries` entries. The rate is measured from when all
+workers are training. Their start-up time is shown separately, because it is paid once per table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import depthfold as df
 from depthfold.backends.pytorch import PyTorch
 from depthfold.importance.entry import EntrySetup, job_of
 from depthfold.jobs import Processes
+from depthfold.tasks.classification import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training.classification import ClassificationTask
 from depthfold.training.recipe import Recipe
 from depthfold.vision import import_torchvision
 
@@ -39,7 +39,7 @@ def mobilenet_v2_for_cifar() -> TracedNetwork:
 
 
 def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str, object]:
-    blocks = [block for block in setup.network.flagged_spans() if len(block.span) > 1][: workers * entries]
+    blocks = [block for block in setup.traced.flagged_spans() if len(block.span) > 1][: workers * entries]
     jobs = [job_of(block, 0) for block in blocks]
     here = Processes(workers=workers) if device == "cpu" else Processes(devices=(device,), workers_per_device=workers)
     started = time.perf_counter()
@@ -49,7 +49,7 @@ def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str
         seconds.append(outcome.seconds)
         if outcome.failure is not None:
             failures.append(str(outcome.failure))
-    # All are at work once each has given its first result; they are done, together, until the last but `workers`.
+    # By the `workers`-th result, all workers are taken to be training: the rate counts the results after it.
     first, last = finished[workers - 1], finished[-1]
     return {
         "workers": workers,
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--steps", type=int, default=None, help="instead of one epoch, for a dry run")
     options = parser.parse_args()
-    network = mobilenet_v2_for_cifar()
+    traced = mobilenet_v2_for_cifar()
     task = ClassificationTask.cifar10(options.data)
     device = "cpu" if options.device == "cpu" else "cuda"
     environment = PyTorch(device=device).environment((torch.empty(1, 3, 32, 32),))
@@ -91,7 +91,7 @@ def main() -> None:
             channels_last=True,
         )
         for workers in options.workers:
-            row = {"batch": batch} | rate(EntrySetup(network, task, recipe), workers, options.entries, options.device)
+            row = {"batch": batch} | rate(EntrySetup(traced, task, recipe), workers, options.entries, options.device)
             print(json.dumps(row), flush=True)
             rows.append(row)
             found = {"environment": environment.to_json(), "recipe": recipe.to_json(), "rows": rows}

@@ -1,4 +1,4 @@
-"""What experiments/latency_gpu.py measures: three networks in three precisions on three runtimes."""
+"""The cases of experiments/latency_gpu.py: three networks in three precisions on three runtimes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from depthfold.vision import import_torchvision
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from latency import STEM_AND_HEAD
 
-# What a user would run: half precision and TF32 like their maps with the channels last.
+# Whether to use channels-last, as a user would: it is faster in float16 and TF32.
 PRECISIONS = {"float32": False, "tf32": True, "float16": True}
 NETWORKS = ("mobilenetv2-1.0", "mobilenetv2-1.4", "vgg19-bn")
 RUNTIMES = {"pytorch": {}, "pytorch with CUDA graphs": {"cuda_graphs": True}, "inductor": {}}
@@ -36,8 +36,10 @@ def build(name: str, batch: int, size: int) -> TracedNetwork:
 
 
 def every_block_merged(network: df.Network) -> df.Plan:
-    """Inverted residuals end where the network has no activation, the stages of VGG at its barriers; an activation
-    stands after each."""
+    """Return the plan that merges every block, with an activation after each.
+
+    Inverted residuals end where the network has no activation, the stages of VGG at its barriers.
+    """
     own = network.activations
     ends = sorted({l for l in range(1, network.depth) if l not in own} | set(network.barriers))
     return df.Plan(activations=[*ends, network.depth], cuts=ends)

@@ -1,15 +1,16 @@
-"""Latency on a GPU: MobileNetV2-1.0, -1.4 and VGG19-BN at 224, in three precisions, on three runtimes.
+"""Measure latencies on a GPU: MobileNetV2-1.0, -1.4 and VGG19-BN at 224x224, in three precisions, on three runtimes.
 
     python experiments/latency_gpu.py FOLDER [--minutes 9] [--only "tf32 inductor"]
 
-For each network, precision and runtime: the table, measured and calibrated; the original, every block merged, and the
-fastest plan by the table, timed in turns; predicted against measured over 20 random plans (VGG: 10) of all depths and
-over plans of the solver (with made-up importances). FOLDER gets a CSV table and a line of results.jsonl for each; run
-again, what is there is not measured again, and what was measured of a table before an interruption is in its journal.
+For each network, precision and runtime, measure and calibrate the table; time the original, the network with every
+block merged and the fastest plan of the table in turns; compare predicted with measured latencies over 20 random plans
+of all depths (VGG: 10) and over plans from the solver (with made-up importances). Each case writes a CSV table and a
+line of results.jsonl to FOLDER. If you run it again, finished cases are skipped, and an interrupted table resumes from
+its journal.
 
-The original and every block merged are timed before the table, too. If either takes another time at the end, or the
-original than while the table was calibrated, something else ran on the machine or its clocks changed: what was measured
-is thrown away, journal and all, and measured again.
+To detect drift, the original and the network with every block merged are also timed before the table. If either has
+changed at the end, or the original since the calibration, something else ran on the machine or its clocks changed. The
+case is then discarded with its journal, and measured again.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ from latency_cases import Case, build, cases, every_block_merged
 import depthfold as df
 from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
-from depthfold.core.document import encode
 from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.journal import LatencyJournal
+from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -45,48 +45,48 @@ TIMER = Timer(warmup=0.05, turns=4, turn=0.01, extra=4)
 WHOLE = Timer(warmup=0.1, turns=6, turn=0.02)
 
 
-# How far apart the two times of a network may be, at the beginning of a row and at its end.
+# The largest relative change of a network's time between the start and the end of a row.
 DRIFT = 0.05
 TRIES = 2
 
 
 class Disturbed(Exception):
-    """The machine was not the same at the end of a row as at its beginning."""
+    """Raised if the machine became faster or slower during a row."""
 
 
-def errors(network: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
-    guesses = [table.predict(network, plan) for plan in plans]
+def errors(traced: TracedNetwork, table: df.LatencyTable, plans: list[df.Plan], measured: list[float]) -> list[float]:
+    guesses = [table.predict(traced.network, plan) for plan in plans]
     return [guess / latency - 1 for guess, latency in zip(guesses, measured, strict=True)]
 
 
 def counts(network: df.Network) -> tuple[int, int]:
-    """How many whole networks to calibrate on, and how many to test: VGG has only 36 spans."""
+    """Return how many whole networks to calibrate on and how many to test. VGG has only 36 spans."""
     return (8, 10) if network.depth < 20 else (14, 20)
 
 
-def examine(network: TracedNetwork, backend: PyTorch | Inductor, run: Path) -> tuple[df.LatencyTable, dict]:
-    networks, tests = counts(network)
-    compared = {"original": network.vanilla, "every block merged": every_block_merged(network)}
-    before = end_to_end(network, backend, compared.values(), WHOLE)
+def examine(traced: TracedNetwork, backend: PyTorch | Inductor, run: Path) -> tuple[df.LatencyTable, dict]:
+    networks, tests = counts(traced.network)
+    compared = {"original": traced.vanilla, "every block merged": every_block_merged(traced.network)}
+    before = end_to_end(traced, backend, compared.values(), WHOLE)
     started = time.perf_counter()
-    table = measure_latency(network, backend, run=run, timer=TIMER, networks=networks)
+    table = measure_latency(traced, backend, run=run, timer=TIMER, networks=networks)
     took = time.perf_counter() - started
-    alone = measure_latency(network, backend, mode="alone", run=run, timer=TIMER)
-    random = list(random_plans(network, tests, 1))
-    frontier = df.solve(table, made_up_importances(network))
+    alone = measure_latency(traced, backend, mode="alone", run=run, timer=TIMER)
+    random = list(random_plans(traced.network, tests, 1))
+    frontier = df.solve(table, made_up_importances(traced.network))
     compared["fastest"] = frontier[0].plan
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
     plans = [*compared.values(), *random, *solved]
-    measured = end_to_end(network, backend, plans, WHOLE)
-    with LatencyJournal(run, network, table.environment) as journal:
-        original = journal.name_plan(network.vanilla)
+    measured = end_to_end(traced, backend, plans, WHOLE)
+    with LatencyJournal(run, traced, table.environment) as journal:
+        original = journal.name_plan(traced.vanilla)
         if not journal.timed(original):
             raise TableError(f"The original network could not be timed: {journal.reasons.get(original)}")
         meanwhile = journal.time(original)
     drift = [measured[0] / before[0] - 1, measured[1] / before[1] - 1, measured[0] / meanwhile - 1]
     if max(map(abs, drift)) > DRIFT:
         changes = ", ".join(f"{change:+.1%}" for change in drift)
-        raise Disturbed(f"since the beginning, and since the calibration, two networks changed by {changes}")
+        raise Disturbed(f"the times of two networks changed by {changes} since the start or the calibration")
     result = {
         "milliseconds": dict(zip(compared, measured, strict=False)),
         "fastest": {"activations": sorted(compared["fastest"].activations), "cuts": list(compared["fastest"].cuts)},
@@ -96,7 +96,7 @@ def examine(network: TracedNetwork, backend: PyTorch | Inductor, run: Path) -> t
         "spans without a time": len(table.entries) - len(table.times),
     }
     for name, one in (("in context", table), ("alone", alone)):
-        found = errors(network, one, plans, measured)
+        found = errors(traced, one, plans, measured)
         result[f"errors {name}"] = {"compared": found[:3], "random": found[3 : 3 + tests], "solver": found[3 + tests :]}
     return table, result
 
@@ -117,24 +117,24 @@ def row(record: dict) -> str:
 
 def measure(case: Case, folder: Path) -> dict:
     started = time.monotonic()
-    network, run = build(case.name, case.batch, case.size), case.file(folder, ".run")
+    traced, run = build(case.name, case.batch, case.size), case.file(folder, ".run")
     for left in reversed(range(TRIES)):
         try:
-            table, result = examine(network, case.backend, run)
+            table, result = examine(traced, case.backend, run)
             break
         except Disturbed as disturbed:
             shutil.rmtree(run)
-            print(f"{case.key}: {disturbed}; thrown away", flush=True)
+            print(f"{case.key}: {disturbed}; discarded", flush=True)
             if not left:
                 raise
-    environment = case.backend.environment(network_inputs(network)).to_json()
+    environment = case.backend.environment(traced.example_tensors()).to_json()
     replace(table, network=case.name).write_csv(case.file(folder, ".csv"))
     head = {"key": case.key, "network": case.name, "precision": case.precision, "runtime": case.runtime}
     return head | result | {"environment": environment, "seconds": round(time.monotonic() - started, 1)}
 
 
 def known(results: Path, asked: list[Case]) -> dict[str, dict]:
-    """What was measured before, of these; a last line that was cut off is measured again."""
+    """Return the records of earlier runs. A truncated last line is ignored, so that its case is measured again."""
     shapes = {case.key: f"{case.batch} of {case.size}" for case in asked}
     found = {}
     for line in results.read_text().splitlines() if results.exists() else ():
@@ -143,7 +143,7 @@ def known(results: Path, asked: list[Case]) -> dict[str, dict]:
             there = f"{record['environment']['batch']} of {record['environment']['input_size'][-1]}"
             if there != shapes.get(record["key"], there):
                 raise SystemExit(
-                    f"{results}: {record['key']} was measured with a batch of {there}. Name another folder."
+                    f"{results}: {record['key']} was measured with a batch of {there}. Use another folder."
                 )
             found[record["key"]] = record
     return found
@@ -152,11 +152,11 @@ def known(results: Path, asked: list[Case]) -> dict[str, dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=1e5, help="start nothing new after so many")
+    parser.add_argument("--minutes", type=float, default=1e5, help="start no new case after this many minutes")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batches", type=int, nargs=2, default=(128, 64), help="of MobileNetV2, and of VGG")
+    parser.add_argument("--batches", type=int, nargs=2, default=(128, 64), help="batch sizes of MobileNetV2 and of VGG")
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--only", default="", help="parts of a name: what to measure, as in 'tf32 inductor'")
+    parser.add_argument("--only", default="", help="words in the names of the cases to measure ('tf32 inductor')")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
@@ -170,8 +170,8 @@ def main() -> None:
         try:
             done[case.key] = measure(case, options.folder)
         except SpoiledDevice as error:
-            raise SystemExit(f"{case.key}: {error} What is done is in {options.folder}.") from error
-        except (df.DepthfoldError, RuntimeError, Disturbed) as error:  # the others can still be measured
+            raise SystemExit(f"{case.key}: {error} The finished cases are in {options.folder}.") from error
+        except (df.DepthfoldError, RuntimeError, Disturbed) as error:  # continue with the other cases
             print(f"{case.key}: {type(error).__name__}: {error}", flush=True)
             continue
         with results.open("a") as file:

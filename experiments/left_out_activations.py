@@ -1,11 +1,11 @@
-"""Why predictions on a GPU are off: do the activations that a plan leaves out, and a table's blocks have, explain it?
+"""Test whether the activations that a plan omits explain the prediction errors on a GPU.
 
     python experiments/left_out_activations.py [experiments/latency-h200]
 
-For every row of results.jsonl: over its random plans, the correlation of predicted minus measured milliseconds with the
-elements of the activations left out, and the errors before and after a constant per element is taken off. The constant
-is fitted to the same plans, so this shows what could be had, not what is predicted. A table with bare times has taken
-off its own constant before: then this shows what is left.
+For every row of results.jsonl, compute over its random plans the correlation between the prediction error in ms and the
+number of elements in the omitted activations. Also compute the errors before and after subtracting a constant per
+element. This constant is fitted to the same plans, so the result is the best possible improvement, not a prediction. A
+table with bare times already includes such a constant; for it, the result shows the remaining effect.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HERE = Path(__file__).parent / "latency-h200"
 
 @cache
 def network_named(name: str) -> TracedNetwork:
-    return build(name, 1, 224)  # elements of one example: the batch is one more constant
+    return build(name, 1, 224)  # elements of one example; the batch is only a constant factor
 
 
-def left_out(network: TracedNetwork, plan: df.Plan) -> int:
-    bare = [span for span in changed_segments(network, plan) if block_is_active(network, span)]
-    layers = [network.layers[span.j - 1] for span in bare]
+def left_out(traced: TracedNetwork, plan: df.Plan) -> int:
+    bare = [span for span in changed_segments(traced.network, plan) if block_is_active(traced.network, span)]
+    layers = [traced.network.layers[span.j - 1] for span in bare]
     return sum(layer.shape.out_channels * math.prod(layer.out_size) for layer in layers)
 
 
@@ -46,13 +46,13 @@ def main(folder: Path) -> None:
         record = json.loads(line or "{}")
         if not record:
             continue
-        network = network_named(record["network"])
+        traced = network_named(record["network"])
         table = df.LatencyTable.read_csv(folder / (record["key"].replace(" ", "_") + ".csv"))
         errors = np.array(record["errors in context"]["random"])
-        plans = list(random_plans(network, len(errors), 1))
-        guesses = np.array([table.predict(network, plan) for plan in plans])
+        plans = list(random_plans(traced.network, len(errors), 1))
+        guesses = np.array([table.predict(traced.network, plan) for plan in plans])
         measured = guesses / (1 + errors)
-        elements = np.array([left_out(network, plan) for plan in plans], dtype=float)
+        elements = np.array([left_out(traced, plan) for plan in plans], dtype=float)
         constant = elements @ (guesses - measured) / (elements @ elements)
         after = (guesses - constant * elements) / measured - 1
         correlation = np.corrcoef(elements, guesses - measured)[0, 1]

@@ -6,7 +6,8 @@ from torch import nn
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.latency import Timer
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from depthfold.testing import random_plan
 
 QUICK = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=0)
@@ -42,9 +43,9 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def milliseconds(network, plan, runtime=COST):
-    return 1e3 * runtime.compile(shallow_of(network, plan), tuple(network.inputs.args)).seconds()
+def milliseconds(traced, plan, runtime=COST):
+    return 1e3 * runtime.compile(sketch(rewrite(traced, plan)), tuple(traced.blueprint.inputs.args)).seconds()
 
 
-def plans(network, count):
-    return [random_plan(network, Random(seed), "paper") for seed in range(count)]
+def plans(traced, count):
+    return [random_plan(traced.network, Random(seed), "paper") for seed in range(count)]

@@ -44,8 +44,8 @@ def picture(batch=2, seed=5):
 
 def merged(model, inputs=None, plan=None, seed=1, **asked):
     """The merged network of a model: by a plan, or by one drawn at random."""
-    network = df.trace(model, picture() if inputs is None else inputs, **asked)
-    return df.merge(df.rewrite(network, plan or random_plan(network, Random(seed), "full")))
+    traced = df.trace(model, picture() if inputs is None else inputs, **asked)
+    return df.merge(df.rewrite(traced, plan or random_plan(traced.network, Random(seed), "full")))
 
 
 class Around(nn.Module):

@@ -31,26 +31,26 @@ def image(size=12, channels=4, batch=2, seed=0):
     return torch.randn(batch, channels, size, size + 1, generator=torch.Generator().manual_seed(seed))
 
 
-def codes(network):
+def codes(traced):
     """What was refused, by place."""
     found = {}
-    for refusal in network.refusals:
+    for refusal in traced.network.refusals:
         found.setdefault(refusal.where, refusal.code)
     return found
 
 
-def refusal(network, where):
-    return next(each for each in network.refusals if each.where == where)
+def refusal(traced, where):
+    return next(each for each in traced.network.refusals if each.where == where)
 
 
 def pairs(spans):
     return [(span.i, span.j) for span in spans]
 
 
-def only(network, i, j):
+def only(traced, i, j):
     """The plan that merges one span and leaves everything else as it is."""
-    cuts = [p for p in range(1, network.depth) if not i < p < j]
-    return df.Plan({p for p in network.activations if p in cuts}, cuts)
+    cuts = [p for p in range(1, traced.depth) if not i < p < j]
+    return df.Plan({p for p in traced.network.activations if p in cuts}, cuts)
 
 
 def agree(found, wanted, tolerance=1e-10):
@@ -63,15 +63,15 @@ def agree(found, wanted, tolerance=1e-10):
 def folds_exactly(model, x, plans=3, **given):
     """Trace in float64; the network as it was computes what the model computes, and every plan merges exactly."""
     model, x = randomise_statistics(model).double().eval(), x.double()
-    network = df.trace(model, x.clone(), **given)
+    traced = df.trace(model, x.clone(), **given)
     with torch.no_grad():
-        agree(df.rewrite(network, network.vanilla)(x.clone()), model(x.clone()))
-        agree(df.merge(df.rewrite(network, network.vanilla))(x.clone()), model(x.clone()))
+        agree(df.rewrite(traced, traced.vanilla)(x.clone()), model(x.clone()))
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(x.clone()), model(x.clone()))
         everything = df.Plan((), ())
-        for plan in (everything, *(random_plan(network, Random(seed)) for seed in range(plans))):
-            student = df.rewrite(network, plan)
+        for plan in (everything, *(random_plan(traced.network, Random(seed)) for seed in range(plans))):
+            student = df.rewrite(traced, plan)
             agree(df.merge(student)(x.clone()), student(x.clone()))
-    return network
+    return traced
 
 
 class Opaque(nn.Module):

@@ -15,8 +15,8 @@ def convolutions(module):
     return sum(isinstance(part, nn.Conv2d) for part in module.modules())
 
 
-def merged(network, plan=None):
-    return df.merge(df.rewrite(network, plan or network.vanilla))
+def merged(traced, plan=None):
+    return df.merge(df.rewrite(traced, plan or traced.vanilla))
 
 
 class Between(nn.Module):
@@ -34,10 +34,10 @@ class Between(nn.Module):
 def is_one_layer(block, outs=4, terms=None):
     """The block is one layer of the network; it merges exactly inside segments of every length."""
     model = Between(block, outs)
-    network = folds_exactly(model, image(13), plans=8)
-    assert (network.depth, network.barriers) == (4, ())
-    assert {(skip.source, skip.target) for skip in network.skips} <= {(1, 2)}
+    traced = folds_exactly(model, image(13), plans=8)
+    assert (traced.depth, traced.network.barriers) == (4, ())
+    assert {(skip.source, skip.target) for skip in traced.network.skips} <= {(1, 2)}
     if terms is not None:
-        assert len(network.skips) == terms - 1
-    assert convolutions(merged(network)) == 4
-    return network
+        assert len(traced.network.skips) == terms - 1
+    assert convolutions(merged(traced)) == 4
+    return traced

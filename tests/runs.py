@@ -76,12 +76,12 @@ def profile(median: float, *, flops: int, parameters: int, depth: int, memory: i
 
 
 def brute_force_states(network: Network, plan: object) -> dict[int, str]:
-    """What becomes of the activation after each layer, position by position."""
+    """Return the state of the activation after each layer that has one before or after, position by position."""
     states = {}
     for l, layer in enumerate(network.layers, start=1):
         had, has = layer.activation is not None, l in plan.activations
         if had or has:
-            states[l] = "stands" if had and has else "falls" if had else "inserted"
+            states[l] = "kept" if had and has else "removed" if had else "inserted"
     return states
 
 

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from depthfold.reporting import report as report
     from depthfold.rewriting import rewrite as rewrite
     from depthfold.solver import solve as solve
+    from depthfold.tasks.classification import ClassificationTask as ClassificationTask
     from depthfold.tracing import trace as trace
-    from depthfold.training.classification import ClassificationTask as ClassificationTask
     from depthfold.training.recipe import Recipe as Recipe
 
 # Where each public name lives. Imported on first use, so that `import depthfold` does not pull in torch.
 _HOME = {
     "Budget": "depthfold.core",
-    "ClassificationTask": "depthfold.training.classification",
+    "ClassificationTask": "depthfold.tasks.classification",
     "DepthfoldError": "depthfold.errors",
     "Environment": "depthfold.core",
     "Findings": "depthfold.reporting",

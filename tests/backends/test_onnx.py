@@ -9,9 +9,8 @@ from torch import nn
 
 from depthfold.backends import get
 from depthfold.backends.base import flatten
-from depthfold.backends.onnx_model import exported, onnx_bytes
-from depthfold.backends.onnx_words import UnknownWord
-from depthfold.backends.onnx_writer import write_model
+from depthfold.backends.onnx_ops import UnknownWord
+from depthfold.backends.onnx_writer import exported, onnx_bytes, write_model
 from depthfold.errors import BackendError
 from depthfold.testing import check_backend, randomise_statistics
 from lacking import needs

@@ -175,7 +175,7 @@ def test_a_missing_run_folder_is_not_created(tmp_path):
 
 
 def test_libraries_that_are_needed_at_the_end_are_checked_at_the_start(workshop, tmp_path, monkeypatch):
-    for library in ("onnx", "plotly"):
+    for library in ("onnx", "jinja2"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, library, None)
             arguments = ("--config", workshop / "tiny.toml", "--run", tmp_path / library, "--export", "model.onnx")

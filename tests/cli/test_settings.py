@@ -14,8 +14,7 @@ from depthfold.jobs import InProcess, Processes, RayCluster
 from depthfold.settings import Settings, gather, keep
 from depthfold.settings.data import make_recipe
 from depthfold.settings.executors import make_executor
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 
 
 def test_all_problems_are_reported_together(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from depthfold.core import Environment, FlaggedSpan, LatencyTable, Plan, Span, Timing, fingerprint
+from depthfold.core import Environment, FlaggedSpan, LatencyTable, Plan, Span, Timing
 from depthfold.core.latency_table import sum_rounded_up
 from depthfold.errors import InvalidValue, TableError
 from structures import chain
@@ -133,7 +133,7 @@ def test_predicts_what_a_plan_takes() -> None:
 
 def test_predicts_for_a_network_and_a_plan_and_nothing_else() -> None:
     network = chain(3)
-    table = LatencyTable(entries=(Timing(span=Span(0, 1), time=1.0),), fingerprint=fingerprint(network))
+    table = LatencyTable(entries=(Timing(span=Span(0, 1), time=1.0),), fingerprint=network.fingerprint)
     for given, found in (((object(), network.vanilla), "object and Plan"), ((network, None), "Network and NoneType")):
         with pytest.raises(InvalidValue, match=rf"predict\(\) takes a network and a plan, found {found}\. .*trace"):
             table.predict(*given)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_predicts_for_a_network_and_a_plan_and_nothing_else() -> None:
 def test_predicts_only_with_times_of_the_same_network() -> None:
     network, other = chain(3, 3), chain(3, 5)
     entries = Timing(span=Span(0, 1), time=1.0), Timing(span=Span(1, 2), reason="out of memory")
-    table = LatencyTable(entries=entries, fingerprint=fingerprint(network))
+    table = LatencyTable(entries=entries, fingerprint=network.fingerprint)
     with pytest.raises(TableError, match=r"no time for \(1, 2\] \(out of memory\), which the plan merges. Measure it"):
         table.predict(network, network.vanilla)
     with pytest.raises(TableError, match=f"of another network .fingerprint {table.fingerprint}; this one is "):

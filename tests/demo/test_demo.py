@@ -11,7 +11,6 @@ import torch
 import depthfold as df
 from cli_workshop import depthfold, without_memory
 from depthfold import demo
-from depthfold.core import fingerprint
 from depthfold.demo import demo_settings, run_demo
 from depthfold.demo.demo import SHIPPED, reachable_budget
 from depthfold.demo.network import InvertedResidual
@@ -49,9 +48,9 @@ def test_residuals_are_dropped_in_training_only():
 
 
 def test_the_importance_table_belongs_to_the_network():
-    network, table = df.trace(demo.model(), demo.task().example()), demo.importance()
-    assert table.fingerprint == fingerprint(network)
-    assert {entry.span for entry in table.entries} == set(network.flagged_spans("paper"))
+    traced, table = df.trace(demo.model(), demo.task().example()), demo.importance()
+    assert table.fingerprint == traced.network.fingerprint
+    assert {entry.span for entry in table.entries} == set(traced.flagged_spans("paper"))
 
 
 def test_the_importance_table_was_measured_with_the_recipe_of_the_demo():

@@ -93,10 +93,10 @@ def outputs(module, device):
 
 def test_networks_are_where_the_model_is(device):
     model = net(device)
-    network = df.trace(model, picture(device))
-    student = df.rewrite(network, PLAN)
+    traced = df.trace(model, picture(device))
+    student = df.rewrite(traced, PLAN)
     shallow = df.merge(student)
-    assert {kind(part) for part in (network.graph, student, shallow, model)} == {device}
+    assert {kind(part) for part in (traced.graph, student, shallow, model)} == {device}
     assert equal(model, net(device)) and not model.training
     torch.testing.assert_close(outputs(shallow, device), outputs(merged_on("cpu"), "cpu"), **CLOSE)
 
@@ -160,11 +160,11 @@ def test_a_fine_tuning_goes_on_on_another_device(device, tmp_path):
 
 @pytest.mark.parametrize("executor", [InProcess, Processes])
 def test_importances_are_trained_on_the_best_of_the_machine(executor, device, free_choice):
-    network = df.trace(net(device), picture(device))
+    traced = df.trace(net(device), picture(device))
     at = {"cpu": "cpu", "cuda": "cuda:0"}[free_choice]
     workers = InProcess() if executor is InProcess else Processes(devices=(at,))
-    found = df.measure_importance(network, TaskOn(device=free_choice), RECIPE, executor=workers)
-    assert kind(network.graph) == device
+    found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, executor=workers)
+    assert kind(traced.graph) == device
     expected = df.measure_importance(df.trace(net("cpu"), picture()), TinyTask(), RECIPE, executor=Processes(workers=1))
     for one, two in zip(found.entries, expected.entries, strict=True):
         assert one.span == two.span and one.samples == pytest.approx(two.samples, abs=1e-3)
@@ -202,20 +202,20 @@ def test_a_program_of_pytorch_runs_on_the_device_of_its_network(device, tmp_path
 @pytest.mark.parametrize("at", devices())
 def test_the_target_says_where_it_is_timed(at, device):
     model, target = net(device), f"pytorch:device={at}"
-    network = df.trace(model, picture(device))
-    table = df.measure_latency(network, target, timer=QUICK, networks=4)
+    traced = df.trace(model, picture(device))
+    table = df.measure_latency(traced, target, timer=QUICK, networks=4)
     profile = df.profile(model, picture(device), target, timer=QUICK)
     name = "cpu" if at == "cpu" else torch.cuda.get_device_name()
     assert table.environment.device == profile.environment.device == name
     assert len(table.times) == len(table.entries) and profile.latency > 0
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     assert profile.memory > weights and profile.parameters == sum(p.numel() for p in model.parameters())
-    assert kind(model) == kind(network.graph) == device and equal(model, net(device))
+    assert kind(model) == kind(traced.graph) == device and equal(model, net(device))
 
 
 def test_other_runtimes_take_a_network_from_any_device(device):
     inputs = torch.zeros(1, 2, SIZE, SIZE)
     expected = df.measure_latency(df.trace(net("cpu"), inputs), "cost_model", timer=QUICK)
-    network = df.trace(net(device), inputs.to(device))
-    assert df.measure_latency(network, "cost_model", timer=QUICK) == expected
-    assert df.profile(network.graph, inputs.to(device), "onnxruntime", timer=QUICK).environment.device == "cpu"
+    traced = df.trace(net(device), inputs.to(device))
+    assert df.measure_latency(traced, "cost_model", timer=QUICK) == expected
+    assert df.profile(traced.graph, inputs.to(device), "onnxruntime", timer=QUICK).environment.device == "cpu"

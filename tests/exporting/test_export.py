@@ -246,8 +246,8 @@ def test_a_suffix_that_is_not_known(tmp_path, name, hint):
 
 
 def test_only_merged_networks_are_exported(tmp_path):
-    network = df.trace(classifier(), picture())
-    for other in (df.rewrite(network, network.vanilla), nn.Conv2d(3, 3, 3)):
+    traced = df.trace(classifier(), picture())
+    for other in (df.rewrite(traced, traced.vanilla), nn.Conv2d(3, 3, 3)):
         with pytest.raises(InvalidValue, match=rf"{type(other).__name__} is no merged network"):
             df.export(other, tmp_path / "m.onnx")
 

@@ -47,8 +47,8 @@ def test_a_part_that_shares_weights_with_the_rest(tmp_path):
         whole.other.weight = body[4].weight
         return whole
 
-    network = df.trace(model(), picture(1), at="body")
-    shallow = df.merge(df.rewrite(network, df.Plan((2,), (2,))))
+    traced = df.trace(model(), picture(1), at="body")
+    shallow = df.merge(df.rewrite(traced, df.Plan((2,), (2,))))
     assert same(df.load(df.save(shallow, tmp_path), model()), shallow, picture(5))
 
 
@@ -70,9 +70,9 @@ def test_a_model_of_torchvision_by_a_solved_plan(tmp_path):
         return randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5), seed).eval()
 
     sample = torch.randn(1, 3, 32, 32)
-    network = df.trace(model(0), sample)
-    frontier = df.solve(*plausible_tables(network.spans(), network.flagged_spans(), seed=0))
-    shallow = df.merge(df.rewrite(network, frontier.at("70%")))
+    traced = df.trace(model(0), sample)
+    frontier = df.solve(*plausible_tables(traced.spans(), traced.flagged_spans(), seed=0))
+    shallow = df.merge(df.rewrite(traced, frontier.at("70%")))
     assert same(df.load(df.save(shallow, tmp_path), model(1)), shallow, sample)
 
 
@@ -168,8 +168,8 @@ def test_another_batch_may_be_given(tmp_path):
 
 
 def test_only_merged_networks_are_saved(tmp_path):
-    network = df.trace(classifier(), picture())
-    student = df.rewrite(network, random_plan(network, Random(0)))
+    traced = df.trace(classifier(), picture())
+    student = df.rewrite(traced, random_plan(traced.network, Random(0)))
     for other in (student, nn.Conv2d(3, 3, 3), "a name"):
         with pytest.raises(
             InvalidValue,

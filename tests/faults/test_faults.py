@@ -25,7 +25,7 @@ chains, drafts, numbering, pooling, shapes, padding, activations, rewriting, ker
         "tracing.chains",
         "tracing.drafts",
         "tracing.numbering",
-        "tracing.pooling",
+        "tracing.shapes",
         "tracing.shapes",
         "rewriting.padding",
         "rewriting.activations",
@@ -377,8 +377,8 @@ def identity_inside_a_sum_not_cropped(patch):
 def activation_inserted_before_the_addition(patch):
     def wrong(insert):
         def inserted(graph, nodes, traced, l):
-            sites = tuple(replace(site, out=site.linear) for site in traced.sites)
-            insert(graph, nodes, replace(traced, sites=sites), l)
+            sites = tuple(replace(site, out=site.linear) for site in traced.blueprint.sites)
+            insert(graph, nodes, replace(traced, blueprint=replace(traced.blueprint, sites=sites)), l)
 
         return inserted
 

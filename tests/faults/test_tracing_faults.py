@@ -15,7 +15,7 @@ from nets import Net, agree, conv, image
 
 functional, merging, padding, plain, recording = (
     importlib.import_module(f"depthfold.{name}")
-    for name in ("tracing.functional", "merging.merge", "rewriting.padding", "merging.plain", "tracing.recording")
+    for name in ("tracing.functional", "merging.merge", "rewriting.padding", "merging.cleaning", "tracing.recording")
 )
 
 
@@ -91,8 +91,10 @@ def check():
     for seed, build in enumerate(MODELS.values()):
         torch.manual_seed(seed)
         model = build().double().eval()
-        network = df.trace(model, image(16).double())
-        vanilla, whole = (df.rewrite(network, plan).eval() for plan in (network.vanilla, df.Plan((), network.barriers)))
+        traced = df.trace(model, image(16).double())
+        vanilla, whole = (
+            df.rewrite(traced, plan).eval() for plan in (traced.vanilla, df.Plan((), traced.network.barriers))
+        )
         for made, wanted in ((vanilla, model), (df.merge(vanilla), model), (df.merge(whole), whole), (whole, whole)):
             refused = []
             for size in (16, 18, 20, 17):
@@ -197,6 +199,6 @@ def test_merge_verifies_by_itself(monkeypatch):
     """With its own verification on: a shared weight that is folded away does not leave merge()."""
     shared_parameter_folded_away(monkeypatch)
     torch.manual_seed(0)
-    network = df.trace(MODELS["shared weights"]().double().eval(), image(16).double())
+    traced = df.trace(MODELS["shared weights"]().double().eval(), image(16).double())
     with pytest.raises((DepthfoldError, NotImplementedError)):
-        df.merge(df.rewrite(network, network.vanilla))
+        df.merge(df.rewrite(traced, traced.vanilla))

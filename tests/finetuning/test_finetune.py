@@ -14,8 +14,7 @@ from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.finetuning import finetune, finetuned
 from depthfold.training.checkpoints import read_checkpoint, write_checkpoint
 from depthfold.training.loop import train
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import FunctionTask
 from small_training import TASK, SmallNet, equal
 
@@ -47,8 +46,8 @@ INPUTS = torch.zeros(1, 2, 5, 5)
 
 @pytest.mark.parametrize("at", [None, "body"])
 def test_the_trained_student_merges(model, at):
-    network = df.trace(model, INPUTS, at=at) if at else df.trace(model, INPUTS)
-    student = df.rewrite(network, df.Plan((2,), (2,)))
+    traced = df.trace(model, INPUTS, at=at) if at else df.trace(model, INPUTS)
+    student = df.rewrite(traced, df.Plan((2,), (2,)))
     before = copy.deepcopy(student)
     trained = finetune(student, TASK, RECIPE, teacher=model)
     assert equal(student, before)
@@ -63,8 +62,8 @@ def test_the_trained_student_merges(model, at):
 def test_what_the_user_froze_stays_as_it_is(model, at):
     frozen = model.body[1].eval().requires_grad_(False)
     torch.nn.init.uniform_(frozen.running_mean)
-    network = df.trace(model, INPUTS, at=at)
-    trained = finetune(df.rewrite(network, network.vanilla), TASK, RECIPE, teacher=model)
+    traced = df.trace(model, INPUTS, at=at)
+    trained = finetune(df.rewrite(traced, traced.vanilla), TASK, RECIPE, teacher=model)
     found = trained.get_submodule("body.1")
     assert not found.training
     assert not any(parameter.requires_grad for parameter in found.parameters())
@@ -124,8 +123,8 @@ def _never(*_):
 
 
 def test_the_student_of_another_plan_is_another_run(model, tmp_path):
-    network = df.trace(model, INPUTS)
-    one, two = (df.rewrite(network, df.Plan(cuts, cuts)) for cuts in ((1,), (2,)))
+    traced = df.trace(model, INPUTS)
+    one, two = (df.rewrite(traced, df.Plan(cuts, cuts)) for cuts in ((1,), (2,)))
     assert one.state_dict().keys() == two.state_dict().keys()  # only the graph tells them apart
     finetune(one, TASK, RECIPE, run=tmp_path)
     with pytest.raises(CheckpointError, match=r"model: network \w+, plan .*\[1\].* there, .*\[2\].* here"):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import FlaggedSpan, fingerprint
+from depthfold.core import FlaggedSpan
 from depthfold.errors import PlanError
 from depthfold.importance import importance_plan, importance_student, measure_importance
 from depthfold.training.loop import train
@@ -102,7 +102,7 @@ def test_the_blocks_are_those_worked_out_by_hand():
 @pytest.mark.parametrize("key", STANDS, ids=str)
 def test_activations_padding_and_what_is_reinitialised(key):
     block, (i, j, _, _) = FlaggedSpan(*key), key
-    assert importance_plan(NETWORK, block).activations == STANDS[key]
+    assert importance_plan(NETWORK.network, block).activations == STANDS[key]
     seed = 123
     student = importance_student(NETWORK, block, seed)
     reference = ByHand(i, j, STANDS[key], seed if j == i + 1 else None)
@@ -130,18 +130,18 @@ def test_the_trained_weights(key):
 def test_a_layer_that_is_reinitialised_leaves_those_alone_that_share_its_weights():
     model = Tiny()
     model.conv3.weight, model.norm3.weight = model.conv2.weight, model.norm2.weight
-    network = df.trace(model, batch(0, 0)[0])
-    before = copy.deepcopy(network.graph.state_dict())
-    student = importance_student(network, FlaggedSpan(1, 2, True, True), seed=0)
+    traced = df.trace(model, batch(0, 0)[0])
+    before = copy.deepcopy(traced.graph.state_dict())
+    student = importance_student(traced, FlaggedSpan(1, 2, True, True), seed=0)
     alone = importance_student(NETWORK, FlaggedSpan(1, 2, True, True), seed=0)
     for name, tensor in student.state_dict().items():
         own = name.startswith(("conv2", "norm2"))
         assert torch.equal(tensor, alone.state_dict()[name] if own else before[name]), name
         assert not (own and torch.equal(tensor, before[name])), name
     assert student.conv2.weight.requires_grad
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.graph.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in traced.graph.state_dict().items())
     # Where nothing is reinitialised, what is shared stays so.
-    kept = importance_student(network, FlaggedSpan(1, 2, True, True), seed=0, reinit=False)
+    kept = importance_student(traced, FlaggedSpan(1, 2, True, True), seed=0, reinit=False)
     assert kept.conv3.weight is kept.conv2.weight
 
 
@@ -149,8 +149,8 @@ def test_what_no_training_could_put_there_does_not_get_reinitialised():
     model = Tiny()
     model.norm2.eval().bias.requires_grad_(False)
     model.conv2.weight.requires_grad_(False)
-    network = df.trace(model, batch(0, 0)[0])
-    student = importance_student(network, FlaggedSpan(1, 2, True, True), seed=0)
+    traced = df.trace(model, batch(0, 0)[0])
+    student = importance_student(traced, FlaggedSpan(1, 2, True, True), seed=0)
     found, before = student.state_dict(), model.state_dict()
     assert {name for name in before if not torch.equal(found[name], before[name])} == {"conv2.bias", "norm2.weight"}
     # In a model that is in evaluation mode as a whole, the norm is trained with the rest.
@@ -184,12 +184,12 @@ def test_the_table_is_score_minus_base_and_the_test_set_is_not_touched(tmp_path)
         assert importance == pytest.approx(score - base, abs=1e-6)
     assert len(set(table.importances.values())) == len(STANDS)  # so that one cannot pass for another
     assert table.network == "Tiny"
-    assert table.fingerprint == fingerprint(NETWORK)
+    assert table.fingerprint == NETWORK.network.fingerprint
     assert "tiny; seeds 5; " in table.provenance
     assert close(NETWORK.graph.state_dict(), before, 0.0)
 
 
 def test_a_block_that_takes_away_the_last_activation():
-    network = df.trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()), torch.zeros(1, 2, 3, 3))
+    traced = df.trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()), torch.zeros(1, 2, 3, 3))
     with pytest.raises(PlanError, match=r"no activation after the last layer, 1, .* Leave this block out of the table"):
-        importance_plan(network, FlaggedSpan(0, 1, True, False))
+        importance_plan(traced.network, FlaggedSpan(0, 1, True, False))

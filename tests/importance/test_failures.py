@@ -35,7 +35,7 @@ def whole():
 def failed(tmp_path_factory):
     """The folder, the task, and the table with the three failures, with the warning that came with it."""
     folder = tmp_path_factory.mktemp("failed")
-    fates = tuple((importance_plan(NETWORK, block), fate) for block, (fate, _) in FAILING.items())
+    fates = tuple((importance_plan(NETWORK.network, block), fate) for block, (fate, _) in FAILING.items())
     task = TinyTask(folder=str(folder), fates=fates)
     with pytest.warns(IncompleteTable) as told:
         table = measure_importance(NETWORK, task, RECIPE, executor=Processes(workers=2), run=folder / "run")
@@ -80,12 +80,12 @@ def test_no_plan_uses_them_and_the_frontier_says_so(failed, whole):
     # Their spans are the fast ones: plans of the whole table use all three.
     fast = {block.span for block in FAILING}
     times = latency_table({(span.i, span.j): 0.01 if span in fast else len(span) for span in NETWORK.spans()})
-    best = df.solve(times, whole, network=NETWORK, alpha=1.6)
+    best = df.solve(times, whole, network=NETWORK.network, alpha=1.6)
     assert FAILING.keys() <= {block for plan in best for block in blocks_of(plan)}
     assert best.unscored == ()
     assert "without a score" not in str(best)
 
-    frontier = df.solve(times, table, network=NETWORK, alpha=1.6)
+    frontier = df.solve(times, table, network=NETWORK.network, alpha=1.6)
     importances = table.importances
     shift = 1.6 * fmean(value for block, value in importances.items() if len(block.span) == 1)
     for plan in frontier:

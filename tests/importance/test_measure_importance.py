@@ -26,7 +26,7 @@ from depthfold.importance.entry import EntrySetup
 from depthfold.importance.journal import importance_inputs
 from depthfold.jobs import Processes
 from depthfold.store import Journal
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.training.loop import train
 from depthfold.training.task import FunctionTask
 from depthfold.vision import import_torchvision
@@ -75,9 +75,9 @@ def kept(tmp_path_factory):
 
 
 def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
-    def refused(text, network=NETWORK, task=TinyTask(), recipe=RECIPE):  # noqa: B008
+    def refused(text, traced=NETWORK, task=TinyTask(), recipe=RECIPE):  # noqa: B008
         with pytest.raises(JournalError, match=text) as raised:
-            measure_importance(network, task, recipe, run=kept)
+            measure_importance(traced, task, recipe, run=kept)
         return str(raised.value)
 
     start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Use another run folder"
@@ -85,12 +85,12 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     text = refused(f"{start}recipe.steps: 3 there, 4 here; recipe.seed: 5 there, 6", recipe=RECIPE.but(steps=4, seed=6))
     assert text.endswith("Use another run folder, or delete the journal to start again.")
     refused(f"{start}task: tiny there, other here{end}", task=TinyTask(identity="other"))
-    refused(f"{start}weights: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", network=tiny_network(seed=1))
+    refused(f"{start}weights: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", traced=tiny_network(seed=1))
     larger = df.trace(Tiny(), torch.zeros(1, 2, SIZE + 1, SIZE + 1))
-    refused(f"{start}network: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", network=larger)
+    refused(f"{start}network: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", traced=larger)
     statistics = Tiny()
     statistics.norm3.running_mean += 1  # buffers are weights, too
-    refused(f"{start}weights: ", network=df.trace(statistics, INPUTS))
+    refused(f"{start}weights: ", traced=df.trace(statistics, INPUTS))
     measure_importance(tiny_network(), TinyTask(), RECIPE, run=kept)  # the same once more
 
 
@@ -99,11 +99,13 @@ def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_pat
     table = measure_importance(NETWORK, task, RECIPE, reinit=False, run=run)
     vanilla = df.rewrite(NETWORK, NETWORK.vanilla)
     train(vanilla, TinyTask(), RECIPE)
-    unchanged = {e.span: e.samples for e in table.entries if importance_plan(NETWORK, e.span) == NETWORK.vanilla}
+    unchanged = {
+        e.span: e.samples for e in table.entries if importance_plan(NETWORK.network, e.span) == NETWORK.vanilla
+    }
     assert len(unchanged) == NETWORK.depth and set(unchanged.values()) == {(holdout_score(vanilla.eval()),)}
     # An activation inserted at 3 is the same network, whether it stands behind the layer or before the next one.
     singles = [entry.span for entry in table.entries if len(entry.span.span) == 1]
-    networks = {importance_plan(NETWORK, span) for span in singles}
+    networks = {importance_plan(NETWORK.network, span) for span in singles}
     assert len(networks) == 3 < len(singles)
     assert trainings_in(tmp_path) == len(table.entries) - len(singles) + 3 == len(records(run)) - 1
     fresh = {entry.span: entry for entry in measure_importance(NETWORK, TinyTask(), RECIPE).entries}
@@ -113,7 +115,7 @@ def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_pat
         if len(entry.span.span) > 1:
             assert entry == fresh[entry.span]
         else:
-            student = df.rewrite(NETWORK, importance_plan(NETWORK, entry.span))
+            student = df.rewrite(NETWORK, importance_plan(NETWORK.network, entry.span))
             train(student, TinyTask(), RECIPE)
             assert entry.samples == (holdout_score(student.eval()),) != fresh[entry.span].samples
     assert measure_importance(NETWORK, task, RECIPE, reinit=False, run=run) == table
@@ -145,12 +147,12 @@ def test_what_makes_no_sense():
         def loss(self, model, step): ...
         def steps_per_epoch(self, recipe): ...
 
-    def refused(text, network=NETWORK, task=TinyTask(), recipe=RECIPE, **options):  # noqa: B008
+    def refused(text, traced=NETWORK, task=TinyTask(), recipe=RECIPE, **options):  # noqa: B008
         with pytest.raises(InvalidValue, match=text):
-            measure_importance(network, task, recipe, **options)
+            measure_importance(traced, task, recipe, **options)
 
     refused("methods loss, score and steps_per_epoch; NoScore lacks one of them. FunctionTask", task=NoScore())
-    refused("a traced network with its model, found a Network without one, .* Trace", network=NETWORK.structure)
+    refused("a traced network with its model, found a Network without one. Trace", traced=NETWORK.network)
     refused("takes a Recipe or the name of one, found {'lr': 1}", recipe={"lr": 1})
     refused("There is no recipe 'importanc'. Did you mean 'importance'", recipe="importanc")
     refused("There is no search space 'ful'", space="ful")
@@ -220,13 +222,13 @@ def test_every_training_failed(tmp_path):
 
 
 def test_every_training_failed_for_a_reason_that_is_a_sentence(tmp_path):
-    fates = tuple((importance_plan(PAIR, block), "nan") for block in PAIR.flagged_spans())
+    fates = tuple((importance_plan(PAIR.network, block), "nan") for block in PAIR.flagged_spans())
     with pytest.raises(TableError, match=r"gradient \(clip\)\. Mend that, and run it again"):
         measure_importance(PAIR, TinyTask(folder=str(tmp_path), fates=fates), RECIPE)
 
 
 def test_a_block_of_which_one_training_failed_says_so(tmp_path):
-    plan = importance_plan(PAIR, FlaggedSpan(0, 2, True, True))
+    plan = importance_plan(PAIR.network, FlaggedSpan(0, 2, True, True))
     run, failing = tmp_path / "run", TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     whole = TinyTask(folder=str(tmp_path))
     with pytest.warns(IncompleteTable, match="1 block of 3 could not be trained, and no plan will use them"):
@@ -258,25 +260,25 @@ class Whole(nn.Module):
 def test_a_submodule(tmp_path):
     torch.manual_seed(3)
     model = Whole()
-    network = df.trace(model, INPUTS, at="body")
-    table = measure_importance(network, TinyTask(folder=str(tmp_path)), RECIPE)
+    traced = df.trace(model, INPUTS, at="body")
+    table = measure_importance(traced, TinyTask(folder=str(tmp_path)), RECIPE)
     assert table.base == pytest.approx(holdout_score(model.eval()), abs=1e-6)
     assert len(table.importances) == 18
-    student, before = importance_student(network, CONV_2, 0).state_dict(), model.state_dict()
+    student, before = importance_student(traced, CONV_2, 0).state_dict(), model.state_dict()
     changed = {name for name in before if not torch.equal(student[name], before[name])}
     parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert changed == {"body.conv2.weight", "body.conv2.bias", *(f"body.norm2.{part}" for part in parts)}
     # Weights of the whole model count, not only those of the part that was traced.
     run = tmp_path / "run"
-    Journal(run / "importance.jsonl", header_of(network)).close()
+    Journal(run / "importance.jsonl", header_of(traced)).close()
     with torch.no_grad():
         model.last.bias += 1
     with pytest.raises(JournalError, match="weights: "):
         measure_importance(df.trace(model, INPUTS, at="body"), TinyTask(), RECIPE, run=run)
 
 
-def header_of(network):
-    return importance_inputs(network, TinyTask(), RECIPE, reinit=True)
+def header_of(traced):
+    return importance_inputs(traced, TinyTask(), RECIPE, reinit=True)
 
 
 class Fused(Pair):
@@ -286,9 +288,9 @@ class Fused(Pair):
 
 def test_a_batch_norm_with_its_activation_inside_is_reinitialised():
     model = Fused(timm.layers.BatchNormAct2d)
-    network = df.trace(model, INPUTS)
-    assert network.activations == {1, 2}
-    student = importance_student(network, CONV_2, seed=4)
+    traced = df.trace(model, INPUTS)
+    assert traced.network.activations == {1, 2}
+    student = importance_student(traced, CONV_2, seed=4)
     torch.manual_seed(4)
     fresh = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
     with torch.no_grad():
@@ -298,17 +300,17 @@ def test_a_batch_norm_with_its_activation_inside_is_reinitialised():
         ))  # fmt: skip
         wanted = model.head(torch.relu(fresh[1].eval()(fresh[0](inner))).mean((2, 3)))
         torch.testing.assert_close(student.eval()(x), wanted)
-    assert len(measure_importance(network, TinyTask(), RECIPE).importances) == 3
+    assert len(measure_importance(traced, TinyTask(), RECIPE).importances) == 3
 
 
 def test_a_frozen_batch_norm_stays_as_it_is():
     frozen = import_torchvision().ops.misc.FrozenBatchNorm2d
     model = Pair(frozen)
-    network = df.trace(model, INPUTS)
-    student = importance_student(network, CONV_2, seed=4).state_dict()
+    traced = df.trace(model, INPUTS)
+    student = importance_student(traced, CONV_2, seed=4).state_dict()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(student[name], value)}
     assert changed == {"conv2.weight"}
-    assert len(measure_importance(network, TinyTask(), RECIPE).importances) == 3
+    assert len(measure_importance(traced, TinyTask(), RECIPE).importances) == 3
 
 
 class Opaque(nn.Module):
@@ -329,14 +331,14 @@ def test_a_network_that_travelled_is_the_same_network():
             x = F.dropout(self.opaque(x), 0.5, self.training)
             return F.relu(F.relu(self.conv2(F.relu(self.conv1(x)))) + x)
 
-    network = df.trace(Model().eval(), INPUTS)
-    there = pickle.loads(cloudpickle.dumps(network))
-    assert [node.name for node in there.graph.graph.nodes] == [node.name for node in network.graph.graph.nodes]
+    traced = df.trace(Model().eval(), INPUTS)
+    there = pickle.loads(cloudpickle.dumps(traced))
+    assert [node.name for node in there.graph.graph.nodes] == [node.name for node in traced.graph.graph.nodes]
     x = torch.randn(2, 2, SIZE, SIZE)
-    for block in network.flagged_spans():
-        here, away = (importance_student(each, block, 1).eval() for each in (network, there))
+    for block in traced.flagged_spans():
+        here, away = (importance_student(each, block, 1).eval() for each in (traced, there))
         assert torch.equal(here(x), away(x))
-    assert len(network.flagged_spans()) == 3
+    assert len(traced.flagged_spans()) == 3
 
 
 class Devices(cloudpickle.Pickler):
@@ -363,20 +365,21 @@ def devices_of(thing):
 @pytest.mark.parametrize("at", [None, "body"])
 def test_a_network_on_a_gpu_travels_to_workers_without_one(at):
     """Fake tensors have no values, but a device that this machine may lack."""
-    network = df.trace(Whole() if at else Pair(), INPUTS, at=at)
+    traced = df.trace(Whole() if at else Pair(), INPUTS, at=at)
     with FakeTensorMode():
         statistics, image = torch.empty(4, device="cuda"), torch.empty(INPUTS.shape, device="cuda")
-    for module in filter(None, (network.graph, network.model)):
+    for module in filter(None, (traced.graph, traced.model)):
         norm = next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
         norm.running_mean = statistics
-    network = dataclasses.replace(network, inputs=Inputs((image,)))
-    assert "cuda" in devices_of(network)
-    assert devices_of(EntrySetup(network, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
-    assert "cuda" in devices_of(network)  # which is not moved itself
+    blueprint = dataclasses.replace(traced.blueprint, inputs=ExampleInputs((image,)))
+    traced = dataclasses.replace(traced, blueprint=blueprint)
+    assert "cuda" in devices_of(traced)
+    assert devices_of(EntrySetup(traced, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
+    assert "cuda" in devices_of(traced)  # which is not moved itself
 
 
 def test_a_network_on_the_cpu_is_not_copied():
-    assert EntrySetup(NETWORK, TinyTask(), RECIPE).network.graph is NETWORK.graph
+    assert EntrySetup(NETWORK, TinyTask(), RECIPE).traced.graph is NETWORK.graph
 
 
 def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():

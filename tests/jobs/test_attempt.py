@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from depthfold.errors import DepthfoldError, NotFinite, OutOfMemory
-from depthfold.jobs.attempt import attempt, begin, failure_of
+from depthfold.jobs.pool import attempt, begin, failure_of
 
 
 def kind_of(raising):

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from depthfold.errors import DepthfoldError, InvalidValue
 from depthfold.jobs import Failure, Job
-from depthfold.jobs.attempt import Answer
-from depthfold.jobs.crew import Answered, Lost, Ready, drive
-from depthfold.jobs.retry import Queue, again
+from depthfold.jobs.pool import Answer, Answered, Lost, Queue, Ready, again, drive
 
 
 def jobs(*keys):

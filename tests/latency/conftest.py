@@ -10,16 +10,16 @@ from latency_workshop import COST, QUICK, Small
 
 
 @pytest.fixture(scope="session")
-def network():
+def traced():
     torch.manual_seed(0)
     return df.trace(Small(), torch.randn(1, 3, 32, 32), ignore=["stem"])
 
 
 @pytest.fixture(scope="session")
-def frontier(network):
-    table = measure_latency(network, COST, timer=QUICK, networks=12)
+def frontier(traced):
+    table = measure_latency(traced, COST, timer=QUICK, networks=12)
     scores = {}
-    for n, block in enumerate(network.flagged_spans("paper")):
+    for n, block in enumerate(traced.flagged_spans("paper")):
         scores[block] = -0.3 * (len(block.span) - 1) - 0.01 * (n % 7)
     entries = tuple(Score(span=block, samples=(value,)) for block, value in scores.items())
-    return df.solve(table, df.ImportanceTable(entries=entries), network=network)
+    return df.solve(table, df.ImportanceTable(entries=entries), network=traced.network)

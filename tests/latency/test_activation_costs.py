@@ -15,7 +15,6 @@ from depthfold.core import LatencyTable, Plan, Score
 from depthfold.core.calibration import LEAST
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_is_active, block_shape, changed_segments
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from latency_workshop import COST, QUICK, Small, plans
@@ -51,32 +50,34 @@ class Unfused(CostModel):
 UNFUSED = Unfused()
 
 
-def milliseconds(network, plan):
-    return milliseconds_on(network, plan, UNFUSED)
+def milliseconds(traced, plan):
+    return milliseconds_on(traced, plan, UNFUSED)
 
 
 @pytest.fixture(scope="module")
-def table(network):
-    return measure_latency(network, UNFUSED, timer=QUICK)
+def table(traced):
+    return measure_latency(traced, UNFUSED, timer=QUICK)
 
 
-def without_activations(network):
+def without_activations(traced):
     """Random plans that the calibration has not seen: with all of the activations that blocks have, with some of
     them, and with none."""
-    for n, plan in enumerate(plans_of_all_depths(network, network.spans("paper"), 12, seed=5)):
-        full = Plan([span.j for span in network.segments(plan) if block_is_active(network, span)], plan.cuts)
+    for n, plan in enumerate(plans_of_all_depths(traced.network, traced.spans("paper"), 12, seed=5)):
+        full = Plan(
+            [span.j for span in traced.network.segments(plan) if block_is_active(traced.network, span)], plan.cuts
+        )
         rng = Random(n)
         yield full
         yield Plan([position for position in sorted(full.activations) if rng.random() < 0.5], plan.cuts)
         yield Plan((), plan.cuts)
 
 
-def test_plans_that_leave_activations_out_are_predicted(network, table):
+def test_plans_that_leave_activations_out_are_predicted(traced, table):
     left_out = 0
-    for plan in without_activations(network):
-        wanted = milliseconds(network, plan)
-        assert table.predict(network, plan) == pytest.approx(wanted, rel=0.01)
-        if (with_all := sum(table.times[span] for span in network.segments(plan))) > 1.05 * wanted:
+    for plan in without_activations(traced):
+        wanted = milliseconds(traced, plan)
+        assert table.predict(traced.network, plan) == pytest.approx(wanted, rel=0.01)
+        if (with_all := sum(table.times[span] for span in traced.network.segments(plan))) > 1.05 * wanted:
             left_out += 1
         assert with_all > 0.99 * wanted
     assert left_out >= 12  # what was predicted of these before was too slow by more than 5 %
@@ -84,109 +85,119 @@ def test_plans_that_leave_activations_out_are_predicted(network, table):
     assert table.calibration.worst_error < 0.01
 
 
-def test_entries_differ_by_their_activation(network, table):
+def test_entries_differ_by_their_activation(traced, table):
     per_million = table.calibration.per_activation
     for entry in table.entries:
-        activation = per_million * block_shape(network, entry.span, batch=1).elements[1] / 1e6
+        activation = per_million * block_shape(traced, entry.span, batch=1).elements[1] / 1e6
         assert entry.takes(True) - entry.takes(False) == pytest.approx(activation)
-        assert entry.time == entry.takes(block_is_active(network, entry.span))
+        assert entry.time == entry.takes(block_is_active(traced.network, entry.span))
         assert entry.takes(False) >= LEAST * min(entry.samples)
     assert {entry.bare is None for entry in table.entries} == {entry.active is None for entry in table.entries}
     assert {entry.bare is None for entry in table.entries} == {True, False}
-    assert table.original == pytest.approx(milliseconds(network, network.vanilla), rel=0.01)
-    assert table.predict(network, network.vanilla) == table.original
+    assert table.original == pytest.approx(milliseconds(traced, traced.vanilla), rel=0.01)
+    assert table.predict(traced.network, traced.vanilla) == table.original
     assert LatencyTable.loads(table.dumps()) == table
 
 
-def test_the_frontier_meets_the_stopwatch(network, table):
+def test_the_frontier_meets_the_stopwatch(traced, table):
     """Every plan takes what the frontier says, where activations do harm and where they are inserted."""
     found = {}
     for seed in range(4):
         rng = Random(seed)
         scores = tuple(
             Score(span=span, samples=(rng.uniform(-0.1, 0.0) * len(span.span) ** 2 + (0.2, -0.2)[seed % 2] * span.b,))
-            for span in network.flagged_spans()
+            for span in traced.flagged_spans()
         )
-        found |= {plan.plan: plan for plan in df.solve(table, df.ImportanceTable(entries=scores), network=network)}
+        found |= {
+            plan.plan: plan for plan in df.solve(table, df.ImportanceTable(entries=scores), network=traced.network)
+        }
     left_out = inserted = 0
     for plan in found.values():
-        assert plan.latency == table.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.01)
-        changed = changed_segments(network, plan)
-        left_out += any(block_is_active(network, span) for span in changed)
-        inserted += not all(block_is_active(network, span) for span in changed)
+        assert (
+            plan.latency == table.predict(traced.network, plan) == pytest.approx(milliseconds(traced, plan), rel=0.01)
+        )
+        changed = changed_segments(traced.network, plan)
+        left_out += any(block_is_active(traced.network, span) for span in changed)
+        inserted += not all(block_is_active(traced.network, span) for span in changed)
     assert left_out > 5 and inserted > 5
 
 
-def test_an_activation_behind_a_single_layer_is_predicted(network, table):
+def test_an_activation_behind_a_single_layer_is_predicted(traced, table):
     """Where the network has none; a table that knew one time only would take it for free."""
-    inserted = Plan(range(1, network.depth + 1), range(1, network.depth))
-    assert len(changed_segments(network, inserted)) == network.depth - len(network.activations) > 3
-    assert table.predict(network, inserted) == pytest.approx(milliseconds(network, inserted), rel=0.01)
-    assert table.predict(network, inserted) > 1.02 * table.original
+    inserted = Plan(range(1, traced.depth + 1), range(1, traced.depth))
+    assert len(changed_segments(traced.network, inserted)) == traced.depth - len(traced.network.activations) > 3
+    assert table.predict(traced.network, inserted) == pytest.approx(milliseconds(traced, inserted), rel=0.01)
+    assert table.predict(traced.network, inserted) > 1.02 * table.original
 
 
 def test_the_activation_at_the_end_stays():
     """A plan may not name it; rewriting keeps it, so that it costs what it costs."""
     torch.manual_seed(0)
     layers = [part for _ in range(6) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU6())]
-    network = df.trace(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU6(), *layers), torch.randn(1, 3, 32, 32))
-    table = measure_latency(network, UNFUSED, timer=QUICK)
+    traced = df.trace(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU6(), *layers), torch.randn(1, 3, 32, 32))
+    table = measure_latency(traced, UNFUSED, timer=QUICK)
     assert table.calibration.per_activation == pytest.approx(PER_ELEMENT * 1e9, rel=0.05)
     for cuts in (range(1, 7), (2, 4), ()):
-        unnamed, named = Plan((), cuts), Plan({network.depth}, cuts)
-        assert changed_segments(network, unnamed) == changed_segments(network, named)
-        wanted = milliseconds(network, unnamed)
-        assert wanted == milliseconds(network, named)
-        assert table.predict(network, unnamed) == table.predict(network, named) == pytest.approx(wanted, rel=0.01)
+        unnamed, named = Plan((), cuts), Plan({traced.depth}, cuts)
+        assert changed_segments(traced.network, unnamed) == changed_segments(traced.network, named)
+        wanted = milliseconds(traced, unnamed)
+        assert wanted == milliseconds(traced, named)
+        assert (
+            table.predict(traced.network, unnamed)
+            == table.predict(traced.network, named)
+            == pytest.approx(wanted, rel=0.01)
+        )
 
 
-def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(network, tmp_path):
-    measure_latency(network, CostModel(gflops=0.2), timer=QUICK, networks=20, run=tmp_path)
-    spans = network.spans("paper")
-    with LatencyJournal(tmp_path, network, CostModel(gflops=0.2).environment(network_inputs(network))) as journal:
-        random = {plan.cuts for plan in plans_of_all_depths(network, spans, 14, thin=True)}
+def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(traced, tmp_path):
+    measure_latency(traced, CostModel(gflops=0.2), timer=QUICK, networks=20, run=tmp_path)
+    spans = traced.spans("paper")
+    with LatencyJournal(tmp_path, traced, CostModel(gflops=0.2).environment(traced.example_tensors())) as journal:
+        random = {plan.cuts for plan in plans_of_all_depths(traced.network, spans, 14, thin=True)}
         fast = [plan for plan in journal.plans.values() if plan.cuts not in random]
     assert len(fast) > 3
-    assert {bool(changed_segments(network, plan)) for plan in fast} == {True, False}
+    assert {bool(changed_segments(traced.network, plan)) for plan in fast} == {True, False}
 
 
 def test_how_many_networks_can_tell_what_activations_cost():
     """As many plans of all depths as there are costs: six of eight networks, and not of seven."""
     torch.manual_seed(0)
-    network = df.trace(Small(), torch.randn(1, 3, 32, 32), ignore=["stem"])
-    enough = measure_latency(network, UNFUSED, timer=QUICK, networks=8)
+    traced = df.trace(Small(), torch.randn(1, 3, 32, 32), ignore=["stem"])
+    enough = measure_latency(traced, UNFUSED, timer=QUICK, networks=8)
     assert enough.calibration.per_activation == pytest.approx(PER_ELEMENT * 1e9, rel=0.2)
-    fewer = measure_latency(network, UNFUSED, timer=QUICK, networks=7)
+    fewer = measure_latency(traced, UNFUSED, timer=QUICK, networks=7)
     assert fewer.calibration.per_activation is None
     assert fewer.times_if(True) == fewer.times_if(False) == fewer.times
 
 
-def test_blocks_alone_have_one_time(network):
-    alone = measure_latency(network, UNFUSED, mode="alone", timer=QUICK)
+def test_blocks_alone_have_one_time(traced):
+    alone = measure_latency(traced, UNFUSED, mode="alone", timer=QUICK)
     assert alone.calibration is None
     assert {(entry.active, entry.bare) for entry in alone.entries} == {(None, None)}
 
 
-def test_where_activations_are_free_leaving_them_out_saves_nothing(network):
-    table = measure_latency(network, COST, timer=QUICK)
+def test_where_activations_are_free_leaving_them_out_saves_nothing(traced):
+    table = measure_latency(traced, COST, timer=QUICK)
     assert table.calibration.per_activation < 0.01 * PER_ELEMENT * 1e9
     for span, time in table.times_if(False).items():
         assert time == pytest.approx(table.times[span], rel=5e-3)
 
 
-def test_thinned_plans_leave_any_share_of_their_activations_out(network):
-    spans = network.spans("paper")
-    whole = list(plans_of_all_depths(network, spans, 14))
-    thin = list(plans_of_all_depths(network, spans, 14, thin=True))
-    assert thin == list(plans_of_all_depths(network, spans, 14, thin=True))  # or a resumed run would measure others
-    assert thin[0] == whole[0] == network.vanilla
+def test_thinned_plans_leave_any_share_of_their_activations_out(traced):
+    spans = traced.spans("paper")
+    whole = list(plans_of_all_depths(traced.network, spans, 14))
+    thin = list(plans_of_all_depths(traced.network, spans, 14, thin=True))
+    assert thin == list(
+        plans_of_all_depths(traced.network, spans, 14, thin=True)
+    )  # or a resumed run would measure others
+    assert thin[0] == whole[0] == traced.vanilla
     assert [plan.cuts for plan in thin] == [plan.cuts for plan in whole]
-    assert not any(changed_segments(network, plan) for plan in whole)
+    assert not any(changed_segments(traced.network, plan) for plan in whole)
     shares = [len(one.activations) / len(all_.activations) for one, all_ in zip(thin[1:], whole[1:], strict=True)]
     assert min(shares) < 0.25 and max(shares) > 0.75 and len(set(shares)) > 4
     assert all(one.activations <= all_.activations for one, all_ in zip(thin, whole, strict=True))
     times = {span: float(len(span)) for span in spans}  # every plan is as fast as any other, but for the shaking
-    fast, thin = list(fast_plans(network, times, 10)), list(fast_plans(network, times, 10, thin=True))
+    fast, thin = list(fast_plans(traced.network, times, 10)), list(fast_plans(traced.network, times, 10, thin=True))
     assert thin[::2] == fast[::2]  # the fastest itself among them
     assert any(one.activations < all_.activations for one, all_ in zip(thin[1::2], fast[1::2], strict=True))
 
@@ -201,14 +212,14 @@ def test_a_calibration_of_before_still_loads(table):
     assert before.times_if(True) == before.times_if(False) == before.times == table.times
 
 
-def test_what_choosing_measured_counts_as_it_is(network, tmp_path):
+def test_what_choosing_measured_counts_as_it_is(traced, tmp_path):
     """A plan that leaves activations out, timed by choose(): its latency does not make other plans look cheap."""
-    before = measure_latency(network, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
-    with LatencyJournal(tmp_path, network, UNFUSED.environment(network_inputs(network))) as journal:
-        for plan in plans(network, 6):
+    before = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
+    with LatencyJournal(tmp_path, traced, UNFUSED.environment(traced.example_tensors())) as journal:
+        for plan in plans(traced, 6):
             bare = Plan((), plan.cuts)
-            journal.keep_share(bare, milliseconds(network, bare) / milliseconds(network, network.vanilla))
-    after = measure_latency(network, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
+            journal.keep_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
+    after = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
-    for plan in without_activations(network):
-        assert after.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.01)
+    for plan in without_activations(traced):
+        assert after.predict(traced.network, plan) == pytest.approx(milliseconds(traced, plan), rel=0.01)

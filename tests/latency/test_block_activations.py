@@ -10,7 +10,8 @@ from torch import nn
 import depthfold as df
 from depthfold.core import Plan, Span
 from depthfold.latency.blocks import block_is_active, block_module, block_shapes
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 
 
 class Mixed(nn.Module):
@@ -38,12 +39,12 @@ def mixed():
     return df.trace(Mixed(), torch.randn(1, 8, 6, 6))
 
 
-def merged_activation(network, span):
+def merged_activation(traced, span):
     """What follows the merged convolution, and the additions that stay, in the network that the plan makes: every other
     layer is left alone."""
-    cuts = [l for l in range(1, network.depth) if not span.i < l < span.j]
-    activations = [l for l in cuts if l in network.activations or (l == span.j and len(span) > 1)]
-    shallow = shallow_of(network, Plan(activations=activations, cuts=cuts))
+    cuts = [l for l in range(1, traced.depth) if not span.i < l < span.j]
+    activations = [l for l in cuts if l in traced.network.activations or (l == span.j and len(span) > 1)]
+    shallow = sketch(rewrite(traced, Plan(activations=activations, cuts=cuts)))
     position = sum(cut <= span.i for cut in cuts)
     convolutions = [
         node
@@ -70,8 +71,8 @@ def same(function):
     return (nn.ReLU, None, None) if function is F.relu else function
 
 
-def block_activation(network, block):
-    module = block_module(network, block)
+def block_activation(traced, block):
+    module = block_module(traced, block)
     module(*block.inputs())
     last = list(module.graph.nodes)[-2]
     if last.target is operator.add:
@@ -87,7 +88,7 @@ def test_every_block_has_the_activation_of_the_merged_network(mixed):
     for span in spans:
         wanted = merged_activation(mixed, span)
         assert block_activation(mixed, blocks[span]) == wanted, span
-        assert (wanted is not None) == block_is_active(mixed, span)
+        assert (wanted is not None) == block_is_active(mixed.network, span)
         kinds.add(wanted)
     assert len(kinds) == 8  # ReLU, Hardswish, SiLU, two of PReLU and of GELU each, and none
 
@@ -111,10 +112,10 @@ def test_no_block_has_an_activation_where_none_may_be_inserted(head, active):
     """At a barrier and at the network's output. With a head that has weights, the end of the last block is neither."""
     convs = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
     model = nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.AvgPool2d(2), convs[2], nn.ReLU(), convs[3], *head)
-    network = df.trace(model, torch.randn(1, 8, 8, 8), ignore=[str(len(model) - 1)] if head else ())
-    assert network.depth == 4 and network.barriers == (2,) and network.ends_in_output is not active
-    blocks = block_shapes(network, network.spans())
+    traced = df.trace(model, torch.randn(1, 8, 8, 8), ignore=[str(len(model) - 1)] if head else ())
+    assert traced.depth == 4 and traced.network.barriers == (2,) and traced.network.ends_in_output is not active
+    blocks = block_shapes(traced, traced.spans())
     assert blocks[Span(0, 2)].activation is None
     assert (blocks[Span(2, 4)].activation is not None) is active
-    searched = {flagged.span for flagged in network.flagged_spans("full") if flagged.b}
+    searched = {flagged.span for flagged in traced.flagged_spans("full") if flagged.b}
     assert {span for span, block in blocks.items() if block.activation is not None} <= searched

@@ -9,20 +9,21 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import Network
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import choose, measure_latency
-from depthfold.latency.candidates import shallow_of
-from depthfold.latency.doubt import DoubtfulTable
+from depthfold.latency.calibration import DoubtfulTable
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.measure import wholes
+from depthfold.merging import sketch
 from depthfold.progress import progress_lines
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK, milliseconds
 
 
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.7])
-def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(network, frontier, share):
-    original = milliseconds(network, network.vanilla)
-    plan = choose(network, frontier, f"{share:.0%}", COST, timer=QUICK)
-    assert milliseconds(network, plan.plan) <= share * original
-    meeting = [p for p in frontier if milliseconds(network, p.plan) <= 0.98 * share * original]
+def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(traced, frontier, share):
+    original = milliseconds(traced, traced.vanilla)
+    plan = choose(traced, frontier, f"{share:.0%}", COST, timer=QUICK)
+    assert milliseconds(traced, plan.plan) <= share * original
+    meeting = [p for p in frontier if milliseconds(traced, p.plan) <= 0.98 * share * original]
     assert plan.importance == max(p.importance for p in meeting)
 
 
@@ -33,35 +34,35 @@ def hopeful(frontier, factor):
     return dataclasses.replace(frontier, points=points, segments=segments)
 
 
-def test_a_wrong_frontier_is_put_right_by_the_stopwatch(network, frontier):
+def test_a_wrong_frontier_is_put_right_by_the_stopwatch(traced, frontier):
     """Predictions that are 30 % too low lead to plans that fail; the loop walks on until one fits."""
     wrong = hopeful(frontier, 0.7)
-    original = milliseconds(network, network.vanilla)
-    plan = choose(network, wrong, "80%", COST, timer=QUICK)
-    assert milliseconds(network, plan.plan) <= 0.8 * original
+    original = milliseconds(traced, traced.vanilla)
+    plan = choose(traced, wrong, "80%", COST, timer=QUICK)
+    assert milliseconds(traced, plan.plan) <= 0.8 * original
 
 
-def test_a_budget_out_of_reach_says_what_the_fastest_is(network, frontier):
-    fastest = min(milliseconds(network, plan.plan) for plan in frontier)
+def test_a_budget_out_of_reach_says_what_the_fastest_is(traced, frontier):
+    fastest = min(milliseconds(traced, plan.plan) for plan in frontier)
     with pytest.raises(BudgetError, match=rf"the fastest one takes {fastest:.4g} ms"):
-        choose(network, frontier, "5%", COST, timer=QUICK)
+        choose(traced, frontier, "5%", COST, timer=QUICK)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reach(network, frontier, steps):
+def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reach(traced, frontier, steps):
     """The only candidate misses the budget, and the fastest plan of all meets it."""
-    original = milliseconds(network, network.vanilla)
-    shares = [milliseconds(network, plan.plan) / original for plan in frontier]
+    original = milliseconds(traced, traced.vanilla)
+    shares = [milliseconds(traced, plan.plan) / original for plan in frontier]
     assert min(shares) == shares[0] < 0.6
-    plan = choose(network, hopeful(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
-    assert milliseconds(network, plan.plan) <= 0.7 * original
+    plan = choose(traced, hopeful(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
+    assert milliseconds(traced, plan.plan) <= 0.7 * original
     with pytest.raises(BudgetError, match=rf"the fastest one takes .* which is {shares[0]:.1%} of the") as raised:
-        choose(network, hopeful(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
+        choose(traced, hopeful(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
     assert raised.value.fastest == pytest.approx(shares[0])
 
 
-def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(network, frontier):
-    fastest = COST.compile(shallow_of(network, frontier[0].plan), tuple(network.inputs.args)).seconds()
+def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(traced, frontier):
+    fastest = COST.compile(sketch(rewrite(traced, frontier[0].plan)), tuple(traced.blueprint.inputs.args)).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):
@@ -71,44 +72,44 @@ def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(networ
                 raise BackendError("not this one")
             return compiled
 
-    second = milliseconds(network, frontier[1].plan) / milliseconds(network, network.vanilla)
+    second = milliseconds(traced, frontier[1].plan) / milliseconds(traced, traced.vanilla)
     with pytest.raises(BudgetError, match=r"the fastest one that was timed takes") as raised:
-        choose(network, frontier, "5%", Picky(), timer=QUICK)
+        choose(traced, frontier, "5%", Picky(), timer=QUICK)
     assert raised.value.fastest == pytest.approx(second)
 
 
-def test_choosing_teaches_the_table(network, frontier, tmp_path):
-    before = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
-    choose(network, frontier, "80%", COST, timer=QUICK, run=tmp_path)
-    after = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
+def test_choosing_teaches_the_table(traced, frontier, tmp_path):
+    before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
+    choose(traced, frontier, "80%", COST, timer=QUICK, run=tmp_path)
+    after = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
-    with LatencyJournal(tmp_path, network, COST.environment(tuple(network.inputs.args))) as journal:
+    with LatencyJournal(tmp_path, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as journal:
         learnt = [plan for key, plan in journal.plans.items() if key in journal.shares and not journal.timed(key)]
-        _, *found = wholes(network, journal, before.times, (network.vanilla, *learnt))
-    assert found and [whole.segments for whole in found] == [network.segments(plan) for plan in learnt]
+        _, *found = wholes(traced.network, journal, before.times, (traced.vanilla, *learnt))
+    assert found and [whole.segments for whole in found] == [traced.network.segments(plan) for plan in learnt]
     for whole, plan in zip(found, learnt, strict=True):
-        assert whole.latency == pytest.approx(milliseconds(network, plan))
-        assert milliseconds(network, plan) < 0.9 * milliseconds(
-            network, network.vanilla
+        assert whole.latency == pytest.approx(milliseconds(traced, plan))
+        assert milliseconds(traced, plan) < 0.9 * milliseconds(
+            traced, traced.vanilla
         )  # a share that is no share would show
-        assert after.predict(network, plan) == pytest.approx(milliseconds(network, plan), rel=0.02)
+        assert after.predict(traced.network, plan) == pytest.approx(milliseconds(traced, plan), rel=0.02)
 
 
-def test_what_choosing_measured_changes_the_prediction(network, frontier, tmp_path):
+def test_what_choosing_measured_changes_the_prediction(traced, frontier, tmp_path):
     """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
-    before = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
+    before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     surprising = list(frontier)[: len(frontier) // 2]
-    with LatencyJournal(tmp_path, network, COST.environment(tuple(network.inputs.args))) as journal:
+    with LatencyJournal(tmp_path, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as journal:
         for solved in surprising:
             journal.keep_share(
-                solved.plan, 2 * milliseconds(network, solved.plan) / milliseconds(network, network.vanilla)
+                solved.plan, 2 * milliseconds(traced, solved.plan) / milliseconds(traced, traced.vanilla)
             )
     with pytest.warns(DoubtfulTable):
-        after = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path)
+        after = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     for solved in surprising:
-        was = before.predict(network, solved.plan)
-        assert was == pytest.approx(milliseconds(network, solved.plan), rel=0.02)
-        assert 1.2 * was < after.predict(network, solved.plan) < 2.5 * was
+        was = before.predict(traced.network, solved.plan)
+        assert was == pytest.approx(milliseconds(traced, solved.plan), rel=0.02)
+        assert 1.2 * was < after.predict(traced.network, solved.plan) < 2.5 * was
 
 
 def drifting(factor):
@@ -132,16 +133,16 @@ def drifting(factor):
 
 
 @pytest.mark.parametrize("factor", [1.3, 0.8])
-def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(network, frontier, factor):
+def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(traced, frontier, factor):
     """Only what was timed together compares: against the original of a later step, an early failure would fit."""
     wrong = hopeful(frontier, 0.8)
-    plan = choose(network, wrong, "80%", drifting(factor), timer=QUICK)
-    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
+    plan = choose(traced, wrong, "80%", drifting(factor), timer=QUICK)
+    assert milliseconds(traced, plan.plan) <= 0.8 * milliseconds(traced, traced.vanilla)
 
 
-def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
-    wanted = choose(network, frontier, "80%", COST, timer=QUICK)
-    refused = COST.compile(shallow_of(network, wanted.plan), tuple(network.inputs.args)).seconds()
+def test_a_candidate_that_the_runtime_rejects_is_passed_over(traced, frontier):
+    wanted = choose(traced, frontier, "80%", COST, timer=QUICK)
+    refused = COST.compile(sketch(rewrite(traced, wanted.plan)), tuple(traced.blueprint.inputs.args)).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):
@@ -151,52 +152,52 @@ def test_a_candidate_that_the_runtime_rejects_is_passed_over(network, frontier):
                 raise BackendError("not this one")
             return compiled
 
-    plan = choose(network, frontier, "80%", Picky(), timer=QUICK)
+    plan = choose(traced, frontier, "80%", Picky(), timer=QUICK)
     assert plan.importance < wanted.importance
-    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
+    assert milliseconds(traced, plan.plan) <= 0.8 * milliseconds(traced, traced.vanilla)
 
 
-def test_the_bar_of_a_search_that_ends_early_ends_with_it(network, frontier):
+def test_the_bar_of_a_search_that_ends_early_ends_with_it(traced, frontier):
     lines = []
-    choose(network, frontier, "80%", COST, timer=QUICK, steps=50, progress=progress_lines(lines.append, seconds=1e9))
+    choose(traced, frontier, "80%", COST, timer=QUICK, steps=50, progress=progress_lines(lines.append, seconds=1e9))
     assert lines == ["candidates: 0 of 50", "candidates: 50 of 50, done"]
 
 
-def test_what_is_no_network_or_no_frontier_is_refused(network, frontier):
-    bare = Network.loads(network.dumps())
+def test_what_is_no_network_or_no_frontier_is_refused(traced, frontier):
+    bare = Network.loads(traced.network.dumps())
     for wrong, found in ((nn.Conv2d(3, 4, 1), "Conv2d"), (None, "NoneType"), (bare, "a Network without one")):
         with pytest.raises(InvalidValue, match=rf"choose\(\) takes a traced network with its model, found {found}"):
             choose(wrong, frontier, "80%", COST, timer=QUICK)
         with pytest.raises(InvalidValue, match=rf"measure_latency\(\) takes a traced network .* found {found}"):
             measure_latency(wrong, COST, timer=QUICK)
     with pytest.raises(InvalidValue, match=r"the frontier that solve\(\) returns, found SolvedPlan"):
-        choose(network, frontier[0], "80%", COST, timer=QUICK)
+        choose(traced, frontier[0], "80%", COST, timer=QUICK)
     with pytest.raises(InvalidValue, match="found steps='3'"):
-        choose(network, frontier, "80%", COST, timer=QUICK, steps="3")
+        choose(traced, frontier, "80%", COST, timer=QUICK, steps="3")
 
 
-def test_choose_refuses_no_steps_and_foreign_frontiers(network, frontier):
+def test_choose_refuses_no_steps_and_foreign_frontiers(traced, frontier):
     with pytest.raises(InvalidValue, match="steps=0"):
-        choose(network, frontier, "80%", COST, timer=QUICK, steps=0)
+        choose(traced, frontier, "80%", COST, timer=QUICK, steps=0)
     with pytest.raises(TableError, match="The frontier is of another network"):
-        choose(network, dataclasses.replace(frontier, fingerprint="0123456789abcdef"), "80%", COST, timer=QUICK)
+        choose(traced, dataclasses.replace(frontier, fingerprint="0123456789abcdef"), "80%", COST, timer=QUICK)
 
 
 @pytest.mark.parametrize("factor", [3.0, 0.5])
 @pytest.mark.parametrize("budget", ["90%", "75%"])
-def test_a_frontier_of_another_hour_is_read_in_shares(network, frontier, factor, budget):
+def test_a_frontier_of_another_hour_is_read_in_shares(traced, frontier, factor, budget):
     """The machine took longer, or less long, when the table was made: the first candidate is the same one."""
     then = dataclasses.replace(hopeful(frontier, factor), original=factor * frontier.original)
-    plan = choose(network, then, budget, COST, timer=QUICK, steps=1).plan
-    assert plan == choose(network, frontier, budget, COST, timer=QUICK, steps=1).plan
+    plan = choose(traced, then, budget, COST, timer=QUICK, steps=1).plan
+    assert plan == choose(traced, frontier, budget, COST, timer=QUICK, steps=1).plan
     assert plan not in (frontier[0].plan, frontier[-1].plan)
 
 
-def test_an_original_that_cannot_be_built_is_told_from_a_candidate(network, frontier):
+def test_an_original_that_cannot_be_built_is_told_from_a_candidate(traced, frontier):
     @dataclasses.dataclass(frozen=True, slots=True)
     class Broken(CostModel):
         def compile(self, module, inputs):
             raise OutOfMemory("no room.")
 
     with pytest.raises(OutOfMemory, match=r"The original network cannot be timed.* with it\. no room\. Run again"):
-        choose(network, frontier, "80%", Broken(), timer=QUICK)
+        choose(traced, frontier, "80%", Broken(), timer=QUICK)

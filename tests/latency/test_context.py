@@ -40,9 +40,9 @@ def expected_block(module, inputs):
         (Span(9, 12), 0, False, True),
     ],
 )
-def test_a_block_computes_what_it_is_timed_for(network, span, additions, projected, active):
-    block = block_shape(network, span, batch=2)
-    module, inputs = block_module(network, block), block.inputs()
+def test_a_block_computes_what_it_is_timed_for(traced, span, additions, projected, active):
+    block = block_shape(traced, span, batch=2)
+    module, inputs = block_module(traced, block), block.inputs()
     assert len(inputs) == 1 + additions and inputs[0].shape[0] == 2
     assert ("projection0" in dict(module.named_children())) == projected
     with torch.no_grad():
@@ -66,9 +66,9 @@ class Frames(nn.Module):
 
 
 def test_blocks_have_the_batch_that_reaches_their_layers():
-    network = df.trace(Frames(), torch.randn(2, 16, 3, 10, 10))
-    assert network.barriers == (2,)
-    table = measure_latency(network, COST, mode="alone", timer=QUICK)
+    traced = df.trace(Frames(), torch.randn(2, 16, 3, 10, 10))
+    assert traced.network.barriers == (2,)
+    table = measure_latency(traced, COST, mode="alone", timer=QUICK)
     assert set(table.times) == {Span(0, 1), Span(1, 2), Span(0, 2), Span(2, 3), Span(3, 4), Span(2, 4)}
     for span in table.times:
         merged = nn.Conv2d(*{0: (3, 4), 1: (4, 4), 2: (8, 4), 3: (4, 4)}[span.i], 1 + 2 * len(span), padding=len(span))
@@ -126,18 +126,18 @@ def test_a_block_in_context_by_hand():
     assert calibration.in_context(4.0, 2e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3)
 
 
-def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(network, tmp_path):
+def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(traced, tmp_path):
     """The fastest plan by the table, found by trying every way, was timed as a whole network.
 
     On a machine that computes slowly the fastest plan is neither the deepest nor the shallowest, as random ones are.
     """
     slow = CostModel(gflops=0.2)
     journal = tmp_path / "latency.jsonl"
-    table = measure_latency(network, slow, timer=QUICK, networks=6, run=tmp_path)
+    table = measure_latency(traced, slow, timer=QUICK, networks=6, run=tmp_path)
     ways = {0: [()]}
-    for end in range(1, network.depth + 1):
+    for end in range(1, traced.depth + 1):
         ways[end] = [(*way, span) for span in table.times if span.j == end for way in ways[span.i]]
-    fastest = min(ways[network.depth], key=lambda way: sum(table.times[span] for span in way))
+    fastest = min(ways[traced.depth], key=lambda way: sum(table.times[span] for span in way))
     records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     timed = {record["key"] for record in records if "samples" in record}
     plans = [
@@ -145,8 +145,10 @@ def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(networ
         for record in records
         if "cuts" in record and record["key"] in timed
     ]
-    assert fastest in {network.segments(plan) for plan in plans}
-    assert fastest not in {network.segments(plan) for plan in plans_of_all_depths(network, table.times, 4)}
+    assert fastest in {traced.network.segments(plan) for plan in plans}
+    assert fastest not in {
+        traced.network.segments(plan) for plan in plans_of_all_depths(traced.network, table.times, 4)
+    }
     assert len(plans) == table.calibration.networks
 
 
@@ -177,8 +179,8 @@ def test_no_block_is_free_and_the_errors_know_it():
     assert (calibration.median_error, calibration.worst_error) == pytest.approx((median(errors), max(errors)))
 
 
-def test_the_deviation_of_an_entry_is_of_its_time_in_context(network):
+def test_the_deviation_of_an_entry_is_of_its_time_in_context(traced):
     noisy = CostModel(noise=0.05)
-    table = measure_latency(network, noisy, timer=QUICK)
+    table = measure_latency(traced, noisy, timer=QUICK)
     for entry in table.entries:
         assert entry.stdev == pytest.approx(table.calibration.slope * stdev(entry.samples))

@@ -8,8 +8,7 @@ from torch import nn
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.backends.torch_run import Place
-from depthfold.latency import memory
-from depthfold.latency.memory import RUNS, peak_memory
+from depthfold.latency.profile import RUNS, peak_memory
 
 X = torch.randn(1, 4, 8, 8)
 GPU = "A GPU"
@@ -78,5 +77,5 @@ def test_a_gpu_on_which_nothing_has_run_is_left_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", busy)
-    monkeypatch.setattr(memory, "_in_subprocess", lambda *_: 7)
+    monkeypatch.setattr("depthfold.latency.profile._in_subprocess", lambda *_: 7)
     assert peak_memory(nn.Conv2d(4, 6, 1), (X,), CostModel().environment((X,))) == (7, None)

@@ -9,7 +9,7 @@ import pytest
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import show_own_warnings_only
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.doubt import DOUBTFUL
+from depthfold.latency.calibration import DOUBTFUL
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -40,25 +40,25 @@ class Slow:
 COMPILED = count()
 
 
-def test_a_machine_that_does_something_else_is_noticed(network, tmp_path):
+def test_a_machine_that_does_something_else_is_noticed(traced, tmp_path):
     text = (
         r"The latency table is doubtful: it is calibrated on \d+ whole networks: .* with an error of [\d.]+% in the "
         r"median.* If something else ran on this machine, delete the journal .*latency\.jsonl \(and latency\.json "
         r"beside it\), and measure again when it is quiet; otherwise trust what choose\(\) times"
     )
     with pytest.warns(DoubtfulTable, match=text) as caught:
-        table = measure_latency(network, Busy(), timer=QUICK, run=tmp_path)
+        table = measure_latency(traced, Busy(), timer=QUICK, run=tmp_path)
     assert table.calibration.median_error > DOUBTFUL
     assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
     with pytest.warns(DoubtfulTable, match="on this machine, measure again when it is quiet"):
-        measure_latency(network, Busy(), timer=QUICK)
+        measure_latency(traced, Busy(), timer=QUICK)
 
 
-def test_a_quiet_one_is_not_accused(network):
+def test_a_quiet_one_is_not_accused(traced):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
-        table = measure_latency(network, COST, timer=QUICK)
-        measure_latency(network, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
+        table = measure_latency(traced, COST, timer=QUICK)
+        measure_latency(traced, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
     assert table.calibration.median_error <= DOUBTFUL
 
 
@@ -66,7 +66,7 @@ class Stopped(Exception):
     pass
 
 
-def begun(network, run, blocks=20):
+def begun(traced, run, blocks=20):
     """A journal that was given up after so many blocks had all their turns."""
     turns = count(1)
 
@@ -78,7 +78,7 @@ def begun(network, run, blocks=20):
         return tick
 
     with pytest.raises(Stopped):
-        measure_latency(network, COST, timer=QUICK, run=run, networks=12, progress=stop)
+        measure_latency(traced, COST, timer=QUICK, run=run, networks=12, progress=stop)
 
 
 @dataclass(frozen=True)
@@ -96,30 +96,30 @@ class Slower(CostModel):
 
 @pytest.mark.parametrize("factor", [1.3, 0.7])
 @pytest.mark.parametrize("mode", ["in context", "alone"])
-def test_a_journal_that_goes_on_in_another_hour_is_noticed(network, tmp_path, factor, mode):
-    begun(network, tmp_path)
+def test_a_journal_that_goes_on_in_another_hour_is_noticed(traced, tmp_path, factor, mode):
+    begun(traced, tmp_path)
     text = rf"A block of the journal .*latency\.jsonl .* now takes {factor:.2f} times as long as .*\. Delete it"
     with pytest.warns(DoubtfulTable, match=text) as caught:
-        measure_latency(network, Slower(factor=factor), timer=QUICK, run=tmp_path, networks=12, mode=mode)
+        measure_latency(traced, Slower(factor=factor), timer=QUICK, run=tmp_path, networks=12, mode=mode)
     assert {warning.filename for warning in caught if warning.category is DoubtfulTable} == {__file__}
 
 
-def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(network, tmp_path):
+def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
-    begun(network, tmp_path)
+    begun(traced, tmp_path)
     given = dict(timer=QUICK, run=tmp_path, networks=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
-        table = measure_latency(network, Slower(factor=1.05), **given)
+        table = measure_latency(traced, Slower(factor=1.05), **given)
         before = journal.read_text()
-        assert measure_latency(network, Slower(factor=9.0), **given) == table  # it asks for nothing more
+        assert measure_latency(traced, Slower(factor=9.0), **given) == table  # it asks for nothing more
     assert journal.read_text() == before
 
 
-def test_the_command_line_shows_it(network, tmp_path, capsys):
+def test_the_command_line_shows_it(traced, tmp_path, capsys):
     with warnings.catch_warnings():
         show_own_warnings_only()
-        make_latency_table(RunFolder.open(tmp_path / "run"), network, Busy(), Options(), no_progress)
+        make_latency_table(RunFolder.open(tmp_path / "run"), traced, Busy(), Options(), no_progress)
     assert "The latency table is doubtful" in " ".join(capsys.readouterr().err.split())
 
 

@@ -12,8 +12,9 @@ from depthfold.backends.pytorch import PyTorch
 from depthfold.errors import InvalidValue
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_module, block_shape
-from depthfold.latency.candidates import network_inputs, shallow_of
 from depthfold.latency.samples import plans_of_all_depths
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import QUICK
 
 LEAST = 60e-6  # seconds: more than a short block takes, less than any whole network
@@ -49,36 +50,36 @@ class _Slow:
 WAITING = Waiting(network_us=0.0)
 
 
-def measured_ms(network, plan):
-    return 1e3 * WAITING.compile(shallow_of(network, plan), network_inputs(network)).seconds()
+def measured_ms(traced, plan):
+    return 1e3 * WAITING.compile(sketch(rewrite(traced, plan)), traced.example_tensors()).seconds()
 
 
-def worst(network, table):
+def worst(traced, table):
     """How far the table is off, at worst, over plans that it has not seen."""
     errors = []
-    for plan in plans_of_all_depths(network, network.spans("paper"), 12, seed=5):
-        errors.append(abs(table.predict(network, plan) / measured_ms(network, plan) - 1))
+    for plan in plans_of_all_depths(traced.network, traced.spans("paper"), 12, seed=5):
+        errors.append(abs(table.predict(traced.network, plan) / measured_ms(traced, plan) - 1))
     return max(errors)
 
 
-def test_blocks_in_context_are_timed_as_they_run_inside_a_network(network, tmp_path):
+def test_blocks_in_context_are_timed_as_they_run_inside_a_network(traced, tmp_path):
     """One journal for both: neither takes the times of the other for its own."""
-    alone = measure_latency(network, WAITING, mode="alone", run=tmp_path, timer=QUICK)
-    inside = measure_latency(network, WAITING, run=tmp_path, timer=QUICK, networks=12)
-    again = measure_latency(network, WAITING, mode="alone", run=tmp_path, timer=QUICK)
+    alone = measure_latency(traced, WAITING, mode="alone", run=tmp_path, timer=QUICK)
+    inside = measure_latency(traced, WAITING, run=tmp_path, timer=QUICK, networks=12)
+    again = measure_latency(traced, WAITING, mode="alone", run=tmp_path, timer=QUICK)
     assert alone.entries == again.entries
     samples = {entry.span: entry.samples for entry in inside.entries}
     for entry in alone.entries:
-        computed = CostModel.compile(WAITING, *block_of(network, entry.span)).seconds()
+        computed = CostModel.compile(WAITING, *block_of(traced, entry.span)).seconds()
         assert median(entry.samples) == pytest.approx(1e3 * max(LEAST, computed))
         assert median(samples[entry.span]) == pytest.approx(1e3 * computed)
-    assert min(map(median, samples.values())) < 1e3 * LEAST < measured_ms(network, network.vanilla)
-    assert worst(network, inside) < 1e-3
+    assert min(map(median, samples.values())) < 1e3 * LEAST < measured_ms(traced, traced.vanilla)
+    assert worst(traced, inside) < 1e-3
 
 
-def block_of(network, span):
-    block = block_shape(network, span, batch=1)
-    return block_module(network, block), block.inputs()
+def block_of(traced, span):
+    block = block_shape(traced, span, batch=1)
+    return block_module(traced, block), block.inputs()
 
 
 @pytest.mark.parametrize("backend", [PyTorch(), Inductor(), Inductor(mode="reduce-overhead")])

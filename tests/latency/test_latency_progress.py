@@ -11,7 +11,7 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.latency import Timer, measure_latency, progress_bars
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.tally import Tally
+from depthfold.latency.candidates import Tally
 from latency_workshop import COST, QUICK
 
 
@@ -48,26 +48,26 @@ def test_a_candidate_that_is_known_well_enough_before_its_time_is_counted_as_don
     assert watcher.told["blocks"] == [(5, 0), (1, 0), (1, 1)]
 
 
-def states_of(network, backend, timer):
+def states_of(traced, backend, timer):
     watcher = Watcher()
-    measure_latency(network, backend, mode="alone", timer=timer, progress=watcher)
+    measure_latency(traced, backend, mode="alone", timer=timer, progress=watcher)
     return watcher.told["blocks"]
 
 
-def test_the_bar_is_full_when_the_last_turn_was_taken_and_not_before(network):
+def test_the_bar_is_full_when_the_last_turn_was_taken_and_not_before(traced):
     noisy = CostModel(noise=0.5, seed=1)
     timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=4, spread=0.4)
-    states = states_of(network, noisy, timer)
+    states = states_of(traced, noisy, timer)
     assert states[-1][0] == states[-1][1] > states[0][0]
     assert all(done < total for total, done in states[:-1])
 
 
-def test_without_wide_spreads_or_failures_the_total_is_announced_once(network):
-    states = states_of(network, COST, QUICK)
+def test_without_wide_spreads_or_failures_the_total_is_announced_once(traced):
+    states = states_of(traced, COST, QUICK)
     assert {total for total, _ in states} == {states[0][0]} and states[-1] == (states[0][0], states[0][0])
 
 
-def test_compiling_is_told_of_before_the_first_turn(network):
+def test_compiling_is_told_of_before_the_first_turn(traced):
     """Whoever watches sees every block that is compiled; known ones are not compiled, and so there is no such bar."""
     told = []
 
@@ -80,14 +80,14 @@ def test_compiling_is_told_of_before_the_first_turn(network):
             told.append("compiled")
             return CostModel.compile(self, module, inputs)
 
-    measure_latency(network, Told(), mode="alone", timer=QUICK, progress=progress)
+    measure_latency(traced, Told(), mode="alone", timer=QUICK, progress=progress)
     distinct = told.count("compiled")
-    assert distinct == len(set(block_shapes(network, network.spans("paper")).values()))
+    assert distinct == len(set(block_shapes(traced, traced.spans("paper")).values()))
     assert told[: 2 * distinct] == ["compiled", ("compiling blocks", distinct)] * distinct
     assert told[2 * distinct :] == [("blocks", QUICK.turns * distinct)] * QUICK.turns * distinct
 
 
-def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(network, tmp_path):
+def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(traced, tmp_path):
     class Picky(CostModel):
         def compile(self, module, inputs):
             if any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
@@ -97,20 +97,20 @@ def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(ne
     first, second = Watcher(), Watcher()
     for watcher in (first, second):
         given = dict(mode="alone", timer=QUICK, run=tmp_path)
-        measure_latency(network, Picky(), progress=watcher, **given)
+        measure_latency(traced, Picky(), progress=watcher, **given)
     states = first.told["compiling blocks"]
     assert states[-1][0] == states[-1][1] < states[0][0]
     assert set(second.told) == {"blocks"}
 
 
-def test_what_the_runtime_rejects_is_no_longer_waited_for(network):
+def test_what_the_runtime_rejects_is_no_longer_waited_for(traced):
     class Picky(CostModel):
         def compile(self, module, inputs):
             if any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
                 raise BackendError("too large")
             return CostModel.compile(self, module, inputs)
 
-    states = states_of(network, Picky(), QUICK)
+    states = states_of(traced, Picky(), QUICK)
     assert states[-1][0] == states[-1][1] < states[0][0]
 
 

@@ -17,40 +17,40 @@ from depthfold.store import Journal
 from latency_workshop import COST, QUICK, milliseconds, plans
 
 
-def test_alone_each_block_costs_what_the_cost_model_says(network):
-    table = measure_latency(network, COST, mode="alone", timer=QUICK)
-    assert set(table.times) == set(network.spans("paper"))
+def test_alone_each_block_costs_what_the_cost_model_says(traced):
+    table = measure_latency(traced, COST, mode="alone", timer=QUICK)
+    assert set(table.times) == set(traced.spans("paper"))
     assert table.calibration is None
     for span in (Span(0, 1), Span(0, 3), Span(1, 3), Span(6, 8), Span(11, 12)):
-        block = block_shape(network, span, batch=1)
+        block = block_shape(traced, span, batch=1)
         assert table.times[span] == pytest.approx(
-            COST.compile(block_module(network, block), block.inputs()).seconds() * 1000
+            COST.compile(block_module(traced, block), block.inputs()).seconds() * 1000
         )
 
 
-def test_in_context_the_sum_over_a_plan_predicts_the_whole_network(network):
-    alone = measure_latency(network, COST, mode="alone", timer=QUICK)
-    table = measure_latency(network, COST, timer=QUICK, networks=12)
-    for plan in plans(network, 12):
-        wanted = milliseconds(network, plan)
-        assert table.predict(network, plan) == pytest.approx(wanted, rel=0.02)
-        assert alone.predict(network, plan) > 1.2 * wanted  # every block pays for a network of its own
+def test_in_context_the_sum_over_a_plan_predicts_the_whole_network(traced):
+    alone = measure_latency(traced, COST, mode="alone", timer=QUICK)
+    table = measure_latency(traced, COST, timer=QUICK, networks=12)
+    for plan in plans(traced, 12):
+        wanted = milliseconds(traced, plan)
+        assert table.predict(traced.network, plan) == pytest.approx(wanted, rel=0.02)
+        assert alone.predict(traced.network, plan) > 1.2 * wanted  # every block pays for a network of its own
     assert table.calibration.worst_error < 0.02
     assert df.LatencyTable.loads(table.dumps()) == table
 
 
-def test_blocks_hold_what_stays_of_an_addition(network):
+def test_blocks_hold_what_stays_of_an_addition(traced):
     """A span inside a residual keeps its addition, and its projection: the block has them, too."""
-    (projected,) = [skip for skip in network.skips if skip.projection]
-    inside = block_shape(network, Span(projected.target - 1, projected.target), batch=1)
-    whole = block_shape(network, projected.span, batch=1)
+    (projected,) = [skip for skip in traced.network.skips if skip.projection]
+    inside = block_shape(traced, Span(projected.target - 1, projected.target), batch=1)
+    whole = block_shape(traced, projected.span, batch=1)
     assert len(inside.branches) == 1 and inside.branches[0].projection == projected.projection
     assert whole.branches == ()
-    module = block_module(network, inside)
-    assert module(*inside.inputs()).shape == (1, 12, *network.layers[projected.target - 1].out_size)
+    module = block_module(traced, inside)
+    assert module(*inside.inputs()).shape == (1, 12, *traced.network.layers[projected.target - 1].out_size)
 
 
-def test_equal_blocks_are_measured_once(network):
+def test_equal_blocks_are_measured_once(traced):
     compiled = []
 
     @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ def test_equal_blocks_are_measured_once(network):
             compiled.append(module)
             return CostModel.compile(self, module, inputs)
 
-    measure_latency(network, Counting(), mode="alone", timer=QUICK)
-    shapes = set(block_shapes(network, network.spans("paper"), 1).values())
-    assert len(compiled) == len(shapes) < len(network.spans("paper"))
+    measure_latency(traced, Counting(), mode="alone", timer=QUICK)
+    shapes = set(block_shapes(traced, traced.spans("paper"), 1).values())
+    assert len(compiled) == len(shapes) < len(traced.spans("paper"))
 
 
 class Killed(Exception):
     pass
 
 
-def test_a_killed_measurement_goes_on_where_it_was(network, tmp_path):
+def test_a_killed_measurement_goes_on_where_it_was(traced, tmp_path):
     """Killed at every tenth turn: in the end nothing was measured twice, and the table is that of one run."""
     taken = 0
 
@@ -86,24 +86,24 @@ def test_a_killed_measurement_goes_on_where_it_was(network, tmp_path):
     journal = tmp_path / "latency.jsonl"
     for _ in range(200):
         try:
-            table = measure_latency(network, COST, timer=QUICK, networks=6, run=tmp_path, progress=killer)
+            table = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path, progress=killer)
             break
         except Killed:
             continue
-    whole = measure_latency(network, COST, timer=QUICK, networks=6)
+    whole = measure_latency(traced, COST, timer=QUICK, networks=6)
     assert table == whole
-    distinct = len(set(block_shapes(network, network.spans("paper"), 1).values()))
+    distinct = len(set(block_shapes(traced, traced.spans("paper"), 1).values()))
     timed = {json.loads(line)["key"] for line in journal.read_text().splitlines()[1:]}
     assert len(timed) > distinct + 3 and taken == QUICK.turns * len(timed)
 
 
-def test_a_journal_of_another_environment_is_refused_and_both_are_shown(network, tmp_path):
-    measure_latency(network, COST, mode="alone", timer=QUICK, run=tmp_path)
+def test_a_journal_of_another_environment_is_refused_and_both_are_shown(traced, tmp_path):
+    measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path)
     with pytest.raises(JournalError, match=r"environment.runtime: cost_model there, cost_model:gflops=1.0 here"):
-        measure_latency(network, CostModel(gflops=1.0), mode="alone", timer=QUICK, run=tmp_path)
+        measure_latency(traced, CostModel(gflops=1.0), mode="alone", timer=QUICK, run=tmp_path)
 
 
-def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(network):
+def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(traced):
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):
         def compile(self, module, inputs):
@@ -111,30 +111,30 @@ def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(netw
                 raise BackendError("kernels of 5 and more are too large")
             return CostModel.compile(self, module, inputs)
 
-    table = measure_latency(network, Picky(), timer=QUICK, networks=8)
+    table = measure_latency(traced, Picky(), timer=QUICK, networks=8)
     without = {entry.span: entry.reason for entry in table.entries if entry.time is None}
-    large = {span for span in network.spans("paper") if max(network.merged_shape(span).kernel) >= 5}
+    large = {span for span in traced.spans("paper") if max(traced.network.merged_shape(span).kernel) >= 5}
     assert set(without) == large and large
     assert set(without.values()) == {"kernels of 5 and more are too large"}
 
 
 @pytest.mark.parametrize("networks", [-7, 0, 1, "5", 2.5])
-def test_a_calibration_on_fewer_than_two_networks_is_refused(network, networks):
+def test_a_calibration_on_fewer_than_two_networks_is_refused(traced, networks):
     message = rf"needs two whole networks at least, found networks={networks!r}\..*mode=\"alone\""
     with pytest.raises(InvalidValue, match=message):
-        measure_latency(network, COST, timer=QUICK, networks=networks)
-    assert measure_latency(network, COST, timer=QUICK, mode="alone", networks=networks).calibration is None
+        measure_latency(traced, COST, timer=QUICK, networks=networks)
+    assert measure_latency(traced, COST, timer=QUICK, mode="alone", networks=networks).calibration is None
 
 
-def test_an_unknown_mode_is_a_clear_error(network):
+def test_an_unknown_mode_is_a_clear_error(traced):
     with pytest.raises(InvalidValue, match="no mode 'isolated'; there are 'in context' and 'alone'"):
-        measure_latency(network, COST, mode="isolated")
+        measure_latency(traced, COST, mode="isolated")
 
 
-def test_a_rejected_layer_leaves_the_other_ways(network):
+def test_a_rejected_layer_leaves_the_other_ways(traced):
     """The last layer alone is rejected, so every plan must take it with others."""
-    last = block_shape(network, Span(network.depth - 1, network.depth), batch=1)
-    single = COST.compile(block_module(network, last), last.inputs()).seconds()
+    last = block_shape(traced, Span(traced.depth - 1, traced.depth), batch=1)
+    single = COST.compile(block_module(traced, last), last.inputs()).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):
@@ -144,22 +144,22 @@ def test_a_rejected_layer_leaves_the_other_ways(network):
                 raise BackendError("not this one")
             return compiled
 
-    table = measure_latency(network, Picky(), timer=QUICK, networks=8)
-    assert Span(network.depth - 1, network.depth) not in table.times
+    table = measure_latency(traced, Picky(), timer=QUICK, networks=8)
+    assert Span(traced.depth - 1, traced.depth) not in table.times
     assert len(table.times) > len(table.entries) / 2
 
 
-def test_a_runtime_that_rejects_everything_says_why(network):
+def test_a_runtime_that_rejects_everything_says_why(traced):
     @dataclasses.dataclass(frozen=True, slots=True)
     class Broken(CostModel):
         def compile(self, module, inputs):
             raise BackendError("no such instruction")
 
     with pytest.raises(TableError, match="no whole network is left: no such instruction"):
-        measure_latency(network, Broken(), timer=QUICK, networks=4)
+        measure_latency(traced, Broken(), timer=QUICK, networks=4)
 
 
-def test_what_was_rejected_is_tried_again_when_asked(network, tmp_path):
+def test_what_was_rejected_is_tried_again_when_asked(traced, tmp_path):
     lacking = [True]
 
     @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,21 +169,21 @@ def test_what_was_rejected_is_tried_again_when_asked(network, tmp_path):
                 raise OutOfMemory("the neighbours took it all")
             return CostModel.compile(self, module, inputs)
 
-    some = measure_latency(network, Full(), mode="alone", timer=QUICK, run=tmp_path)
+    some = measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path)
     lacking.clear()
-    assert measure_latency(network, Full(), mode="alone", timer=QUICK, run=tmp_path) == some
-    whole = measure_latency(network, Full(), mode="alone", timer=QUICK, run=tmp_path, retry=True)
+    assert measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path) == some
+    whole = measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path, retry=True)
     assert len(some.times) < len(whole.times) == len(whole.entries)
 
 
-def test_a_journal_of_another_network_or_of_something_else_is_refused(network, tmp_path):
+def test_a_journal_of_another_network_or_of_something_else_is_refused(traced, tmp_path):
     other = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(1, 3, 32, 32))
-    measure_latency(network, COST, mode="alone", timer=QUICK, run=tmp_path)
+    measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path)
     with pytest.raises(JournalError, match=r"latency.jsonl was made from other inputs \(network: \w+ there, \w+ here"):
         measure_latency(other, COST, mode="alone", timer=QUICK, run=tmp_path)
     Journal(tmp_path / "other/latency.jsonl", {"task": "something"}).close()
     with pytest.raises(JournalError, match=r"was made from other inputs.*task: something there, none here"):
-        measure_latency(network, COST, mode="alone", timer=QUICK, run=tmp_path / "other")
+        measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path / "other")
 
 
 def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():

@@ -8,7 +8,6 @@ import depthfold as df
 from depthfold.backends import get
 from depthfold.core import Score
 from depthfold.latency import choose, measure_latency, profile
-from depthfold.latency.candidates import network_inputs
 from lacking import needs
 from latency_workshop import QUICK
 
@@ -28,14 +27,14 @@ X = torch.randn(2, 4, 8, 8)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_network_of_another_precision_is_measured_in_that_of_the_runtime(target, precision):
-    network = df.trace(model().to(precision), X.to(precision))
-    table = measure_latency(network, target, timer=QUICK, networks=4)
+    traced = df.trace(model().to(precision), X.to(precision))
+    table = measure_latency(traced, target, timer=QUICK, networks=4)
     assert len(table.times) == len(table.entries) and table.environment.precision == "float32"
-    scores = tuple(Score(span=span, samples=(-float(len(span.span)),)) for span in network.flagged_spans())
+    scores = tuple(Score(span=span, samples=(-float(len(span.span)),)) for span in traced.flagged_spans())
     frontier = df.solve(table, df.ImportanceTable(entries=scores))
-    chosen = choose(network, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that everything meets
+    chosen = choose(traced, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that everything meets
     assert chosen.importance == max(plan.importance for plan in frontier)
-    assert network_inputs(network)[0].dtype == precision  # what was traced stays as it is
+    assert traced.example_tensors()[0].dtype == precision  # what was traced stays as it is
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -50,41 +50,41 @@ class Counted(CostModel):
         return self.held[-1]
 
 
-def distinct(network):
-    return set(block_shapes(network, network.spans("paper"), 1).values())
+def distinct(traced):
+    return set(block_shapes(traced, traced.spans("paper"), 1).values())
 
 
 @pytest.fixture(scope="module")
-def times(network):
-    return measure_latency(network, COST, mode="alone", timer=QUICK).times
+def times(traced):
+    return measure_latency(traced, COST, mode="alone", timer=QUICK).times
 
 
-def test_what_does_not_fit_beside_the_others_is_compiled_after_them(network, times):
+def test_what_does_not_fit_beside_the_others_is_compiled_after_them(traced, times):
     backend = Counted(room=3)
-    table = measure_latency(network, backend, mode="alone", timer=QUICK)
+    table = measure_latency(traced, backend, mode="alone", timer=QUICK)
     assert table.times == times
     assert max(count for count, _ in backend.most) == 3
     # Every third time it is full, and the one that was refused is the first of the next ones.
-    assert len(backend.refused) == (len(distinct(network)) - 1) // 3
+    assert len(backend.refused) == (len(distinct(traced)) - 1) // 3
     assert backend.held == []
 
 
-def test_what_does_not_fit_alone_has_a_reason_and_is_asked_for_once(network):
+def test_what_does_not_fit_alone_has_a_reason_and_is_asked_for_once(traced):
     backend = Counted(room=0)
-    table = measure_latency(network, backend, mode="alone", timer=QUICK)
+    table = measure_latency(traced, backend, mode="alone", timer=QUICK)
     assert {entry.reason for entry in table.entries} == {"only 0 fit"}
-    assert len(backend.refused) == len(distinct(network))
+    assert len(backend.refused) == len(distinct(traced))
 
 
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
-def test_so_many_numbers_are_held_at_once(network, times, monkeypatch, limit):
+def test_so_many_numbers_are_held_at_once(traced, times, monkeypatch, limit):
     monkeypatch.setattr(candidates, "TOGETHER", limit)
     backend = Counted()
-    assert measure_latency(network, backend, mode="alone", timer=QUICK).times == times
+    assert measure_latency(traced, backend, mode="alone", timer=QUICK).times == times
     # One that is larger than the limit is held alone.
     assert all(count == 1 or numbers <= limit for count, numbers in backend.most)
     most = max(count for count, _ in backend.most)
-    assert most == {1: 1, 10**9: len(distinct(network))}.get(limit, most) and (limit == 1 or most > 1)
+    assert most == {1: 1, 10**9: len(distinct(traced))}.get(limit, most) and (limit == 1 or most > 1)
     assert backend.held == []
 
 
@@ -105,10 +105,10 @@ class Headed(nn.Module):
 
 @pytest.mark.parametrize(("limit", "together"), [(265_000, 1), (450_000, 3)])
 def test_whole_networks_are_counted_with_all_that_they_hold(monkeypatch, limit, together):
-    network = df.trace(Headed(), torch.randn(2, 3, 16, 16), ignore=["stem"])
+    traced = df.trace(Headed(), torch.randn(2, 3, 16, 16), ignore=["stem"])
     monkeypatch.setattr(candidates, "TOGETHER", limit)
     backend = Counted()
-    measure_latency(network, backend, timer=QUICK, networks=8)
+    measure_latency(traced, backend, timer=QUICK, networks=8)
     wholes = [(count, numbers) for count, numbers in backend.most if numbers > 130_000]
     assert len(wholes) >= 5 and all(numbers <= limit for _, numbers in wholes)
     assert max(count for count, _ in wholes) == together

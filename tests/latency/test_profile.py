@@ -12,7 +12,8 @@ from torch import nn
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory
 from depthfold.latency import Timer, high_water, profile, profile_all, side_by_side
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK, plans
 
 X = torch.randn(1, 3, 8, 8)
@@ -199,8 +200,8 @@ def test_the_process_that_measures_memory_stays_on_one_core(monkeypatch):
     assert asked == [1, (0, {3})]
 
 
-def test_profiles_side_by_side(network):
-    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+def test_profiles_side_by_side(traced):
+    both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
     text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
     assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text
 

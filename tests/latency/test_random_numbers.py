@@ -8,17 +8,17 @@ from depthfold.testing import backend_cases
 from latency_workshop import COST, QUICK
 
 USES = {
-    "a table": lambda network, frontier: measure_latency(network, COST, timer=QUICK, networks=6),
-    "a table of blocks alone": lambda network, frontier: measure_latency(network, COST, timer=QUICK, mode="alone"),
-    "a choice": lambda network, frontier: choose(network, frontier, "90%", COST, timer=QUICK),
-    "the cases of the conformance suite": lambda network, frontier: backend_cases(),
+    "a table": lambda traced, frontier: measure_latency(traced, COST, timer=QUICK, networks=6),
+    "a table of blocks alone": lambda traced, frontier: measure_latency(traced, COST, timer=QUICK, mode="alone"),
+    "a choice": lambda traced, frontier: choose(traced, frontier, "90%", COST, timer=QUICK),
+    "the cases of the conformance suite": lambda traced, frontier: backend_cases(),
 }
 
 
 @pytest.mark.parametrize("name", USES)
-def test_random_numbers_are_left_alone(name, network, frontier):
+def test_random_numbers_are_left_alone(name, traced, frontier):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    USES[name](network, frontier)
+    USES[name](traced, frontier)
     assert torch.equal(torch.rand(3), expected)

@@ -10,7 +10,8 @@ from depthfold.backends.base import reasons
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError, OutOfMemory, SpoiledDevice, spoils_device
 from depthfold.latency import choose, measure_latency, profile
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -55,28 +56,30 @@ def reasons_in(journal):
 
 @pytest.mark.parametrize("error", [RuntimeError(ILLEGAL), BackendError(f"PyTorch cannot run this module: {ILLEGAL}")])
 @pytest.mark.parametrize("calls", [1, 20, 60, 118, 125])
-def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(network, tmp_path, calls, error):
+def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(traced, tmp_path, calls, error):
     """At whatever call it happens: while blocks are compiled, while they are timed, or later, with whole networks."""
     journal = tmp_path / "latency.jsonl"
     given = dict(timer=QUICK, networks=6, run=tmp_path)
     with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device does nothing more.*Start again"):
-        measure_latency(network, Spoilt(calls=[calls], error=error), **given)
+        measure_latency(traced, Spoilt(calls=[calls], error=error), **given)
     assert reasons_in(journal) == []
     before = journal.read_text()
-    assert measure_latency(network, COST, **given) == measure_latency(network, COST, timer=QUICK, networks=6)
+    assert measure_latency(traced, COST, **given) == measure_latency(traced, COST, timer=QUICK, networks=6)
     assert journal.read_text().startswith(before)
 
 
-def test_a_candidate_is_not_passed_over_for_a_spoiled_device(network, frontier):
+def test_a_candidate_is_not_passed_over_for_a_spoiled_device(traced, frontier):
     for calls in (1, 4, 6, 8):
         with pytest.raises(SpoiledDevice, match="illegal memory access"):
-            choose(network, frontier, "80%", Spoilt(calls=[calls]), timer=QUICK)
+            choose(traced, frontier, "80%", Spoilt(calls=[calls]), timer=QUICK)
 
 
-def test_a_profile_on_a_spoiled_device_says_so(network):
+def test_a_profile_on_a_spoiled_device_says_so(traced):
     for calls in (1, 3):
         with pytest.raises(SpoiledDevice, match="illegal memory access"):
-            profile(shallow_of(network, network.vanilla), torch.randn(1, 3, 32, 32), Spoilt(calls=[calls]), timer=QUICK)
+            profile(
+                sketch(rewrite(traced, traced.vanilla)), torch.randn(1, 3, 32, 32), Spoilt(calls=[calls]), timer=QUICK
+            )
 
 
 PYTORCH_ADDS = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."

@@ -6,13 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import fingerprint
 from depthfold.errors import JournalError
 from depthfold.latency import measure_latency
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
-from depthfold.tracing.surroundings import surroundings
 from latency_workshop import COST, QUICK
 
 
@@ -39,7 +37,7 @@ def traced(**differences):
 @pytest.mark.parametrize("difference", [{"stem": 15}, {"power": 2.0}, {"pool": 2}, {"constant": (4,)}])
 def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
     one, other = traced(), traced(**difference)
-    assert fingerprint(one) == fingerprint(other) and surroundings(one) != surroundings(other)
+    assert one.network.fingerprint == other.network.fingerprint and one.surroundings_digest != other.surroundings_digest
     measure_latency(one, COST, timer=QUICK, networks=4, run=tmp_path)
     with pytest.raises(JournalError, match=r"around the layers \(stem, head, pooling\): \w+ there, \w+ here"):
         measure_latency(other, COST, timer=QUICK, networks=4, run=tmp_path)
@@ -48,7 +46,7 @@ def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
 def test_names_and_weights_are_not_what_it_takes_long_for():
     torch.manual_seed(1)
     other = df.trace(Framed(middle="trunk"), torch.randn(1, 3, 32, 32), ignore=["stem"])
-    assert surroundings(other) == surroundings(traced())
+    assert other.surroundings_digest == traced().surroundings_digest
 
 
 def test_a_finished_table_of_a_run_is_not_taken_for_it(tmp_path):

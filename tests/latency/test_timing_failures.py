@@ -13,7 +13,8 @@ from depthfold.core import Span
 from depthfold.errors import BackendError, BudgetError, OutOfMemory, TableError, lacks_memory
 from depthfold.latency import candidates, choose, measure_latency, profile, profile_all
 from depthfold.latency.blocks import BlockShape
-from depthfold.latency.candidates import shallow_of
+from depthfold.merging import sketch
+from depthfold.rewriting import rewrite
 from latency_workshop import COST, QUICK, milliseconds, plans
 
 
@@ -64,38 +65,38 @@ def is_whole(module):
         (1, RuntimeError("CUDA out of memory"), "It ran once and then failed: CUDA out of memory"),
     ],
 )
-def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(network, tmp_path, at, error, reason):
+def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(traced, tmp_path, at, error, reason):
     fragile = Fragile(at=at, broken=lambda module: largest_kernel(module) >= 5, error=error)
     journal = tmp_path / "latency.jsonl"
-    table = measure_latency(network, fragile, timer=QUICK, networks=8, run=tmp_path)
-    large = {span for span in network.spans("paper") if max(network.merged_shape(span).kernel) >= 5}
+    table = measure_latency(traced, fragile, timer=QUICK, networks=8, run=tmp_path)
+    large = {span for span in traced.spans("paper") if max(traced.network.merged_shape(span).kernel) >= 5}
     assert large and {entry.span: entry.reason for entry in table.entries if entry.time is None} == dict.fromkeys(
         large, reason
     )
-    alone = measure_latency(network, COST, mode="alone", timer=QUICK)
+    alone = measure_latency(traced, COST, mode="alone", timer=QUICK)
     samples = {entry.span: entry.samples for entry in table.entries if entry.span not in large}
     assert samples == {entry.span: entry.samples for entry in alone.entries if entry.span not in large}
     records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     assert {record["reason"] for record in records if "reason" in record} == {reason}
 
 
-def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(network, tmp_path):
+def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(traced, tmp_path):
     broken = [True]
     fragile = Fragile(
         broken=lambda module: broken and largest_kernel(module) >= 5, error=RuntimeError("the fan stood still")
     )
     given = dict(mode="alone", timer=QUICK, run=tmp_path)
-    some = measure_latency(network, fragile, **given)
+    some = measure_latency(traced, fragile, **given)
     broken.clear()
     fragile.compiled.clear()
-    assert measure_latency(network, fragile, **given) == some
+    assert measure_latency(traced, fragile, **given) == some
     assert fragile.compiled == []
-    whole = measure_latency(network, fragile, **given, retry=True)
+    whole = measure_latency(traced, fragile, **given, retry=True)
     known = [module for module in fragile.compiled if largest_kernel(module) < 5]
     assert len(known) == 1 < len(fragile.compiled) - 1  # one that has a time, to see that the machine is as it was
     assert len(some.times) < len(whole.times) == len(whole.entries)
     fragile.compiled.clear()
-    assert measure_latency(network, fragile, **given) == whole  # the old reasons are in the journal, and are history
+    assert measure_latency(traced, fragile, **given) == whole  # the old reasons are in the journal, and are history
     assert fragile.compiled == []
 
 
@@ -119,19 +120,19 @@ def test_a_block_that_cannot_even_be_built_has_a_reason_and_the_rest_goes_on(mon
         assert lacks_memory(Exception(reason))  # each processor's PyTorch has its own words for it
 
 
-def test_inputs_and_networks_that_cannot_be_built_have_reasons(network, monkeypatch, tmp_path):
+def test_inputs_and_networks_that_cannot_be_built_have_reasons(traced, monkeypatch, tmp_path):
     def too_large(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(candidates, "shallow_of", too_large)
+    monkeypatch.setattr(candidates, "sketch", too_large)
     with pytest.raises(TableError, match=r"Only 0 whole networks.*: It cannot be built: no room\."):
-        measure_latency(network, COST, timer=QUICK, networks=4, run=tmp_path)
+        measure_latency(traced, COST, timer=QUICK, networks=4, run=tmp_path)
     monkeypatch.setattr(BlockShape, "inputs", too_large)
-    table = measure_latency(network, COST, timer=QUICK, mode="alone")
+    table = measure_latency(traced, COST, timer=QUICK, mode="alone")
     assert {entry.reason for entry in table.entries} == {"It cannot be built: no room"}
 
 
-def test_out_of_memory_beside_others_is_tried_again_alone(network):
+def test_out_of_memory_beside_others_is_tried_again_alone(traced):
     """As if the device held no more than ten modules while one of them runs."""
     alive = []
 
@@ -153,65 +154,65 @@ def test_out_of_memory_beside_others_is_tried_again_alone(network):
         def compile(self, module, inputs):
             return Crowded(CostModel.compile(self, module, inputs))
 
-    table = measure_latency(network, Narrow(), mode="alone", timer=QUICK)
-    assert table.times == measure_latency(network, COST, mode="alone", timer=QUICK).times
+    table = measure_latency(traced, Narrow(), mode="alone", timer=QUICK)
+    assert table.times == measure_latency(traced, COST, mode="alone", timer=QUICK).times
     assert alive == []
 
 
-def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibration(network):
-    vanilla = len(network.segments(network.vanilla))
+def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibration(traced):
+    vanilla = len(traced.network.segments(traced.vanilla))
 
     def deep(module):
         return is_whole(module) and sum(isinstance(part, nn.Conv2d) for part in module.modules()) > vanilla - 2
 
-    table = measure_latency(network, Fragile(broken=deep, error=RuntimeError("device lost")), timer=QUICK, networks=12)
-    everything = measure_latency(network, COST, timer=QUICK, networks=12)
+    table = measure_latency(traced, Fragile(broken=deep, error=RuntimeError("device lost")), timer=QUICK, networks=12)
+    everything = measure_latency(traced, COST, timer=QUICK, networks=12)
     assert 2 <= table.calibration.networks < everything.calibration.networks
     with pytest.raises(TableError, match=r"Only 0 whole networks could be timed.*device lost\. Name another"):
-        measure_latency(network, Fragile(broken=is_whole, error=RuntimeError("device lost")), timer=QUICK, networks=6)
+        measure_latency(traced, Fragile(broken=is_whole, error=RuntimeError("device lost")), timer=QUICK, networks=6)
 
 
-def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(network, frontier):
-    wanted = choose(network, frontier, "80%", COST, timer=QUICK)
-    depth = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, wanted.plan).modules())
-    original = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, network.vanilla).modules())
+def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(traced, frontier):
+    wanted = choose(traced, frontier, "80%", COST, timer=QUICK)
+    depth = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(traced, wanted.plan)).modules())
+    original = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(traced, traced.vanilla)).modules())
 
     def broken(module):
         return sum(isinstance(part, nn.Conv2d) for part in module.modules()) == depth != original
 
-    plan = choose(network, frontier, "80%", Fragile(broken=broken, error=RuntimeError("device lost")), timer=QUICK)
+    plan = choose(traced, frontier, "80%", Fragile(broken=broken, error=RuntimeError("device lost")), timer=QUICK)
     assert plan.importance < wanted.importance
-    assert milliseconds(network, plan.plan) <= 0.8 * milliseconds(network, network.vanilla)
+    assert milliseconds(traced, plan.plan) <= 0.8 * milliseconds(traced, traced.vanilla)
     others = Fragile(
         broken=lambda module: sum(isinstance(p, nn.Conv2d) for p in module.modules()) != original,
         error=RuntimeError("device lost"),
     )
     with pytest.raises(BudgetError, match=r"No plan could be measured for the budget of 80%.*device lost"):
-        choose(network, frontier, "80%", others, timer=QUICK)
+        choose(traced, frontier, "80%", others, timer=QUICK)
 
 
-def test_no_candidate_is_blamed_for_the_original(network, frontier):
+def test_no_candidate_is_blamed_for_the_original(traced, frontier):
     """It fails at a later run: when it is timed beside the first candidate."""
-    original = sum(isinstance(part, nn.Conv2d) for part in shallow_of(network, network.vanilla).modules())
+    original = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(traced, traced.vanilla)).modules())
 
     def broken(module):
         return is_whole(module) and sum(isinstance(part, nn.Conv2d) for part in module.modules()) == original
 
     fragile = Fragile(broken=broken, at=7, error=RuntimeError("device lost"))
     with pytest.raises(BackendError, match=r"The original network cannot be timed.*device lost\. Run again"):
-        choose(network, frontier, "80%", fragile, timer=QUICK)
+        choose(traced, frontier, "80%", fragile, timer=QUICK)
     assert len(fragile.compiled) == 2
     crowded = Fragile(broken=broken, at=7, error=MemoryError("no more."))  # it runs alone, and not beside a candidate
     with pytest.raises(BudgetError, match=r"for the budget of 80%.*no room for the original: .*no more\. Name another"):
-        choose(network, frontier, "80%", crowded, timer=QUICK)
+        choose(traced, frontier, "80%", crowded, timer=QUICK)
     assert len(crowded.compiled) > 2
     at_once = Fragile(broken=broken, error=RuntimeError("device lost."))
     with pytest.raises(BackendError, match=r"The original network cannot be timed.*device lost\. Run again"):
-        choose(network, frontier, "80%", at_once, timer=QUICK)
+        choose(traced, frontier, "80%", at_once, timer=QUICK)
 
 
-def test_a_profile_of_what_cannot_be_built_says_whose(network):
-    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+def test_a_profile_of_what_cannot_be_built_says_whose(traced):
+    both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
 
     class Refusing(CostModel):
         def compile(self, module, inputs):
@@ -223,8 +224,8 @@ def test_a_profile_of_what_cannot_be_built_says_whose(network):
         profile_all(both, torch.randn(1, 3, 32, 32), Refusing(), timer=QUICK)
 
 
-def test_a_profile_that_fails_while_it_is_timed_says_whose(network):
-    both = {"before": shallow_of(network, network.vanilla), "after": shallow_of(network, plans(network, 3)[2])}
+def test_a_profile_that_fails_while_it_is_timed_says_whose(traced):
+    both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
     x = torch.randn(1, 3, 32, 32)
     for error, kind in ((RuntimeError("device lost"), BackendError), (MemoryError("no more"), OutOfMemory)):
         fragile = Fragile(broken=lambda module: True, error=error)

@@ -15,8 +15,8 @@ def merged_as_it_is(model, x=None, **given):
     """The merged network of the plan that changes nothing. It computes what the model computes, list or not."""
     model = randomise_statistics(model).double().eval()
     x = (image() if x is None else x).double()
-    network = df.trace(model, x, **given)
-    shallow = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model, x, **given)
+    shallow = df.merge(df.rewrite(traced, traced.vanilla))
     with torch.no_grad():
         found, wanted = shallow(x), model(x)
         for one, two in zip(found, wanted, strict=True) if isinstance(wanted, list) else [(found, wanted)]:
@@ -78,8 +78,8 @@ def test_a_batch_norm_of_the_users_is_one_of_pytorchs_with_as_many_dimensions(mo
 
 def test_a_batch_norm_without_a_shift_keeps_its_scale():
     model, x = nn.Sequential(NoShift(4), conv()).double().eval(), image().double()
-    network = df.trace(model, x)
-    agree(df.merge(df.rewrite(network, network.vanilla))(x), model(x))
+    traced = df.trace(model, x)
+    agree(df.merge(df.rewrite(traced, traced.vanilla))(x), model(x))
 
 
 def test_a_norm_with_an_activation_inside_keeps_it_in_every_call():

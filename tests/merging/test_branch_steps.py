@@ -8,7 +8,7 @@ from torch import nn
 import depthfold as df
 from depthfold.core import ConvShape
 from depthfold.errors import VerificationError
-from depthfold.tracing.pooling import AveragePool
+from depthfold.tracing.shapes import AveragePool
 from nets import Net, codes, conv, folds_exactly, image, refusal
 from parallel import Between, conv_bn, is_one_layer, merged
 
@@ -34,8 +34,8 @@ def test_average_pools_are_branches(name):
     block = Net(
         lambda net, x: net.large(x) + (net.pool(x) + net.point(x)), large=conv_bn(), pool=pool, point=conv(4, 4, 1)
     )
-    network = is_one_layer(block, terms=3)
-    assert not any(isinstance(part, nn.AvgPool2d) for part in merged(network).modules())
+    traced = is_one_layer(block, terms=3)
+    assert not any(isinstance(part, nn.AvgPool2d) for part in merged(traced).modules())
 
 
 @pytest.mark.parametrize("dims", [1, 3])
@@ -49,8 +49,8 @@ def test_average_pools_in_other_dimensions(dims):
         pool=pool(3, 1, 1),
     )
     x = torch.randn(2, 4, *(9, 8, 7)[:dims])
-    network = folds_exactly(model, x)
-    assert (network.depth, len(network.skips), network.barriers) == (2, 1, ())
+    traced = folds_exactly(model, x)
+    assert (traced.depth, len(traced.network.skips), traced.network.barriers) == (2, 1, ())
 
 
 def test_a_pool_that_is_called_twice_keeps_its_padding_elsewhere():
@@ -59,9 +59,9 @@ def test_a_pool_that_is_called_twice_keeps_its_padding_elsewhere():
         return net.pool(net.c((net.b(h) + net.pool(h)).relu()))
 
     model = Net(run, a=conv(), b=conv(), c=conv(), pool=nn.AvgPool2d(3, 1, 1))
-    network = folds_exactly(model, image(9))
-    assert (network.depth, len(network.skips)) == (3, 1)
-    assert df.rewrite(network, df.Plan((), ()))(image(9).double()).shape == image(9).shape
+    traced = folds_exactly(model, image(9))
+    assert (traced.depth, len(traced.network.skips)) == (3, 1)
+    assert df.rewrite(traced, df.Plan((), ()))(image(9).double()).shape == image(9).shape
 
 
 def test_a_pool_with_a_stride_and_a_convolution_is_the_shortcut_of_a_residual_block():
@@ -71,9 +71,9 @@ def test_a_pool_with_a_stride_and_a_convolution_is_the_shortcut_of_a_residual_bl
         b=conv_bn(4, 6),
         shortcut=nn.Sequential(nn.AvgPool2d(2, 2), conv_bn(4, 6, 1)),
     )
-    network = folds_exactly(Between(block, outs=6), image(14)[..., :14], plans=8)
-    assert (network.depth, network.barriers) == (5, ())
-    (skip,) = network.skips
+    traced = folds_exactly(Between(block, outs=6), image(14)[..., :14], plans=8)
+    assert (traced.depth, traced.network.barriers) == (5, ())
+    (skip,) = traced.network.skips
     assert (skip.source, skip.target) == (1, 3)
     shape = ConvShape(
         in_channels=4, out_channels=6, kernel=(2, 2), stride=(2, 2), padding=((0, 0),) * 2, dilation=(1, 1)
@@ -94,10 +94,10 @@ INEXACT = {
 def test_a_pool_that_is_not_a_convolution_is_refused_with_the_reason(name):
     pool, why = INEXACT[name]
     block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(stride=2), pool=pool)
-    network = folds_exactly(Between(block), image(15) if name != "rounding up" else image(14)[..., :14])
-    assert not network.skips
-    assert codes(network)["block.pool"] == "pooling"
-    assert why in refusal(network, "block.pool").why
+    traced = folds_exactly(Between(block), image(15) if name != "rounding up" else image(14)[..., :14])
+    assert not traced.network.skips
+    assert codes(traced)["block.pool"] == "pooling"
+    assert why in refusal(traced, "block.pool").why
 
 
 @pytest.mark.parametrize("name", INEXACT)
@@ -106,30 +106,30 @@ def test_merging_would_notice_if_such_a_pool_were_taken_for_a_convolution(name, 
     pool, _ = INEXACT[name]
     block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(stride=2), pool=pool)
     x = (image(13)[..., :13] if name == "rounding up" else image(15)).double()
-    network = df.trace(Between(block).double(), x)
-    assert network.skips
+    traced = df.trace(Between(block).double(), x)
+    assert traced.network.skips
     with pytest.raises(VerificationError):
-        merged(network)
+        merged(traced)
 
 
 def test_a_pool_that_reaches_further_than_the_convolution_beside_it_stays():
     block = Net(lambda net, x: net.point(x) + net.pool(x), point=conv(kernel=1), pool=nn.AvgPool2d(3, 1, 1))
-    assert not folds_exactly(Between(block), image(9)).skips
+    assert not folds_exactly(Between(block), image(9)).network.skips
 
 
 def test_a_pool_in_the_middle_of_a_chain_stays_a_barrier():
     model = Net(lambda net, x: net.b(net.pool(net.a(x))), a=conv(), pool=nn.AvgPool2d(3, 1, 1), b=conv())
-    network = folds_exactly(model, image(9))
-    assert (network.barriers, codes(network)["pool"]) == ((1,), "pooling")
+    traced = folds_exactly(model, image(9))
+    assert (traced.network.barriers, codes(traced)["pool"]) == ((1,), "pooling")
 
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_an_ignored_pool_is_not_a_branch(counted):
     pool = nn.AvgPool2d(3, 1, 1, count_include_pad=counted)
     block = Net(lambda net, x: net.large(x) + net.pool(x), large=conv(), pool=pool)
-    network = folds_exactly(Between(block), image(9), ignore=["block.pool"])
-    assert not network.skips
-    assert codes(network)["block.pool"] == "ignored"
+    traced = folds_exactly(Between(block), image(9), ignore=["block.pool"])
+    assert not traced.network.skips
+    assert codes(traced)["block.pool"] == "ignored"
 
 
 ROWS = {
@@ -148,11 +148,11 @@ def test_branches_of_several_steps(name):
     if exact:
         is_one_layer(block, terms=2)
     else:
-        network = folds_exactly(Between(block), image(13))
-        assert all(skip.target > skip.source + 1 for skip in network.skips)
+        traced = folds_exactly(Between(block), image(13))
+        assert all(skip.target > skip.source + 1 for skip in traced.network.skips)
 
 
 def test_a_1x1_convolution_beside_a_row_is_a_projection():
     model = Net(lambda net, x: net.b(net.a(x)) + net.c(x), a=conv(kernel=1), b=conv(kernel=1), c=conv_bn(kernel=1))
-    network = folds_exactly(model, image(9))
-    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
+    traced = folds_exactly(model, image(9))
+    assert [(skip.source, skip.target) for skip in traced.network.skips] == [(0, 2)]

@@ -80,10 +80,10 @@ def test_models_of_timm_merge_into_their_deployed_form(name):
     torch.manual_seed(0)
     model = randomise_statistics(timm.create_model(name, num_classes=7)).double().eval()
     x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     deployed = reparameterize_model(model)
-    shallow = merged(network)
-    assert convolutions(shallow) == convolutions(deployed) == network.depth < convolutions(model)
+    shallow = merged(traced)
+    assert convolutions(shallow) == convolutions(deployed) == traced.depth < convolutions(model)
     with torch.no_grad():
         agree(shallow(x), model(x))
         agree(shallow(x), deployed(x))
@@ -92,9 +92,9 @@ def test_models_of_timm_merge_into_their_deployed_form(name):
 def test_fastvit_adds_the_small_branches_up_first():
     model = randomise_statistics(timm.create_model("fastvit_t8", num_classes=7).stem).double().eval()
     x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
-    network = df.trace(model, x)
-    assert (network.depth, network.barriers) == (3, ())
-    deployed, shallow = reparameterize_model(model), merged(network)
+    traced = df.trace(model, x)
+    assert (traced.depth, traced.network.barriers) == (3, ())
+    deployed, shallow = reparameterize_model(model), merged(traced)
     assert convolutions(shallow) == convolutions(deployed) == 3
     with torch.no_grad():
         agree(shallow(x), deployed(x))
@@ -124,9 +124,9 @@ def test_the_order_of_the_sum_does_not_matter(nesting, order):
         last=conv(),
         **parts,
     )
-    network = folds_exactly(model, image(9), plans=1)
-    assert (network.depth, network.barriers, len(network.skips)) == (2, (), 3)
-    assert convolutions(merged(network)) == 2
+    traced = folds_exactly(model, image(9), plans=1)
+    assert (traced.depth, traced.network.barriers, len(traced.network.skips)) == (2, (), 3)
+    assert convolutions(merged(traced)) == 2
 
 
 def test_sums_in_place_are_one_layer():
@@ -136,8 +136,8 @@ def test_sums_in_place_are_one_layer():
         return net.last(net.large(x).add_(small).relu_())
 
     model = Net(run, point=conv_bn(kernel=1), norm=nn.BatchNorm2d(4), large=conv_bn(), last=conv())
-    network = folds_exactly(model, image(9))
-    assert (network.depth, network.barriers, len(network.skips)) == (2, (), 2)
+    traced = folds_exactly(model, image(9))
+    assert (traced.depth, traced.network.barriers, len(traced.network.skips)) == (2, (), 2)
 
 
 def test_a_sum_that_somebody_reads_before_it_is_overwritten_stays():
@@ -158,10 +158,10 @@ def test_a_branch_that_somebody_else_reads_stays():
 
     model = Net(run, point=conv_bn(kernel=1), large=conv_bn(), last=conv())
     model, x = randomise_statistics(model).double().eval(), image(9).double()
-    network = df.trace(model, x)
-    assert not network.skips
+    traced = df.trace(model, x)
+    assert not traced.network.skips
     with torch.no_grad():
-        for found, wanted in zip(merged(network)(x), model(x), strict=True):
+        for found, wanted in zip(merged(traced)(x), model(x), strict=True):
             agree(found, wanted)
 
 
@@ -194,9 +194,9 @@ def test_a_sum_with_a_term_outside_the_kernel_stays():
         point=conv(kernel=1),
         pool=nn.AvgPool2d(5, 1, 2),
     )
-    network = folds_exactly(Between(block), image(9))
-    assert not network.skips
-    assert "side-addition" in codes(network).values()
+    traced = folds_exactly(Between(block), image(9))
+    assert not traced.network.skips
+    assert "side-addition" in codes(traced).values()
 
 
 def test_a_sum_in_place_is_what_later_readers_read():
@@ -206,7 +206,7 @@ def test_a_sum_in_place_is_what_later_readers_read():
         return net.last((net.large(x) + small).relu())
 
     model = Net(run, first=conv(), norm=nn.BatchNorm2d(4), large=conv_bn(), last=conv())
-    (skip,) = folds_exactly(model, image(9)).skips
+    (skip,) = folds_exactly(model, image(9)).network.skips
     assert (skip.source, skip.target, skip.projection) == (1, 2, None)
 
 
@@ -219,7 +219,7 @@ def test_a_norm_after_a_sum_is_not_folded_into_its_terms():
         norm=nn.BatchNorm2d(4),
         last=conv(),
     )
-    assert folds_exactly(model, image(9)).barriers
+    assert folds_exactly(model, image(9)).network.barriers
 
 
 def test_terms_from_different_values_are_not_one_branch():
@@ -255,11 +255,11 @@ def test_branches_beside_a_longer_path(name):
     parts = dict(zero=conv(), one=conv_bn(), two=conv_bn(), last=conv(), a=conv_bn(kernel=1), b=conv_bn())
     sides = dict(wide=nn.Conv2d(4, 4, (1, 3), padding=(0, 1)), high=nn.Conv2d(4, 4, (3, 1), padding=(1, 0)))
     model = Net(run, **parts, **sides, norm=nn.BatchNorm2d(4), pool=nn.AvgPool2d(3, 1, 1))
-    network = folds_exactly(model, image(11), plans=8)
-    assert (network.depth, network.barriers) == (4, ())
-    assert {(skip.source, skip.target) for skip in network.skips} == {(1, 3)}
-    assert convolutions(merged(network)) == 4 + left
-    assert convolutions(merged(network, df.Plan((1,), (1, 3)))) == 3
+    traced = folds_exactly(model, image(11), plans=8)
+    assert (traced.depth, traced.network.barriers) == (4, ())
+    assert {(skip.source, skip.target) for skip in traced.network.skips} == {(1, 3)}
+    assert convolutions(merged(traced)) == 4 + left
+    assert convolutions(merged(traced, df.Plan((1,), (1, 3)))) == 3
 
 
 @pytest.mark.parametrize("plan", [df.Plan((1, 2, 3), (1, 2, 3)), df.Plan((1,), (1, 3)), df.Plan((), ())], ids=str)
@@ -283,8 +283,8 @@ def test_a_row_of_convolutions_beside_a_longer_path_has_layers_of_its_own():
         return net.last((net.two(net.one(x).relu()) + net.b(net.a(x))).relu())
 
     model = Net(run, zero=conv(), one=conv(), two=conv(), last=conv(), a=conv(kernel=1), b=conv(kernel=1))
-    network = folds_exactly(model, image(9))
-    assert (network.depth, len(network.skips)) == (6, 0)
+    traced = folds_exactly(model, image(9))
+    assert (traced.depth, len(traced.network.skips)) == (6, 0)
 
 
 # The student trains all branches under the user's names.
@@ -293,16 +293,16 @@ def test_a_row_of_convolutions_beside_a_longer_path_has_layers_of_its_own():
 def test_the_student_keeps_all_branches_and_their_names():
     model = randomise_statistics(Between(MobileOne())).double().eval()
     x = image(9).double()
-    network = df.trace(model, x)
-    for plan in (df.Plan((), ()), network.vanilla):
-        student = df.rewrite(network, plan)
+    traced = df.trace(model, x)
+    for plan in (df.Plan((), ()), traced.vanilla):
+        student = df.rewrite(traced, plan)
         assert set(student.state_dict()) == set(model.state_dict())
         student.train()
         student(x).square().mean().backward()
         assert all(parameter.grad is not None for parameter in student.parameters())
         student.eval()
         shallow = df.merge(student)
-        assert convolutions(shallow) == len(network.segments(plan))
+        assert convolutions(shallow) == len(traced.network.segments(plan))
         assert not any(isinstance(part, nn.BatchNorm2d) for part in shallow.modules())
         with torch.no_grad():
             agree(shallow(x), student(x))
@@ -313,13 +313,13 @@ def test_random_plans_of_a_network_of_blocks():
     blocks = [RepVGG(4, 4), MobileOne(), ACNet(), RepVGG(4, 6, stride=2), RepVGG(6, 6, groups=2)]
     model = nn.Sequential(*(part for block in blocks for part in (block, nn.ReLU())))
     model, x = randomise_statistics(model).double().eval(), image(17).double()
-    network = df.trace(model, x)
-    assert (network.depth, network.barriers) == (5, ())
-    assert len(network.spans("full")) == 15
+    traced = df.trace(model, x)
+    assert (traced.depth, traced.network.barriers) == (5, ())
+    assert len(traced.spans("full")) == 15
     with torch.no_grad():
-        agree(merged(network)(x), model(x))
+        agree(merged(traced)(x), model(x))
         for seed in range(12):
-            student = df.rewrite(network, random_plan(network, Random(seed)))
+            student = df.rewrite(traced, random_plan(traced.network, Random(seed)))
             for size in (17, 20):
                 inputs = image(size, seed=seed).double()
                 agree(df.merge(student)(inputs), student(inputs))

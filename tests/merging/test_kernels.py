@@ -38,8 +38,8 @@ def test_a_layer_of_a_network_that_is_only_shapes():
 
 
 def test_random_weights_leave_the_users_random_numbers_alone():
-    network = df.trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(1, 3, 16, 16))
-    student = rewrite(network, Plan(activations=(), cuts=()))
+    traced = df.trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(1, 3, 16, 16))
+    student = rewrite(traced, Plan(activations=(), cuts=()))
     for draw in (lambda: random_module(SHAPE), lambda: sketch(student)):
         torch.manual_seed(5)
         expected = torch.rand(3)

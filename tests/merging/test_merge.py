@@ -39,21 +39,21 @@ def build(name, dtype=torch.float64):
 def test_real_networks_merge_exactly_in_float64_at_odd_sizes(name):
     model = build(name)
     x = torch.randn(1, 3, 65, 65, dtype=torch.float64)
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     with torch.no_grad():
-        agree(df.merge(df.rewrite(network, network.vanilla))(x), model(x))
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(x), model(x))
         for seed in range(3):
-            plan = random_plan(network, Random(seed), largest=150_000)
-            student = df.rewrite(network, plan)
+            plan = random_plan(traced.network, Random(seed), largest=150_000)
+            student = df.rewrite(traced, plan)
             shallow = df.merge(student)
             for size in ((65, 65), (64, 71)):
                 x = torch.randn(1, 3, *size, dtype=torch.float64)
                 agree(shallow(x), student(x))
             convs = [part for part in shallow.modules() if isinstance(part, nn.Conv2d)]
-            segments = network.segments(plan)
+            segments = traced.network.segments(plan)
             explicit = sum(
                 skip.projection is not None and not any(s.contains(skip.span) for s in segments)
-                for skip in network.skips
+                for skip in traced.network.skips
             )
             assert len(convs) == len(segments) + explicit
             assert all(part.bias is not None for part in convs)
@@ -64,10 +64,10 @@ def test_real_networks_merge_exactly_in_float64_at_odd_sizes(name):
 def test_real_networks_merge_in_float32(name):
     model = build(name, torch.float32)
     x = torch.randn(2, 3, 65, 65)
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     with torch.no_grad():
         for seed in range(2):
-            student = df.rewrite(network, random_plan(network, Random(seed), largest=150_000))
+            student = df.rewrite(traced, random_plan(traced.network, Random(seed), largest=150_000))
             shallow = df.merge(student)
             agree(shallow(x), student(x), 1e-4)
             assert {parameter.dtype for parameter in shallow.parameters()} == {torch.float32}
@@ -77,8 +77,8 @@ def test_real_networks_merge_in_float32(name):
 def test_half_precisions_are_composed_in_double_and_returned_as_they_were(dtype):
     model = randomise_statistics(small()).to(dtype).eval()
     x = image().to(dtype)
-    network = df.trace(model, x)
-    student = df.rewrite(network, df.Plan((), ()))
+    traced = df.trace(model, x)
+    student = df.rewrite(traced, df.Plan((), ()))
     shallow = df.merge(student)
     assert {parameter.dtype for parameter in shallow.parameters()} == {dtype}
     tolerance = {torch.bfloat16: 5e-2, torch.float16: 5e-3}[dtype]
@@ -120,8 +120,8 @@ def folded(model=None, x=None, plan=None, dtype=torch.float64):
     """Student and shallow network, and an input."""
     model = randomise_statistics(small() if model is None else model).to(dtype).eval()
     x = (image() if x is None else x).to(dtype)
-    network = df.trace(model, x)
-    student = df.rewrite(network, plan or df.Plan((), ()))
+    traced = df.trace(model, x)
+    student = df.rewrite(traced, plan or df.Plan((), ()))
     return student, df.merge(student), x
 
 
@@ -149,9 +149,9 @@ def test_batch_norms_of_an_ignored_stem_and_head_are_folded():
     )
     randomise_statistics(model).double().eval()
     x = image().double()
-    network = df.trace(model, x, ignore=["0", "1", "7", "8"])
-    assert network.depth == 2
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, x, ignore=["0", "1", "7", "8"])
+    assert traced.depth == 2
+    student = df.rewrite(traced, traced.vanilla)
     shallow = df.merge(student)
     kinds = [type(part) for part in shallow.modules() if not list(part.children())]
     assert sorted(kind.__name__ for kind in kinds) == ["Conv2d"] * 4 + ["ReLU"] * 3
@@ -170,9 +170,9 @@ def test_batch_norms_of_an_ignored_stem_and_head_are_folded():
 )
 def test_only_layers_of_pytorch_are_left(model):
     randomise_statistics(model).double().eval()
-    network = df.trace(model, image().double())
-    for plan in (network.vanilla, df.Plan((), ())):
-        shallow = df.merge(df.rewrite(network, plan))
+    traced = df.trace(model, image().double())
+    for plan in (traced.vanilla, df.Plan((), ())):
+        shallow = df.merge(df.rewrite(traced, plan))
         foreign = {type(part).__name__ for part in shallow.modules() if not type(part).__module__.startswith("torch.")}
         assert foreign <= {type(shallow).__name__}
         assert not any(isinstance(part, DropPath) for part in shallow.modules())
@@ -190,10 +190,10 @@ def test_depthwise_and_grouped_structure_is_kept_where_it_survives():
     )
     x = image(channels=12).double()
     model.double().eval()
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     for (i, j), groups in {(0, 2): 12, (1, 3): 4, (0, 3): 4, (2, 4): 1, (0, 4): 1}.items():
-        shallow = df.merge(df.rewrite(network, only(network, i, j)))
-        merged = shallow.get_submodule(network.layers[i].where)
+        shallow = df.merge(df.rewrite(traced, only(traced, i, j)))
+        merged = shallow.get_submodule(traced.network.layers[i].where)
         assert merged.groups == groups
         assert merged.weight.shape[1] == 12 // groups
 
@@ -308,7 +308,7 @@ def test_the_shallow_network_shares_no_memory_with_the_student():
     """Kernels are composed in float64, and these weights are: a segment of one layer could pass them on as they are."""
     model = Net(lambda net, x: net.b(F.relu(net.a(x) + x)), a=conv(), b=conv(kernel=1))
     student, shallow, _ = folded(model, plan=df.Plan((1,), (1,)))
-    both = [{p.untyped_storage().data_ptr() for p in network.parameters()} for network in (student, shallow)]
+    both = [{p.untyped_storage().data_ptr() for p in traced.parameters()} for traced in (student, shallow)]
     assert [len(each) for each in both] == [4, 4]
     assert not set.intersection(*both)
     state = {name: value.clone() for name, value in student.state_dict().items()}
@@ -328,14 +328,14 @@ def test_weights_that_were_trained_after_rewriting_are_the_ones_that_merge():
 
 def test_what_is_no_student_is_refused():
     for thing in (conv(), folded()[1], None, "student"):
-        with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(network, plan\)"):
+        with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(traced, plan\)"):
             df.merge(thing)
 
 
 def test_a_student_that_was_pickled_as_a_whole_is_refused_and_the_way_out_works():
     model, x = randomise_statistics(small()).double().eval(), image().double()
-    network = df.trace(model, x)
-    student = df.rewrite(network, df.Plan((), ()))
+    traced = df.trace(model, x)
+    student = df.rewrite(traced, df.Plan((), ()))
     with torch.no_grad():
         for parameter in student.parameters():  # it was trained
             parameter.add_(0.01)
@@ -348,9 +348,9 @@ def test_a_student_that_was_pickled_as_a_whole_is_refused_and_the_way_out_works(
             df.merge(part)
         assert str(error.value).endswith(
             "torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and "
-            "load them, with student = rewrite(network, plan) and student.load_state_dict(loaded.state_dict())."
+            "load them, with student = rewrite(traced, plan) and student.load_state_dict(loaded.state_dict())."
         )
-    again = df.rewrite(network, df.Plan((), ()))
+    again = df.rewrite(traced, df.Plan((), ()))
     again.load_state_dict(loaded.state_dict())
     with torch.no_grad():
         agree(df.merge(again)(x), student(x))
@@ -410,12 +410,12 @@ def test_segments_that_end_in_a_norm_with_an_activation_inside(inplace):
         nn.Conv2d(6, 5, 1), BatchNormAct2d(5, **act),
     )  # fmt: skip
     randomise_statistics(model).double().eval()
-    network = df.trace(model, image().double())
-    for plan in (network.vanilla, df.Plan((), ()), df.Plan((2,), (2,)), df.Plan((1,), (1,))):
-        student = df.rewrite(network, plan)
+    traced = df.trace(model, image().double())
+    for plan in (traced.vanilla, df.Plan((), ()), df.Plan((2,), (2,)), df.Plan((1,), (1,))):
+        student = df.rewrite(traced, plan)
         shallow = df.merge(student)
         agree(shallow(image().double()), student(image().double()))
-        assert convolution_calls(shallow) == len(network.segments(plan))
+        assert convolution_calls(shallow) == len(traced.network.segments(plan))
 
 
 def test_stray_norms_and_activations_of_timm_keep_their_values():
@@ -424,8 +424,8 @@ def test_stray_norms_and_activations_of_timm_keep_their_values():
         BatchNormAct2d(4, eps=0.3, act_layer=nn.ReLU), GELUTanh(), nn.AvgPool2d(2), nn.Conv2d(4, 4, 1)
     )
     randomise_statistics(model).double().eval()
-    network = df.trace(model, image().double())
-    shallow = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model, image().double())
+    shallow = df.merge(df.rewrite(traced, traced.vanilla))
     agree(shallow(image().double()), model(image().double()))
 
 
@@ -437,8 +437,8 @@ def test_a_stem_under_two_norms_is_not_folded_into_one_of_them():
         stem=stem, one=one, two=two, last=nn.Conv2d(8, 4, 1),
     )  # fmt: skip
     randomise_statistics(model).double().eval()
-    network = df.trace(model, image().double())
-    agree(df.merge(df.rewrite(network, network.vanilla))(image().double()), model(image().double()))
+    traced = df.trace(model, image().double())
+    agree(df.merge(df.rewrite(traced, traced.vanilla))(image().double()), model(image().double()))
 
 
 def test_a_stem_whose_value_others_read_keeps_it():
@@ -448,5 +448,5 @@ def test_a_stem_whose_value_others_read_keeps_it():
         stem=nn.Conv2d(4, 4, 1), norm=nn.BatchNorm2d(4),
     )  # fmt: skip
     randomise_statistics(model).double().eval()
-    network = df.trace(model, image().double(), ignore=["stem", "norm"])
-    agree(df.merge(df.rewrite(network, df.Plan((), ())))(image().double()), model(image().double()))
+    traced = df.trace(model, image().double(), ignore=["stem", "norm"])
+    agree(df.merge(df.rewrite(traced, df.Plan((), ())))(image().double()), model(image().double()))

@@ -62,8 +62,8 @@ def test_an_error_stays_with_its_segment_where_a_skip_reads_the_value_before_a_d
         lambda net, x: (lambda y: net.c(F.relu(net.b(net.drop(y)))) + y)(F.relu(net.a(x))),
         a=conv(), b=conv(), c=conv(), drop=nn.Dropout(),
     )  # fmt: skip
-    network = df.trace(model.double().eval(), image().double())
-    student = df.rewrite(network, df.Plan((1,), (1,)))
+    traced = df.trace(model.double().eval(), image().double())
+    student = df.rewrite(traced, df.Plan((1,), (1,)))
     shallow = df.merge(student)
     shallow.get_submodule("a").bias.data += 1e-3
     wrong, behind = df.verify(student, shallow).segments
@@ -237,8 +237,8 @@ def test_a_merged_network_with_values_that_are_not_finite_does_not_pass():
 
 def test_an_activation_in_place_does_not_blur_the_comparison():
     model = nn.Sequential(conv(), nn.ReLU(inplace=True), conv(), nn.ReLU(inplace=True), conv()).double().eval()
-    network = df.trace(model, image().double())
-    student = df.rewrite(network, only(network, 0, 2))
+    traced = df.trace(model, image().double())
+    student = df.rewrite(traced, only(traced, 0, 2))
     shallow = df.merge(student)
     first_convolution(shallow).bias.data -= 1e6  # all negative: after the activation nothing would be left of it
     assert df.verify(student, shallow).segments[0].interior > 1e3
@@ -261,8 +261,8 @@ class Chaotic(nn.Module):
 
 
 def test_a_chaotic_network_is_held_to_what_it_makes_of_a_last_digit():
-    network = df.trace(Chaotic().double().eval(), image().double())
-    student = df.rewrite(network, df.Plan((), ()))
+    traced = df.trace(Chaotic().double().eval(), image().double())
+    student = df.rewrite(traced, df.Plan((), ()))
     shallow = df.merge(student)
     found = df.verify(student, shallow)
     assert found.ok

@@ -24,7 +24,7 @@ from depthfold.store import RunFolder
 from depthfold.store.run_folder import PLAN, RESULT
 from tiny_importance import RECIPE, TinyTask, tiny_network, trainings_in
 
-NETWORK = tiny_network()
+TRACED = tiny_network()
 OPTIONS = Options(importance_recipe=RECIPE)
 
 
@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def importance(folder, task, **changes):
-    return make_importance_table(folder, NETWORK, task, dataclasses.replace(OPTIONS, **changes), silent)
+    return make_importance_table(folder, TRACED, task, dataclasses.replace(OPTIONS, **changes), silent)
 
 
 def test_a_finished_importance_table_is_reused_without_its_journal(folder, tmp_path):
@@ -66,7 +66,7 @@ def test_a_table_that_the_user_gave_is_replaced_when_one_is_measured(folder):
 
 
 def test_a_table_with_failures_warns_again_and_retry_repeats_them(folder, tmp_path):
-    plan = importance_plan(NETWORK, FlaggedSpan(0, 3, True, True))
+    plan = importance_plan(TRACED.network, FlaggedSpan(0, 3, True, True))
     task = TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     for _ in range(2):
         with pytest.warns(IncompleteTable, match="could not be trained"):
@@ -81,17 +81,17 @@ def test_a_table_with_failures_warns_again_and_retry_repeats_them(folder, tmp_pa
 
 
 def test_a_latency_table_is_reused_and_another_space_is_measured(folder):
-    table = make_latency_table(folder, NETWORK, "cost_model", OPTIONS, silent)
+    table = make_latency_table(folder, TRACED, "cost_model", OPTIONS, silent)
     assert folder.made_from("latency.json")["space"] == "paper"
     (folder.path / "latency.jsonl").unlink()
-    assert make_latency_table(folder, NETWORK, "cost_model", OPTIONS, silent) == table
+    assert make_latency_table(folder, TRACED, "cost_model", OPTIONS, silent) == table
     assert not (folder.path / "latency.jsonl").exists()
-    make_latency_table(folder, NETWORK, "cost_model", dataclasses.replace(OPTIONS, space="full"), silent)
+    make_latency_table(folder, TRACED, "cost_model", dataclasses.replace(OPTIONS, space="full"), silent)
     assert folder.made_from("latency.json")["space"] == "full"
 
 
 def test_each_plan_recipe_and_teacher_has_its_own_student(folder):
-    one, two = NETWORK.vanilla, df.Plan((), ())
+    one, two = TRACED.vanilla, df.Plan((), ())
     folders = {
         student_folder(folder, plan, recipe, distil=distil)
         for plan in (one, two)

@@ -205,7 +205,7 @@ def test_a_model_that_cannot_be_traced_leaves_no_folder_behind(given, tmp_path):
         ("safetensors", "train", {}),
         ("cloudpickle", "processes", {"executor": Processes(workers=1)}),
         ("ray", "ray", {"executor": RayCluster()}),
-        ("plotly", "report", {}),
+        ("jinja2", "report", {}),
     ],
 )
 def test_libraries_that_are_missing(missing, extra, changed, compress, monkeypatch):

@@ -34,17 +34,17 @@ def close(found, wanted):
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
 def test_rewritten_and_merged_networks_are_exact(spec, seed):
     model, x = build(spec, seed)
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     steps, depth = program(model)
-    assert network.depth == depth
-    assert [(c.i, c.j) for c in network.chains] == [(c.start, c.end) for c in chains_of(steps)]
-    plan = random_plan(network, Random(seed), largest=50_000)
-    segments = network.segments(plan)
+    assert traced.depth == depth
+    assert [(c.i, c.j) for c in traced.network.chains] == [(c.start, c.end) for c in chains_of(steps)]
+    plan = random_plan(traced.network, Random(seed), largest=50_000)
+    segments = traced.network.segments(plan)
     event(f"longest segment {max((len(s) for s in segments), default=0)}")
-    event(f"skips held: {any(s.contains(k.span) for s in segments for k in network.skips)}")
-    event(f"branches beside a layer: {sum(k.target == k.source + 1 for k in network.skips)}")
+    event(f"skips held: {any(s.contains(k.span) for s in segments for k in traced.network.skips)}")
+    event(f"branches beside a layer: {sum(k.target == k.source + 1 for k in traced.network.skips)}")
 
-    student = df.rewrite(network, plan)
+    student = df.rewrite(traced, plan)
     shallow = df.merge(student)
     odd = torch.randn(1, spec.channels, *(n + 1 for n in spec.size), dtype=torch.float64)
     with torch.no_grad():
@@ -52,10 +52,11 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
             wanted = evaluate(model, inputs, plan)
             close(student(inputs), wanted)
             close(shallow(inputs), wanted)
-        close(df.rewrite(network, network.vanilla)(x), model(x))
+        close(df.rewrite(traced, traced.vanilla)(x), model(x))
     convs = sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in shallow.modules())
     explicit = sum(
-        skip.projection is not None and not any(s.contains(skip.span) for s in segments) for skip in network.skips
+        skip.projection is not None and not any(s.contains(skip.span) for s in segments)
+        for skip in traced.network.skips
     )
     assert convs == len(segments) + explicit
     called = [node.target for node in shallow.graph.nodes if node.op == "call_module"]
@@ -66,16 +67,16 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
 def test_shapes_of_merged_segments_are_those_of_the_core(spec, seed):
     model, x = build(spec, seed)
-    network = df.trace(model, x)
-    plan = random_plan(network, Random(seed + 1), largest=50_000)
-    shallow = df.merge(df.rewrite(network, plan))
-    for span in network.segments(plan):
-        shape = network.merged_shape(span)
-        conv = shallow.get_submodule(network.layers[span.i].where)
+    traced = df.trace(model, x)
+    plan = random_plan(traced.network, Random(seed + 1), largest=50_000)
+    shallow = df.merge(df.rewrite(traced, plan))
+    for span in traced.network.segments(plan):
+        shape = traced.network.merged_shape(span)
+        conv = shallow.get_submodule(traced.network.layers[span.i].where)
         assert conv.kernel_size == shape.kernel
         assert (conv.stride, conv.dilation, conv.groups) == (shape.stride, shape.dilation, shape.groups)
         assert sum(p.numel() for p in conv.parameters()) == shape.parameters
-    assert df.Network.loads(network.dumps()) == network.structure
+    assert df.Network.loads(traced.network.dumps()) == traced.network
 
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
@@ -83,8 +84,8 @@ def test_shapes_of_merged_segments_are_those_of_the_core(spec, seed):
 def test_single_precision(spec, seed):
     model, x = build(spec, seed)
     model, x = model.float(), x.float()
-    network = df.trace(model, x)
-    student = df.rewrite(network, random_plan(network, Random(seed + 2), largest=50_000))
+    traced = df.trace(model, x)
+    student = df.rewrite(traced, random_plan(traced.network, Random(seed + 2), largest=50_000))
     shallow = df.merge(student)
     with torch.no_grad():
         wanted = student(x)

@@ -1,15 +1,16 @@
-"""The page in a real browser: the explorer works, by mouse and by keyboard, and nothing leaves the page."""
+"""The page in a real browser: explorer, figures, themes and keyboard work, and the page makes no request."""
 
 import dataclasses
 import shutil
 
 import pytest
 
-from depthfold.reporting import report, words
+from depthfold.reporting import figures, format, report
+from depthfold.reporting.view import select_plans
 from lacking import needs
 from runs import brute_force_states, measured_run
 
-pytestmark = needs("plotly", "playwright", "chromium")
+pytestmark = needs("playwright", "chromium")
 
 LAPTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
@@ -21,7 +22,7 @@ def browser():
     found = shutil.which("chromium")
     if found is None:
         pytest.fail(
-            "The report is tested in chromium, which is not installed here. Install it: make browser, or as root "
+            "The report is tested in chromium, which is not installed. Run: make browser, or as root "
             "apt-get install -y chromium"
         )
     from playwright.sync_api import sync_playwright
@@ -46,7 +47,7 @@ def path(findings, tmp_path_factory):
 
 
 class Watched:
-    """A page, and everything that it asked for or complained about since it was opened."""
+    """A page, its requests, and its console messages and errors."""
 
     def __init__(self, browser, url, **options):
         self.page, self.requests, self.errors = browser.new_context(**options).new_page(), [], []
@@ -55,7 +56,7 @@ class Watched:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.errors.append(dialog.message), dialog.dismiss()))
         self.page.goto(url)
-        self.page.wait_for_selector("#plot-ablation .main-svg")
+        self.page.wait_for_selector("#blocks > li")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def on_phone(browser, path):
 
 
 def watched_page(watched, path):
-    """The page as it was opened; after the test, nothing may have gone wrong, and nothing been asked for elsewhere."""
+    """Yield the page in its first state; after the test, check that there was no error and no request."""
     watched.page.emulate_media(color_scheme="light")
     watched.page.evaluate("() => document.documentElement.removeAttribute('data-theme')")
     watched.page.uncheck("#only-changes")
@@ -90,7 +91,7 @@ def phone(on_phone, path):
 
 
 def network_on(page):
-    """What the page shows: spans of the blocks, the state of the activation of each layer, and the merged shapes."""
+    """Return the spans of the blocks, the state of the activation of each layer, and the merged shapes."""
     spans, states, shapes = [], {}, {}
     for block in page.evaluate(
         """() => [...document.querySelectorAll("#blocks > li")].map(item => ({
@@ -109,7 +110,7 @@ def network_on(page):
 
 
 def times_on(page):
-    """What the blocks take, as they say it: "2.10 → 0.729 ms", or one time alone."""
+    """Return the times of the blocks from their texts, such as "2.10 → 0.729 ms" or "0.459 ms"."""
     texts = page.eval_on_selector_all("#blocks .times p", "all => all.map(one => one.textContent)")
     return [text.removeprefix("Time ").split("→")[-1].strip() for text in texts]
 
@@ -119,7 +120,7 @@ def check_shown(page, findings, plan):
     assert spans == [(segment.span.i, segment.span.j) for segment in plan.segments]
     assert states == brute_force_states(findings.network, plan)
     for segment in plan.segments:
-        merged = words.shape(findings.network.merged_shape(segment.span)) if len(segment.span) > 1 else None
+        merged = format.shape(findings.network.merged_shape(segment.span)) if len(segment.span) > 1 else None
         assert shapes[segment.span.i, segment.span.j] == merged
     times = [segment.takes(segment.span.j in plan.activations) for segment in plan.segments]
     shown = [float(time.removesuffix("\u202fms")) for time in times_on(page)]
@@ -129,30 +130,32 @@ def check_shown(page, findings, plan):
     bars = page.eval_on_selector_all("#blocks .bars .after", "all => all.map(one => parseFloat(one.style.width))")
     assert bars == pytest.approx([100 * time / longest for time in times], rel=1e-3)
     text = page.text_content("#summary")
-    counts = [list(states.values()).count(state) for state in ("falls", "inserted")]
-    assert f"{words.ms(plan.latency)} predicted" in text
+    counts = [list(states.values()).count(state) for state in ("removed", "inserted")]
+    assert f"{format.ms(plan.latency)} predicted" in text
     merged = sum(len(segment.span) > 1 for segment in plan.segments)
     assert f"{findings.network.depth} before, {len(plan.segments)} after, of which {merged} merged." in text
-    assert f"{len(findings.network.activations)} before, of which {counts[0]} fall; {counts[1]} inserted." in text
+    assert f"{len(findings.network.activations)} before, of which {counts[0]} removed; {counts[1]} inserted." in text
     spoken = page.get_attribute("#budget", "aria-valuetext")
-    assert spoken.startswith(f"{words.ms(plan.latency)}, ")
+    assert spoken.startswith(f"{format.ms(plan.latency)}, ")
     assert spoken.endswith("of the original")
-    page.wait_for_function("x => document.getElementById('plot-frontier').data[2].x[0] === x", arg=plan.latency)
+    figure = figures.frontier_figure(findings, select_plans(findings.frontier, findings.plan))
+    selected = [float(page.get_attribute("#selected", name).rstrip("%")) for name in ("cx", "cy")]
+    assert selected == [figure.x.place(plan.latency), pytest.approx(100 - figure.y.place(plan.importance))]
 
 
-def test_it_opens_at_the_chosen_plan(laptop, findings):
+def test_page_opens_at_the_chosen_plan(laptop, findings):
     check_shown(laptop, findings, findings.plan)
     assert "The chosen plan" in laptop.text_content("#summary")
 
 
-def test_every_plan_of_the_slider_is_the_plan_of_the_frontier(laptop, findings):
+def test_slider_selects_the_plans_of_the_frontier(laptop, findings):
     assert laptop.get_attribute("#budget", "max") == str(len(findings.frontier) - 1)
     for n in (0, 1, len(findings.frontier) // 3, len(findings.frontier) - 1):
-        laptop.locator("#budget").fill(str(n))  # sets the value and sends the event of a slider
+        laptop.locator("#budget").fill(str(n))  # sets the value and fires the input event
         check_shown(laptop, findings, findings.frontier[n])
 
 
-def test_the_keyboard_moves_the_slider(laptop, findings):
+def test_keyboard_moves_the_slider(laptop, findings):
     at = findings.frontier.points.index(next(p for p in findings.frontier.points if p.cuts == findings.plan.cuts))
     laptop.focus("#budget")
     laptop.keyboard.press("ArrowRight")
@@ -166,7 +169,7 @@ def test_the_keyboard_moves_the_slider(laptop, findings):
     check_shown(laptop, findings, findings.frontier[-1])
 
 
-def test_the_mouse_moves_the_slider(laptop, findings):
+def test_mouse_moves_the_slider(laptop, findings):
     laptop.locator("#budget").scroll_into_view_if_needed()
     box = laptop.locator("#budget").bounding_box()
     laptop.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -176,40 +179,116 @@ def test_the_mouse_moves_the_slider(laptop, findings):
     check_shown(laptop, findings, findings.frontier[0])
 
 
-def test_the_buttons_go_to_the_ends_and_back(laptop, findings):
+def test_buttons_select_the_fastest_best_and_chosen_plan(laptop, findings):
     for name, plan in (("fastest", findings.frontier[0]), ("best", findings.frontier[-1]), ("chosen", findings.plan)):
         laptop.click(f"#{name}")
         check_shown(laptop, findings, plan)
 
 
-def test_only_what_changes_hides_the_rest(laptop, findings):
+def test_only_changes_hides_unchanged_blocks(laptop, findings):
     laptop.check("#only-changes")
     visible = laptop.locator("#blocks > li:visible").count()
     states = brute_force_states(findings.network, findings.plan)
-    changed = [s for s in findings.plan.segments if len(s.span) > 1 or states.get(s.span.j) in ("falls", "inserted")]
+    changed = [s for s in findings.plan.segments if len(s.span) > 1 or states.get(s.span.j) in ("removed", "inserted")]
     assert visible == len(changed) < len(findings.plan.segments)
 
 
-def test_names_with_tags_are_shown_as_they_are(laptop):
+def test_names_with_tags_are_shown_as_text(laptop):
     assert laptop.text_content("h1") == f"{EVIL} and more"
     assert laptop.locator("#blocks .name").first.text_content() == EVIL
     assert laptop.locator("img").count() == 0
 
 
-def test_a_selector_changes_its_map(laptop):
-    def levels():
-        return laptop.evaluate("() => document.getElementById('plot-latency').data[0].z")
+def test_selector_changes_the_heat_map(laptop):
+    def drawn():
+        return laptop.eval_on_selector_all(
+            "#plot-latency .plot:not([hidden]) .cell", "all => all.map(one => getComputedStyle(one).fill)"
+        )
 
-    first = levels()
+    first = drawn()
+    assert len(set(first)) > 20
     laptop.select_option("#select-latency", "1")
-    assert levels() != first
+    assert drawn() != first
+    assert laptop.locator("#plot-latency .plot:visible").count() == 1
     laptop.select_option("#select-latency", "0")
-    assert levels() == first
+    assert drawn() == first
+
+
+def middle(locator):
+    box = locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_click_on_a_dot_selects_its_plan(laptop, findings):
+    laptop.locator("#plot-frontier").scroll_into_view_if_needed()
+    for n in (0, 7, len(findings.frontier) - 1):
+        laptop.mouse.click(*middle(laptop.locator("#plot-frontier .canvas .plans .dot").nth(n)))
+        check_shown(laptop, findings, findings.frontier[n])
+
+
+def test_pointer_shows_the_text_of_dots_and_cells(laptop, findings):
+    tip, plan = laptop.locator("#tip"), findings.frontier[0]
+    laptop.locator("#plot-frontier").scroll_into_view_if_needed()
+    x, y = middle(laptop.locator("#plot-frontier .canvas .plans .dot").first)
+    laptop.mouse.move(x - 5, y + 5)
+    assert tip.inner_text().startswith(f"Plan 1: {format.ms(plan.latency)}, ")
+    assert f"importance {format.number(plan.importance)}, {len(plan.segments)} convolutions" in tip.inner_text()
+    laptop.mouse.move(x, y - 150)
+    assert not tip.is_visible()
+    by_activations = laptop.locator("#plot-ablation .open .dot").first
+    by_activations.scroll_into_view_if_needed()
+    laptop.mouse.move(*middle(by_activations))
+    assert tip.inner_text() == f"Merged by A: {format.ms(plan.latency_by_activations)}"
+    cell = laptop.locator("#plot-latency .cell").first
+    cell.scroll_into_view_if_needed()
+    laptop.mouse.move(*middle(cell))
+    entry = findings.latency.entries[0]
+    assert tip.inner_text().startswith(f"{entry.span}: layer 1 ({EVIL})\n{format.ms(entry.time)} as ")
+
+
+def test_tap_shows_the_text_of_a_cell_on_a_phone(phone, findings):
+    cell = phone.locator("#plot-latency .cell").nth(2)
+    cell.scroll_into_view_if_needed()
+    phone.touchscreen.tap(*middle(cell))
+    tip = phone.locator("#tip")
+    assert tip.inner_text().startswith(f"{findings.latency.entries[2].span}: ")
+    box = tip.bounding_box()
+    assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE["width"]
+    phone.touchscreen.tap(5, 5)
+    assert not tip.is_visible()
+
+
+def test_figures_and_tables_need_no_javascript(browser, path, findings):
+    page = browser.new_context(viewport=LAPTOP, java_script_enabled=False).new_page()
+    page.goto(path.as_uri())
+    dots = page.locator("#plot-frontier .canvas .plans .dot")
+    assert dots.count() == len(findings.frontier)
+    assert dots.first.is_visible()
+    assert page.locator("#plot-latency .cell").first.is_visible()
+    assert page.locator("#outcome table").is_visible()
+    assert page.locator("noscript pre").is_visible()
+
+
+def test_dots_are_drawn_at_their_values(laptop, findings):
+    """Compare the pixels of dots and ticks, which separate elements place."""
+    x_ticks, y_ticks, dots = laptop.evaluate(
+        """() => [".ticks.bottom span", ".ticks.left span:not(.widest)", ".canvas .plans .dot"].map(query =>
+            [...document.querySelectorAll("#plot-frontier " + query)].map(part => {
+                const box = part.getBoundingClientRect();
+                return [box.x + box.width / 2, box.y + box.height / 2, part.textContent];
+            }))"""
+    )
+    across, up = ([float(label.replace(format.MINUS, "-")) for *_, label in ticks] for ticks in (x_ticks, y_ticks))
+    scale_x = (x_ticks[-1][0] - x_ticks[0][0]) / (across[-1] - across[0])
+    scale_y = (y_ticks[-1][1] - y_ticks[0][1]) / (up[-1] - up[0])
+    for (x, y, _), point in zip(dots, findings.frontier.points, strict=True):
+        assert x == pytest.approx(x_ticks[0][0] + scale_x * (point.latency - across[0]), abs=1.5)
+        assert y == pytest.approx(y_ticks[0][1] + scale_y * (point.importance - up[0]), abs=1.5)
 
 
 @pytest.mark.parametrize("name", ["laptop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_the_page(request, name, scheme):
+def test_no_element_is_wider_than_the_page(request, name, scheme):
     page, width = request.getfixturevalue(name), {"laptop": LAPTOP, "phone": PHONE}[name]["width"]
     page.emulate_media(color_scheme=scheme)
     page.click("#fastest")
@@ -217,20 +296,20 @@ def test_nothing_is_wider_than_the_page(request, name, scheme):
         page.evaluate("is => document.querySelectorAll('details').forEach(part => part.open = is)", opened)
         assert page.evaluate("() => document.documentElement.scrollWidth") == width
         outside = """width => [...document.querySelectorAll("body *")].filter(part =>
-            !part.closest(".scroll, pre, .unseen, .plot") && part.getBoundingClientRect().right > width + 0.5
+            !part.closest(".scroll, pre, .unseen, .canvas") && part.getBoundingClientRect().right > width + 0.5
         ).map(part => part.outerHTML.slice(0, 80))"""
         assert page.evaluate(outside, width) == []
 
 
-def test_a_finger_moves_the_slider(phone, findings):
+def test_touch_moves_the_slider(phone, findings):
     phone.locator("#budget").scroll_into_view_if_needed()
     box = phone.locator("#budget").bounding_box()
     phone.touchscreen.tap(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
     check_shown(phone, findings, findings.frontier[-1])
 
 
-def test_the_block_list_is_readable_on_a_phone(phone):
-    """Every line of it has a readable size, and lies within the screen without being cut."""
+def test_block_list_is_readable_on_a_phone(phone):
+    """Check that every line has a readable size and is not cut."""
     sizes = phone.evaluate(
         """() => [...document.querySelectorAll("#blocks p, #blocks .layer > span")]
         .filter(part => part.offsetParent && part.textContent)
@@ -251,18 +330,18 @@ def brightness(page, colour):
 
 
 def colours(page):
-    """Of the page, of its text, and of the text in a plot."""
+    """Return the brightness of the page, of its text, and of the text in a plot."""
     return [
         brightness(page, page.evaluate(f"() => {expression}"))
         for expression in (
             "getComputedStyle(document.body).backgroundColor",
             "getComputedStyle(document.body).color",
-            "document.getElementById('plot-frontier').layout.font.color",
+            "getComputedStyle(document.querySelector('#plot-frontier .ticks span')).color",
         )
     ]
 
 
-def test_dark_follows_the_system_and_the_switch_and_plots_follow_too(laptop, findings):
+def test_dark_theme_follows_the_system_and_the_button_in_page_and_plots(laptop, findings):
     laptop.click("#fastest")
     laptop.emulate_media(color_scheme="dark")
     background, text, plot = colours(laptop)
@@ -272,12 +351,12 @@ def test_dark_follows_the_system_and_the_switch_and_plots_follow_too(laptop, fin
     background, text, plot = colours(laptop)
     assert text < plot < 0.5 < 0.9 < background
     assert laptop.inner_text("#theme") == "Dark theme"
-    check_shown(laptop, findings, findings.frontier[0])  # a change of theme keeps the plan
+    check_shown(laptop, findings, findings.frontier[0])  # the theme does not change the plan
     laptop.click("#theme")
     assert colours(laptop)[0] < 0.2
 
 
-def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(laptop):
+def test_keyboard_reaches_every_control_in_order_with_a_visible_focus(laptop):
     laptop.evaluate("() => { document.activeElement.blur(); window.getSelection().removeAllRanges(); scrollTo(0, 0); }")
     laptop.focus(".skip")
     laptop.keyboard.press("Shift+Tab")
@@ -292,6 +371,6 @@ def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(laptop):
         assert outline != "none", name
         if name == "select-importance":
             break
-    wanted = ["To the results", "theme", "budget", "fastest", "chosen", "best", "only-changes", "select-latency"]
+    wanted = ["Skip to the results", "theme", "budget", "fastest", "chosen", "best", "only-changes", "select-latency"]
     assert [name for name in seen if name in wanted] == wanted
     assert seen[-1] == "select-importance"

@@ -186,13 +186,13 @@ def test_a_skip_from_the_front_of_a_segment_reads_the_map_as_it_was():
 
 def test_state_dict_keys_are_those_of_the_model_and_of_what_was_inserted():
     model = nn.Sequential(conv(), nn.BatchNorm2d(4), nn.PReLU(), conv(), nn.BatchNorm2d(4), nn.PReLU(), conv())
-    network = df.trace(model, image())
+    traced = df.trace(model, image())
     own = set(model.state_dict())
-    assert set(df.rewrite(network, network.vanilla).state_dict()) == own
-    keys = set(df.rewrite(network, df.Plan((2, 3), (1, 2))).state_dict())
+    assert set(df.rewrite(traced, traced.vanilla).state_dict()) == own
+    keys = set(df.rewrite(traced, df.Plan((2, 3), (1, 2))).state_dict())
     assert own - keys == {"2.weight"}
     assert len(keys - own) == 1
-    assert df.rewrite(network, network.vanilla).load_state_dict(model.state_dict())
+    assert df.rewrite(traced, traced.vanilla).load_state_dict(model.state_dict())
 
 
 def test_gradients_reach_every_parameter_and_a_training_step_works():
@@ -205,8 +205,8 @@ def test_gradients_reach_every_parameter_and_a_training_step_works():
         norm=nn.BatchNorm2d(6),
         d=conv(6, 2),
     ).train()
-    network = df.trace(model, image(13))
-    student = df.rewrite(network, df.Plan((2,), (2,)))
+    traced = df.trace(model, image(13))
+    student = df.rewrite(traced, df.Plan((2,), (2,)))
     before = {name: value.clone() for name, value in student.state_dict().items()}
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
     student(image(13)).square().mean().backward()
@@ -229,8 +229,8 @@ def test_in_place_activations_train():
 
 
 def test_rewriting_twice_gives_two_students_of_their_own():
-    network = df.trace(residual(), X)
-    one, two = (df.rewrite(network, only(network, 0, 2)) for _ in range(2))
+    traced = df.trace(residual(), X)
+    one, two = (df.rewrite(traced, only(traced, 0, 2)) for _ in range(2))
     with torch.no_grad():
         next(one.parameters()).zero_()
     assert not torch.equal(one(X), two(X))
@@ -251,14 +251,14 @@ class Tied(nn.Module):
 
 def test_what_the_traced_part_shares_with_the_rest_stays_shared():
     model = Tied().double()
-    network = df.trace(model, X, at="body")
+    traced = df.trace(model, X, at="body")
     before = copy.deepcopy(model.state_dict())
-    student, second = (df.rewrite(network, df.Plan((2, 3), (2,))) for _ in range(2))
+    student, second = (df.rewrite(traced, df.Plan((2, 3), (2,))) for _ in range(2))
     for each in (
         student,
         second,
         copy.deepcopy(student),
-        df.rewrite(pickle.loads(pickle.dumps(network)), network.vanilla),
+        df.rewrite(pickle.loads(pickle.dumps(traced)), traced.vanilla),
     ):
         assert each.other.weight is each.get_submodule("body.0").weight
         assert each.shared is each.get_submodule("body.6")
@@ -268,7 +268,7 @@ def test_what_the_traced_part_shares_with_the_rest_stays_shared():
     optimizer.step()
     assert torch.equal(student.other.weight, student.get_submodule("body.0").weight)
     assert not torch.equal(student.other.weight, model.other.weight)
-    for untouched in (model, network.model, second):
+    for untouched in (model, traced.model, second):
         assert all(torch.equal(tensor, before[name]) for name, tensor in untouched.state_dict().items())
     shallow = df.merge(student)
     agree(shallow(X), student.eval()(X))
@@ -317,21 +317,19 @@ def test_a_network_without_activations_takes_no_activation():
 
 
 def test_a_network_read_from_json_has_no_model_to_rewrite():
-    network = df.trace(residual(), X)
-    read = df.Network.loads(network.dumps())
-    assert read == network.structure
-    said = (
-        r"rewrite\(\) takes a traced network with its model, found a Network without one, as a file holds it\. Trace "
-    )
+    traced = df.trace(residual(), X)
+    read = df.Network.loads(traced.network.dumps())
+    assert read == traced.network
+    said = r"rewrite\(\) takes a traced network with its model, found a Network without one\. Trace "
     with pytest.raises(InvalidValue, match=said):
         df.rewrite(read, read.vanilla)
 
 
 def test_what_is_no_network_or_no_plan():
-    network = df.trace(residual(), X)
+    traced = df.trace(residual(), X)
     with pytest.raises(
         InvalidValue, match=r"rewrite\(\) takes a traced network with its model, found Plan\. Trace the"
     ):
-        df.rewrite(network.vanilla, network)
+        df.rewrite(traced.vanilla, traced)
     with pytest.raises(PlanError, match=r"rewrite\(\) takes a plan, found NoneType\. Give a Plan\(activations, cuts\)"):
-        df.rewrite(network, None)
+        df.rewrite(traced, None)

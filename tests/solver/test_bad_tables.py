@@ -169,5 +169,5 @@ def test_something_else_than_the_two_tables() -> None:
         solve("time.csv", importance())
     with pytest.raises(InvalidValue, match="The importance table must be of the kind ImportanceTable, found Lat"):
         solve(latency(), latency())
-    with pytest.raises(InvalidValue, match=r"must be of the kind Network, as trace\(\) gives it; found 'net'"):
+    with pytest.raises(InvalidValue, match=r"solve\(\) takes a Network, found str\. Give traced\.network"):
         solve(latency(), importance(), network="net")

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, fingerprint
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network
 from depthfold.errors import TableError
 from depthfold.solver import solve
 from depthfold.solver.fit import check_fit
@@ -49,7 +49,7 @@ def test_both_tables_must_have_the_fingerprint_of_the_network() -> None:
         solve(latency(fingerprint="abc"), importance(), network=mine)
     with pytest.raises(TableError, match=f"The importance {message} 'abc'"):
         solve(latency(), importance(fingerprint="abc"), network=mine)
-    own = fingerprint(mine)
+    own = mine.fingerprint
     assert solve(latency(fingerprint=own), importance(fingerprint=own), network=mine).fingerprint == own
     assert solve(latency(), importance(), network=mine).fingerprint == own
     assert solve(latency(), importance()).fingerprint == ""

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from depthfold.core import Frontier, ImportanceTable, LatencyTable
-from depthfold.core.wording import at_most
 from depthfold.solver import solve
 from depthfold.solver.arrays import Exact, lattice_exponent
 from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
+from depthfold.support.text import at_most
 from oracle import exhaustive_frontier
 from structures import mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, small_instance

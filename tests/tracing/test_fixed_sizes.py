@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core.sizes import SizeRule
+from depthfold.core.shape import SizeRule
 from depthfold.errors import InputSizeError
 from depthfold.testing import random_plan
 from nets import Net, agree, conv, image
@@ -34,9 +34,9 @@ class Same(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
 
-def run(network, x):
+def run(traced, x):
     with torch.no_grad():
-        return network(x)
+        return traced(x)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def run(network, x):
 def test_other_sizes_run_where_the_padding_is_the_same_and_are_refused_elsewhere(kernel, stride, dilation, size):
     layer = Same(4, 4, kernel, stride=stride, dilation=dilation)
     model = nn.Sequential(conv(), nn.ReLU(), layer, nn.ReLU(), conv()).double().eval()
-    network = df.trace(model, torch.randn(1, 4, size, size).double())
-    assert [entry.where for entry in network.layers] == ["0", "2", "4"]
-    assert network.layers[1].shape.padding == (same(size, kernel, stride, dilation),) * 2
-    whole = df.rewrite(network, df.Plan((), ()))
-    networks = [df.rewrite(network, network.vanilla), whole]
+    traced = df.trace(model, torch.randn(1, 4, size, size).double())
+    assert [entry.where for entry in traced.network.layers] == ["0", "2", "4"]
+    assert traced.network.layers[1].shape.padding == (same(size, kernel, stride, dilation),) * 2
+    whole = df.rewrite(traced, df.Plan((), ()))
+    networks = [df.rewrite(traced, traced.vanilla), whole]
     networks += [df.merge(student) for student in networks]
     for other in range(size - 4, size + 9):
         x = torch.randn(1, 4, other, size).double()
@@ -73,8 +73,8 @@ def test_a_guard_inside_a_segment_checks_at_its_front():
         nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.ReLU(), Same(4, 4, 5, stride=2), nn.ReLU(), Same(4, 4, 3, stride=2)
     )
     model = model.double().eval()
-    network = df.trace(model, torch.randn(1, 4, 24, 24).double())
-    student = df.rewrite(network, df.Plan((), ())).eval()
+    traced = df.trace(model, torch.randn(1, 4, 24, 24).double())
+    student = df.rewrite(traced, df.Plan((), ())).eval()
     merged = df.merge(student)
     ran = []
     for size in range(16, 50):
@@ -115,12 +115,12 @@ def test_random_plans_with_residuals(space):
     model = nn.Sequential(Same(4, 4, 3, stride=2), nn.ReLU(), Block(), Same(4, 4, 5, stride=2), Block(), Block())
     model = model.double().eval()
     x = torch.randn(1, 4, 16, 18).double()
-    network = df.trace(model, x)
-    assert (network.depth, len(network.skips)) == (11, 3)
-    agree(run(df.merge(df.rewrite(network, network.vanilla)), x), run(model, x))
+    traced = df.trace(model, x)
+    assert (traced.depth, len(traced.network.skips)) == (11, 3)
+    agree(run(df.merge(df.rewrite(traced, traced.vanilla)), x), run(model, x))
     rng = Random(0)
     for _ in range(4):
-        student = df.rewrite(network, random_plan(network, rng, space)).eval()
+        student = df.rewrite(traced, random_plan(traced.network, rng, space)).eval()
         merged = pickle.loads(pickle.dumps(df.merge(student)))
         for shape in ((16, 18), (32, 34), (20, 22)):
             y = torch.randn(1, 4, *shape).double()
@@ -133,10 +133,10 @@ def test_padding_that_follows_no_period_is_allowed_at_the_traced_size_only():
             pad = 2 if x.shape[2] > 40 else 1
             return F.conv2d(F.pad(x, (pad, pad, 1, 1)), self.weight, self.bias, self.stride)
 
-    network = df.trace(nn.Sequential(conv(), Threshold(4, 4, 3)), image())
+    traced = df.trace(nn.Sequential(conv(), Threshold(4, 4, 3)), image())
     only = SizeRule(period=1, remainders=(0,), smallest=12, largest=12)
-    assert [fixed.rules[0] for fixed in network.fixed_padding] == [only]
-    assert "12 x 1 to 4096" in str(network)
+    assert [fixed.rules[0] for fixed in traced.network.fixed_padding] == [only]
+    assert "12 x 1 to 4096" in str(traced)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_where_more_than_the_padding_depends_on_the_size_the_module_stays_opaque
             return super().forward(x) * float(scale(x))
 
     model = nn.Sequential(conv(), Scaled(4, 4, 3, stride=2), conv()).double().eval()
-    network = df.trace(model, image().double())
-    assert (network.depth, network.fixed_padding) == (2, ())
-    assert {each.code for each in network.refusals if each.where == "1"} == {"opaque"}
-    agree(run(df.merge(df.rewrite(network, network.vanilla)), image(30).double()), run(model, image(30).double()))
+    traced = df.trace(model, image().double())
+    assert (traced.depth, traced.network.fixed_padding) == (2, ())
+    assert {each.code for each in traced.network.refusals if each.where == "1"} == {"opaque"}
+    agree(run(df.merge(df.rewrite(traced, traced.vanilla)), image(30).double()), run(model, image(30).double()))
 
 
 def test_a_module_that_receives_several_sizes_stays_opaque():
@@ -162,8 +162,8 @@ def test_a_module_that_receives_several_sizes_stays_opaque():
 
 def test_exported_and_saved_networks_work_at_the_traced_size(tmp_path):
     model = nn.Sequential(Same(4, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), Same(8, 4, 3, stride=2)).eval()
-    network = df.trace(model, image(12, batch=1))
-    merged = df.merge(df.rewrite(network, df.Plan((), ())))
+    traced = df.trace(model, image(12, batch=1))
+    merged = df.merge(df.rewrite(traced, df.Plan((), ())))
     assert "ONNX" in str(df.export(merged, tmp_path / "model.onnx"))
     df.save(merged, tmp_path / "saved")
     loaded = df.load(tmp_path / "saved", model)

@@ -257,24 +257,24 @@ WHOLE = [
 def computes_the_same(model, calls=3):
     """Merge with nothing removed, and compare with the model, call after call. Then merge all that can be merged."""
     model = model.double().eval()
-    network = df.trace(model, image().double())
-    student = df.rewrite(network, df.Plan((), network.barriers))
+    traced = df.trace(model, image().double())
+    student = df.rewrite(traced, df.Plan((), traced.network.barriers))
     for one, two in (
-        (df.merge(df.rewrite(network, network.vanilla)), copy.deepcopy(model)),
+        (df.merge(df.rewrite(traced, traced.vanilla)), copy.deepcopy(model)),
         (df.merge(student), student),
     ):
         for seed in range(calls):
             x = image(seed=seed).double()
             with torch.no_grad():
                 agree(one(x.clone()), two.eval()(x.clone()))
-    return network
+    return traced
 
 
 @pytest.mark.parametrize("run", WHOLE)
 def test_what_the_forward_does_is_recorded(run):
-    network = computes_the_same(two(run))
-    assert network.depth == 2
-    assert not {refusal.code for refusal in network.refusals} & {"opaque", "alias", "type-question", "state"}
+    traced = computes_the_same(two(run))
+    assert traced.depth == 2
+    assert not {refusal.code for refusal in traced.network.refusals} & {"opaque", "alias", "type-question", "state"}
 
 
 @pytest.mark.parametrize(
@@ -301,9 +301,9 @@ def test_what_cannot_be_recorded_is_refused_with_its_line(run, code, line):
     class Part(Top):
         forward = run
 
-    network = computes_the_same(nn.Sequential(conv(), nn.ReLU(), Part(), conv()))
-    assert network.depth == 2
-    assert {refusal.where: refusal.code for refusal in network.refusals if refusal.position} == {"2": code}
+    traced = computes_the_same(nn.Sequential(conv(), nn.ReLU(), Part(), conv()))
+    assert traced.depth == 2
+    assert {refusal.where: refusal.code for refusal in traced.network.refusals if refusal.position} == {"2": code}
 
 
 # Code that was refused although it is common.
@@ -311,13 +311,13 @@ def test_what_cannot_be_recorded_is_refused_with_its_line(run, code, line):
 
 def test_slices_of_a_sequential():
     body = nn.Sequential(conv(), nn.ReLU(), conv(), nn.ReLU(), conv())
-    network = computes_the_same(Net(lambda net, x: net.f[3:](net.f[:3](x)), f=body))
-    assert [layer.where for layer in network.layers] == ["f.0", "f.2", "f.4"]
+    traced = computes_the_same(Net(lambda net, x: net.f[3:](net.f[:3](x)), f=body))
+    assert [layer.where for layer in traced.network.layers] == ["f.0", "f.2", "f.4"]
 
 
 def test_names_that_are_keywords():
     parts = nn.ModuleDict({"in": conv(), "class": conv()})
-    network = computes_the_same(Net(lambda net, x: net.d["class"](F.relu(net.d["in"](x))), d=parts))
-    assert list(df.rewrite(network, network.vanilla).state_dict()) == [
+    traced = computes_the_same(Net(lambda net, x: net.d["class"](F.relu(net.d["in"](x))), d=parts))
+    assert list(df.rewrite(traced, traced.vanilla).state_dict()) == [
         "d.in.weight", "d.in.bias", "d.class.weight", "d.class.bias"
     ]  # fmt: skip

@@ -14,24 +14,24 @@ from depthfold.testing import random_plan, randomise_statistics
 from nets import Net, agree, codes, conv, image
 
 
-def run(network, x):
+def run(traced, x):
     with torch.no_grad():
-        return network(x)
+        return traced(x)
 
 
 def folds(model, x, plans=4):
     """Merge by the vanilla plan, which must give the model itself, and by random ones. Returns the network."""
     model = randomise_statistics(model.double()).eval()
     x = x.double()
-    network = df.trace(model, x)
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, x)
+    student = df.rewrite(traced, traced.vanilla)
     assert set(student.state_dict()) == set(model.state_dict())
     agree(run(df.merge(student), x), run(model, x))
     rng = Random(0)
     for _ in range(plans):
-        student = df.rewrite(network, random_plan(network, rng)).eval()
+        student = df.rewrite(traced, random_plan(traced.network, rng)).eval()
         agree(run(df.merge(student), x), run(student, x))
-    return network
+    return traced
 
 
 class Functional(nn.Module):
@@ -54,12 +54,12 @@ class Functional(nn.Module):
 
 
 def test_functions_with_parameters_of_the_module_are_layers():
-    network = folds(Functional(), image(13))
-    assert [layer.where for layer in network.layers] == ["w1", "w2", "blur"]
-    assert [layer.norm for layer in network.layers] == ["mean", None, None]
-    assert [layer.activation for layer in network.layers] == ["relu6", "hardswish", None]
-    assert network.layers[0].shape.padding == ((2, 1), (1, 0))
-    assert (network.layers[1].shape.groups, network.layers[1].shape.dilation) == (4, (2, 2))
+    traced = folds(Functional(), image(13))
+    assert [layer.where for layer in traced.network.layers] == ["w1", "w2", "blur"]
+    assert [layer.norm for layer in traced.network.layers] == ["mean", None, None]
+    assert [layer.activation for layer in traced.network.layers] == ["relu6", "hardswish", None]
+    assert traced.network.layers[0].shape.padding == ((2, 1), (1, 0))
+    assert (traced.network.layers[1].shape.groups, traced.network.layers[1].shape.dilation) == (4, (2, 2))
 
 
 @pytest.mark.parametrize(("dims", "function"), [(1, F.conv1d), (2, F.conv2d), (3, F.conv3d)])
@@ -112,11 +112,11 @@ def test_subclasses_are_looked_into():
         Ported(4, 8, 3, stride=2), OwnNorm(8, eps=1e-3), OwnReLU(),
         Wrapped(8, 8, 3, padding=1, norm=nn.BatchNorm2d(8), activation=nn.SiLU()), Ported(8, 4, 1), OwnReLU(True),
     )  # fmt: skip
-    network = folds(model, image(14))
-    assert [layer.where for layer in network.layers] == ["0", "3", "4"]
-    assert [layer.norm for layer in network.layers] == ["1", "3.norm", None]
-    assert [layer.activation for layer in network.layers] == ["relu", "silu", "relu"]
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = folds(model, image(14))
+    assert [layer.where for layer in traced.network.layers] == ["0", "3", "4"]
+    assert [layer.norm for layer in traced.network.layers] == ["1", "3.norm", None]
+    assert [layer.activation for layer in traced.network.layers] == ["relu", "silu", "relu"]
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     # The merged network has plain layers, under the names that the user's convolutions had.
     assert set(merged.state_dict()) == {f"{n}.{name}" for n in (0, 3, 4) for name in ("weight", "bias")}
     assert all(type(module).__module__.startswith("torch.") for module in merged.modules())
@@ -131,9 +131,9 @@ def shared():
 
 
 def test_a_parameter_that_several_calls_share():
-    network = folds(shared(), image())
-    assert [layer.where for layer in network.layers] == ["a", "w", "w"]
-    student = df.rewrite(network, df.Plan((), (2,)))
+    traced = folds(shared(), image())
+    assert [layer.where for layer in traced.network.layers] == ["a", "w", "w"]
+    student = df.rewrite(traced, df.Plan((), (2,)))
     student(image().double()).sum().backward()
     assert student.w.grad is not None
     merged = df.merge(student)
@@ -142,12 +142,12 @@ def test_a_parameter_that_several_calls_share():
 
 
 def test_only_the_layer_of_the_block_is_reinitialised():
-    network = df.trace(shared(), image())
-    student = importance_student(network, FlaggedSpan(1, 2, False, True), seed=0)
+    traced = df.trace(shared(), image())
+    student = importance_student(traced, FlaggedSpan(1, 2, False, True), seed=0)
     own, other = student.get_submodule("depthfold_conv2d").weight, student.w
     assert own.shape == other.shape
     assert not torch.equal(own, other)
-    assert torch.equal(other, network.graph.w)
+    assert torch.equal(other, traced.graph.w)
 
 
 class Mode(nn.Module):
@@ -165,8 +165,8 @@ class Mode(nn.Module):
 @pytest.mark.parametrize("how", ["follows", "frozen"])
 def test_a_functional_batch_norm_follows_the_mode_if_the_forward_says_so(how):
     model = nn.Sequential(Mode(how), nn.ReLU(), conv()).train()
-    network = df.trace(model, image())
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, image())
+    student = df.rewrite(traced, traced.vanilla)
     assert student.training
     student(image() + 3)
     moved = not torch.equal(student.get_buffer("0.mean"), torch.zeros(4))
@@ -179,17 +179,17 @@ def test_weights_that_the_forward_computes_are_refused():
     def run_(net, x):
         return net.b(F.conv2d(torch.relu(net.a(x)), F.normalize(net.w)))
 
-    network = folds(Net(run_, a=conv(), b=conv(), w=nn.Parameter(torch.randn(4, 4, 1, 1))), image())
-    assert network.depth == 2
-    assert codes(network)["conv2d"] == "computed-weights"
+    traced = folds(Net(run_, a=conv(), b=conv(), w=nn.Parameter(torch.randn(4, 4, 1, 1))), image())
+    assert traced.depth == 2
+    assert codes(traced)["conv2d"] == "computed-weights"
 
 
 def test_ignored_functions_keep_their_convolutions_and_lose_their_norms():
     model = nn.Sequential(Ported(4, 4, 3, padding=1), OwnNorm(4), nn.ReLU(), conv(), nn.ReLU(), conv())
     model = randomise_statistics(model.double()).eval()
-    network = df.trace(model, image().double(), ignore=["0", "1"])
-    assert network.depth == 2
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model, image().double(), ignore=["0", "1"])
+    assert traced.depth == 2
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     agree(run(merged, image().double()), run(model, image().double()))
     assert not any(isinstance(module, nn.BatchNorm2d) for module in merged.modules())
     assert not any(node.target is F.batch_norm for node in merged.graph.nodes)
@@ -204,6 +204,6 @@ def test_a_gate_of_functional_convolutions_is_a_gate():
         def forward(self, x):
             return x * torch.sigmoid(self.up(F.silu(self.down(F.adaptive_avg_pool2d(x, 1)))))
 
-    network = folds(nn.Sequential(conv(), Gate(), conv()), image())
-    assert [layer.where for layer in network.layers] == ["0", "2"]
-    assert codes(network)["1.down"] == "squeeze-excite"
+    traced = folds(nn.Sequential(conv(), Gate(), conv()), image())
+    assert [layer.where for layer in traced.network.layers] == ["0", "2"]
+    assert codes(traced)["1.down"] == "squeeze-excite"

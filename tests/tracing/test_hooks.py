@@ -22,13 +22,13 @@ def test_a_forward_hook_on_a_container_is_called_with_values_by_student_and_merg
     model = body().double().eval()
     model[1].register_forward_hook(lambda part, given, output: seen.append(output))
     x = image().double()
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     assert all(type(value) is torch.Tensor for value in seen)  # none of torch.fx's
-    assert [layer.where for layer in network.layers] == ["0", "2", "4"]
-    assert network.barriers == (1,)
-    assert codes(network)["1"] == "hooked"
-    assert "it has forward hooks" in refusal(network, "1").why
-    student = df.rewrite(network, df.Plan((), (1,)))
+    assert [layer.where for layer in traced.network.layers] == ["0", "2", "4"]
+    assert traced.network.barriers == (1,)
+    assert codes(traced)["1"] == "hooked"
+    assert "it has forward hooks" in refusal(traced, "1").why
+    student = df.rewrite(traced, df.Plan((), (1,)))
     shallow = df.merge(student)
     seen.clear()
     agree(shallow(x), student(x))
@@ -46,8 +46,8 @@ def test_a_hook_on_a_container_that_changes_values_changes_them_in_student_and_m
         "register_forward_pre_hook": lambda part, given: (given[0] * 2,),
     }
     getattr(model[1], name)(change[name])
-    network = folds_exactly(model, image())
-    assert codes(network)["1"] == "hooked"
+    traced = folds_exactly(model, image())
+    assert codes(traced)["1"] == "hooked"
 
 
 def test_a_hook_inside_a_hooked_container_is_kept_as_well():
@@ -55,8 +55,8 @@ def test_a_hook_inside_a_hooked_container_is_kept_as_well():
     model = body()
     model[1].register_forward_hook(lambda *given: calls.append("container"))
     model[1][1].register_forward_pre_hook(lambda *given: calls.append("convolution"))
-    network = df.trace(model, image())
-    shallow = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model, image())
+    shallow = df.merge(df.rewrite(traced, traced.vanilla))
     calls.clear()
     shallow(image())
     assert calls == ["convolution", "container"]
@@ -74,16 +74,16 @@ def test_the_output_of_a_hooked_container_may_be_anything():
     part = Two()
     part.register_forward_hook(lambda *given: None)
     run = lambda net, x: (lambda two: net.c(F.relu(two["a"] + two["b"])))(net.two(net.stem(x), scale=2.0))  # noqa: E731
-    network = folds_exactly(Net(run, stem=conv(), two=part, c=conv()), image())
-    assert [layer.where for layer in network.layers] == ["stem", "c"]
+    traced = folds_exactly(Net(run, stem=conv(), two=part, c=conv()), image())
+    assert [layer.where for layer in traced.network.layers] == ["stem", "c"]
 
 
 def test_a_hook_on_the_activation_inside_a_norm_makes_the_norm_one_operation():
     norm = BatchNormAct2d(4)
     norm.act.register_forward_hook(lambda part, given, output: output * 2)
-    network = folds_exactly(nn.Sequential(conv(), norm, conv(), nn.ReLU(), conv()), image())
-    assert network.barriers == (1,)
-    assert codes(network)["1"] == "hooked"
+    traced = folds_exactly(nn.Sequential(conv(), norm, conv(), nn.ReLU(), conv()), image())
+    assert traced.network.barriers == (1,)
+    assert codes(traced)["1"] == "hooked"
 
 
 class Collector(nn.Module):

@@ -45,19 +45,19 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_activation_modules_of_every_kind(kind):
-    network = folds_exactly(nn.Sequential(conv(), MODULES[kind], conv(), MODULES[kind], conv()), image())
-    assert [layer.activation for layer in network.layers] == [kind, kind, None]
-    assert network.barriers == ()
+    traced = folds_exactly(nn.Sequential(conv(), MODULES[kind], conv(), MODULES[kind], conv()), image())
+    assert [layer.activation for layer in traced.network.layers] == [kind, kind, None]
+    assert traced.network.barriers == ()
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_activation_functions_and_methods_of_every_kind(kind):
     function = FUNCTIONS[kind]
     model = Net(lambda net, x: net.c(function(net.b(function(net.a(x))))), a=conv(), b=conv(), c=conv())
-    network = folds_exactly(model, image())
+    traced = folds_exactly(model, image())
     name = kind.split(" ")[0]
-    assert [layer.activation for layer in network.layers] == [name, name, None]
-    assert network.barriers == ()
+    assert [layer.activation for layer in traced.network.layers] == [name, name, None]
+    assert traced.network.barriers == ()
 
 
 def test_a_functional_prelu_is_a_barrier_with_a_reason():
@@ -67,15 +67,15 @@ def test_a_functional_prelu_is_a_barrier_with_a_reason():
         b=conv(),
         slope=nn.Parameter(torch.full((4,), 0.1)),
     )
-    network = folds_exactly(model, image())
-    assert (network.depth, network.barriers) == (2, (1,))
-    assert "prelu" in codes(network)
+    traced = folds_exactly(model, image())
+    assert (traced.depth, traced.network.barriers) == (2, (1,))
+    assert "prelu" in codes(traced)
 
 
 def test_two_activations_in_a_row_end_the_chain_and_the_reason_is_true():
-    network = folds_exactly(nn.Sequential(conv(), nn.ReLU(), nn.Sigmoid(), conv()), image())
-    assert (network.depth, network.barriers, network.layers[0].activation) == (2, (1,), "relu")
-    (reason,) = [refusal.why for refusal in network.refusals if refusal.where == "2"]
+    traced = folds_exactly(nn.Sequential(conv(), nn.ReLU(), nn.Sigmoid(), conv()), image())
+    assert (traced.depth, traced.network.barriers, traced.network.layers[0].activation) == (2, (1,), "relu")
+    (reason,) = [refusal.why for refusal in traced.network.refusals if refusal.where == "2"]
     assert "others read" not in reason  # nobody else reads the value: it is the second activation in a row
 
 
@@ -100,25 +100,25 @@ NORMS = {
 @pytest.mark.parametrize("kind", NORMS)
 def test_batch_norms_of_every_kind_fold(kind):
     model = nn.Sequential(conv(), rough(NORMS[kind]()), nn.ReLU(), conv(bias=False), rough(NORMS[kind]()))
-    network = folds_exactly(model, image())
-    assert [layer.norm for layer in network.layers] == ["1", "4"]
-    assert network.barriers == ()
-    assert [layer.activation for layer in network.layers] == ["relu", None]
+    traced = folds_exactly(model, image())
+    assert [layer.norm for layer in traced.network.layers] == ["1", "4"]
+    assert traced.network.barriers == ()
+    assert [layer.activation for layer in traced.network.layers] == ["relu", None]
 
 
 @pytest.mark.parametrize("kind", [BatchNormAct2d, FrozenBatchNormAct2d])
 def test_a_norm_with_an_activation_inside_is_norm_and_activation_of_the_layer(kind):
     model = nn.Sequential(conv(), rough(kind(4, act_layer=nn.SiLU)), conv(), rough(kind(4, act_layer=nn.SiLU)), conv())
-    network = folds_exactly(model, image())
-    assert [layer.norm for layer in network.layers] == ["1", "3", None]
-    assert [layer.activation for layer in network.layers] == ["silu", "silu", None]
-    assert network.barriers == ()
+    traced = folds_exactly(model, image())
+    assert [layer.norm for layer in traced.network.layers] == ["1", "3", None]
+    assert [layer.activation for layer in traced.network.layers] == ["silu", "silu", None]
+    assert traced.network.barriers == ()
 
 
 def test_a_batch_norm_without_statistics_is_refused():
-    network = df.trace(nn.Sequential(conv(), nn.BatchNorm2d(4, track_running_stats=False), conv()), image())
-    assert (network.depth, network.barriers) == (2, (1,))
-    assert codes(network)["1"] == "batch-statistics"
+    traced = df.trace(nn.Sequential(conv(), nn.BatchNorm2d(4, track_running_stats=False), conv()), image())
+    assert (traced.depth, traced.network.barriers) == (2, (1,))
+    assert codes(traced)["1"] == "batch-statistics"
 
 
 def test_a_batch_norm_with_a_forward_of_its_own_is_looked_into():
@@ -126,10 +126,10 @@ def test_a_batch_norm_with_a_forward_of_its_own_is_looked_into():
         def forward(self, x):
             return super().forward(x) * 2
 
-    network = folds_exactly(nn.Sequential(conv(), Twisted(4), conv()), image())
-    assert network.layers[0].norm == "1"
-    assert network.barriers == (1,)
-    assert codes(network)["1.mul"] == "multiplication"
+    traced = folds_exactly(nn.Sequential(conv(), Twisted(4), conv()), image())
+    assert traced.network.layers[0].norm == "1"
+    assert traced.network.barriers == (1,)
+    assert codes(traced)["1.mul"] == "multiplication"
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_what_does_nothing_in_evaluation_is_seen_through(nothing):
         c=conv(),
         drop=nothing,
     )
-    network = folds_exactly(model, image())
-    assert (network.depth, network.barriers) == (3, ())
-    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
-    assert network.layers[0].norm == "norm"
+    traced = folds_exactly(model, image())
+    assert (traced.depth, traced.network.barriers) == (3, ())
+    assert [(skip.source, skip.target) for skip in traced.network.skips] == [(0, 2)]
+    assert traced.network.layers[0].norm == "norm"
 
 
 @pytest.mark.parametrize("function", [F.dropout, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout])
@@ -165,9 +165,9 @@ def test_functional_dropout_follows_train_and_eval_after_rewriting(function):
     model = Net(lambda net, x: net.b(function(net.a(x), 0.5, training=net.training)), a=conv(), b=conv())
     x = image()
     for training in (True, False):
-        network = df.trace(model.train(training), x)
-        assert (network.depth, network.barriers) == (2, ())
-        student = df.rewrite(network, df.Plan((), (1,)))
+        traced = df.trace(model.train(training), x)
+        assert (traced.depth, traced.network.barriers) == (2, ())
+        student = df.rewrite(traced, df.Plan((), (1,)))
         assert student.training is training
         student.train()
         torch.manual_seed(0)
@@ -181,10 +181,10 @@ def test_functional_dropout_follows_train_and_eval_after_rewriting(function):
 
 def test_dropout_that_is_always_on_is_no_part_of_a_linear_segment():
     model = Net(lambda net, x: net.b(F.dropout(net.a(x), 0.5, training=True)), a=conv(), b=conv()).eval()
-    network = df.trace(model, image())
-    student = df.rewrite(network, network.vanilla).eval()
+    traced = df.trace(model, image())
+    student = df.rewrite(traced, traced.vanilla).eval()
     assert not torch.equal(model(image()), model(image()))
-    assert network.barriers == (1,)
+    assert traced.network.barriers == (1,)
     assert not torch.equal(student(image()), student(image()))  # it computes what the model computes, noise included
 
 
@@ -207,10 +207,10 @@ def paddings():
 
 @pytest.mark.parametrize(("part", "padding"), [p[1:] for p in paddings()], ids=[p[0] for p in paddings()])
 def test_padding_of_every_form_is_part_of_the_layer(part, padding):
-    network = folds_exactly(nn.Sequential(conv(), nn.ReLU(), part, nn.ReLU(), conv()), image())
-    assert (network.depth, network.barriers) == (3, ())
-    assert network.layers[1].shape.padding == padding
-    assert network.layers[1].in_size == (12, 13)
+    traced = folds_exactly(nn.Sequential(conv(), nn.ReLU(), part, nn.ReLU(), conv()), image())
+    assert (traced.depth, traced.network.barriers) == (3, ())
+    assert traced.network.layers[1].shape.padding == padding
+    assert traced.network.layers[1].in_size == (12, 13)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_padding_of_every_form_is_part_of_the_layer(part, padding):
     ],
 )
 def test_padding_that_is_not_zero_padding_of_the_map_is_a_barrier(pad):
-    network = folds_exactly(nn.Sequential(conv(), nn.ReLU(), pad, conv(), nn.ReLU()), image())
-    assert (network.depth, network.barriers) == (2, (1,))
-    assert "padding" in codes(network).values()
+    traced = folds_exactly(nn.Sequential(conv(), nn.ReLU(), pad, conv(), nn.ReLU()), image())
+    assert (traced.depth, traced.network.barriers) == (2, (1,))
+    assert "padding" in codes(traced).values()
 
 
 def test_one_dimension_and_three():
@@ -254,9 +254,9 @@ ADDITIONS = {
 def test_residual_additions_of_every_form(kind):
     add = ADDITIONS[kind]
     model = Net(lambda net, x: net.c(add(net.b(F.relu(net.a(x))), x)), a=conv(), b=conv(), c=conv())
-    network = folds_exactly(model, image())
-    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
-    assert network.barriers == ()
+    traced = folds_exactly(model, image())
+    assert [(skip.source, skip.target) for skip in traced.network.skips] == [(0, 2)]
+    assert traced.network.barriers == ()
 
 
 def test_a_residual_added_in_place_by_the_operator():
@@ -265,8 +265,8 @@ def test_a_residual_added_in_place_by_the_operator():
         y += x
         return net.c(y)
 
-    network = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
-    assert [(skip.source, skip.target) for skip in network.skips] == [(0, 2)]
+    traced = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
+    assert [(skip.source, skip.target) for skip in traced.network.skips] == [(0, 2)]
 
 
 def test_a_projection_with_its_batch_norm_is_a_skip():
@@ -277,9 +277,9 @@ def test_a_projection_with_its_batch_norm_is_a_skip():
         c=conv(6, 6),
         down=nn.Sequential(nn.Conv2d(4, 6, 1, stride=2), nn.BatchNorm2d(6, eps=0.1)),
     )
-    network = folds_exactly(model, image(13))
-    assert (network.depth, network.barriers) == (3, ())
-    (skip,) = network.skips
+    traced = folds_exactly(model, image(13))
+    assert (traced.depth, traced.network.barriers) == (3, ())
+    (skip,) = traced.network.skips
     assert (skip.source, skip.target, skip.projection.stride) == (0, 2, (2, 2))
 
 
@@ -291,9 +291,9 @@ def test_parallel_convolutions_and_a_batch_norm_alone_join_one_layer():
         norm=nn.BatchNorm2d(4),
         after=conv(),
     )
-    network = folds_exactly(model, image())
-    assert (network.depth, len(network.skips), network.barriers) == (2, 2, ())
-    assert pairs(network.spans("full")) == [(0, 1), (0, 2), (1, 2)]
+    traced = folds_exactly(model, image())
+    assert (traced.depth, len(traced.network.skips), traced.network.barriers) == (2, 2, ())
+    assert pairs(traced.spans("full")) == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_a_value_added_to_itself_loses_no_layer():
@@ -301,13 +301,13 @@ def test_a_value_added_to_itself_loses_no_layer():
         y = net.b(F.relu(net.a(x)))
         return net.c(F.relu(y + y))
 
-    network = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
-    assert [layer.where for layer in network.layers] == ["a", "b", "c"]
+    traced = folds_exactly(Net(run, a=conv(), b=conv(), c=conv()), image())
+    assert [layer.where for layer in traced.network.layers] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("add", [lambda y: y + 0, lambda y: 0 + y], ids=["y + 0", "0 + y"])
 def test_adding_the_number_zero_changes_nothing(add):
     """How code that sums up branches starts: `out = 0`, then `out += branch(x)`, as in MobileOne."""
     model = Net(lambda net, x: net.b(F.relu(add(net.a(x)))), a=conv(), b=conv())
-    network = folds_exactly(model, image())
-    assert (network.barriers, network.layers[0].activation) == ((), "relu")
+    traced = folds_exactly(model, image())
+    assert (traced.network.barriers, traced.network.layers[0].activation) == ((), "relu")

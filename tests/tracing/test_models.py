@@ -69,12 +69,12 @@ def test_a_forward_that_cannot_be_traced_is_an_error_that_names_the_line_and_at(
 def test_at_traces_a_submodule_and_rewriting_returns_the_whole_model():
     model = Detector().double().eval()
     x = list(image().double())
-    network = df.trace(model, (x,), at="backbone.body")
-    assert (network.depth, network.name) == (3, "Sequential")
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, (x,), at="backbone.body")
+    assert (traced.depth, traced.network.name) == (3, "Sequential")
+    student = df.rewrite(traced, traced.vanilla)
     assert type(student) is Detector
     agree(student(x), model(x))
-    shallow = df.merge(df.rewrite(network, df.Plan((), ())))
+    shallow = df.merge(df.rewrite(traced, df.Plan((), ())))
     assert type(shallow) is Detector
     assert sum(isinstance(part, nn.Conv2d) for part in shallow.modules()) == 2
 
@@ -84,12 +84,12 @@ def test_at_of_a_detection_model_of_torchvision():
     images = [torch.rand(3, 40, 56)]
     with pytest.raises(TraceError, match="at="):
         df.trace(model, images)
-    network = df.trace(model, (images,), at="backbone.body")
+    traced = df.trace(model, (images,), at="backbone.body")
     again = df.trace(model, images, at="backbone.body")  # a list is the single argument
-    assert network == again
-    assert network.depth == 46
-    assert network.layers[0].in_size[0] == 320
-    student = df.rewrite(network, network.vanilla)
+    assert traced.network == again.network
+    assert traced.depth == 46
+    assert traced.network.layers[0].in_size[0] == 320
+    student = df.rewrite(traced, traced.vanilla)
     assert type(student) is type(model)
     with torch.no_grad():
         wanted = model.backbone(torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
@@ -118,8 +118,8 @@ def test_two_parts_of_one_model_can_be_merged_one_after_the_other():
 
 def test_a_merged_network_can_be_traced_again():
     model, x = nn.Sequential(small(), nn.ReLU(), small()).double().eval(), image().double()
-    network = df.trace(model, x)
-    shallow = df.merge(df.rewrite(network, df.Plan((3,), (3,))))
+    traced = df.trace(model, x)
+    shallow = df.merge(df.rewrite(traced, df.Plan((3,), (3,))))
     again = df.trace(shallow, x)
     assert again.depth == 2
     student = df.rewrite(again, df.Plan((), ()))
@@ -159,16 +159,16 @@ def test_at_with_inputs_on_which_the_model_fails_before():
     ],
 )
 def test_ignore_takes_names_globs_and_types(ignore, left):
-    network = df.trace(nn.Sequential(conv(), nn.Sequential(conv(), conv())), image(), ignore=ignore)
-    assert [layer.where for layer in network.layers] == left
+    traced = df.trace(nn.Sequential(conv(), nn.Sequential(conv(), conv())), image(), ignore=ignore)
+    assert [layer.where for layer in traced.network.layers] == left
     others = {"0", "1.0", "1.1"} - set(left)
-    assert all(codes(network)[where] == "ignored" for where in others)
+    assert all(codes(traced)[where] == "ignored" for where in others)
 
 
 def test_an_ignored_activation_stays_and_parts_the_chain():
-    network = df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image(), ignore=[nn.ReLU])
-    assert (network.barriers, network.activations) == ((1,), frozenset())
-    shallow = df.merge(df.rewrite(network, df.Plan((), ())))
+    traced = df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image(), ignore=[nn.ReLU])
+    assert (traced.network.barriers, traced.network.activations) == ((1,), frozenset())
+    shallow = df.merge(df.rewrite(traced, df.Plan((), ())))
     assert any(isinstance(part, nn.ReLU) for part in shallow.modules())
 
 
@@ -187,21 +187,21 @@ class Named(nn.Module):
 def test_example_inputs_as_tensor_tuple_and_dict():
     model, x = Named().eval(), image()
     for inputs in (x, (x,), {"x": x}):
-        network = df.trace(model, inputs)
-        assert (network.depth, network.barriers) == (2, ())
-        agree(df.rewrite(network, network.vanilla)(x), model(x), 1e-6)
-        df.merge(df.rewrite(network, df.Plan((), ())))
+        traced = df.trace(model, inputs)
+        assert (traced.depth, traced.network.barriers) == (2, ())
+        agree(df.rewrite(traced, traced.vanilla)(x), model(x), 1e-6)
+        df.merge(df.rewrite(traced, df.Plan((), ())))
 
 
 def test_an_optional_argument_that_is_given_becomes_an_input():
     model, x = Named().eval(), image()
     scale = torch.full((1,), 3.0)
     for inputs in ((x, scale), {"x": x, "scale": scale}):
-        network = df.trace(model, inputs)
-        student = df.rewrite(network, network.vanilla)
+        traced = df.trace(model, inputs)
+        student = df.rewrite(traced, traced.vanilla)
         agree(student(x, scale), model(x, scale), 1e-6)
         agree(student(x=x, scale=scale), model(x, scale), 1e-6)
-        agree(df.merge(df.rewrite(network, network.vanilla))(x, scale), model(x, scale), 1e-4)
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(x, scale), model(x, scale), 1e-4)
 
 
 @pytest.mark.parametrize("default", [(2, 2), [1], {"a": 1}, torch.zeros(1), "text", 3, None, 1.5, True], ids=repr)
@@ -215,10 +215,10 @@ def test_optional_arguments_of_every_type_keep_their_defaults(default):
             return self.b(F.relu(self.a(x)))
 
     model, x = Optional().eval(), image()
-    network = df.trace(model, x)
-    assert network.depth == 2
-    agree(df.rewrite(network, network.vanilla)(x), model(x), 1e-6)
-    agree(df.merge(df.rewrite(network, network.vanilla))(x), model(x), 1e-4)
+    traced = df.trace(model, x)
+    assert traced.depth == 2
+    agree(df.rewrite(traced, traced.vanilla)(x), model(x), 1e-6)
+    agree(df.merge(df.rewrite(traced, traced.vanilla))(x), model(x), 1e-4)
 
 
 def test_a_forward_with_a_keyword_only_argument():
@@ -232,14 +232,14 @@ def test_a_forward_with_a_keyword_only_argument():
             return y * 2 if double else y
 
     model, x = Keyword().eval(), image()
-    network = df.trace(model, x)
-    agree(df.rewrite(network, network.vanilla)(x), model(x), 1e-6)
+    traced = df.trace(model, x)
+    agree(df.rewrite(traced, traced.vanilla)(x), model(x), 1e-6)
 
 
 def test_a_list_is_the_single_argument():
     model = Net(lambda net, images: net.b(F.relu(net.a(torch.cat([images[0], images[1]])))), a=conv(), b=conv())
-    network = df.trace(model, [image(), image()])
-    assert network.depth == 2
+    traced = df.trace(model, [image(), image()])
+    assert traced.depth == 2
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_what_is_no_module_is_refused(thing):
 
 
 def test_a_model_that_is_one_convolution():
-    network = df.trace(conv(), image())
-    assert network.depth <= 1
+    traced = df.trace(conv(), image())
+    assert traced.depth <= 1
 
 
 def fingerprint(model):
@@ -316,9 +316,9 @@ def test_the_users_model_is_left_as_it_is(mode):
     before = fingerprint(model)
     x = torch.randn(1, 3, 64, 64)
     kept = x.clone()
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     same(fingerprint(model), before)
-    student = df.rewrite(network, only(network, 1, 3))
+    student = df.rewrite(traced, only(traced, 1, 3))
     same(fingerprint(model), before)
     df.verify(student, df.merge(student))
     same(fingerprint(model), before)
@@ -328,8 +328,8 @@ def test_the_users_model_is_left_as_it_is(mode):
 @pytest.mark.parametrize("mode", [train_mode, eval_mode, some_frozen])
 def test_students_are_in_the_mode_in_which_the_user_had_each_module(mode):
     model = mode(models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10))
-    network = df.trace(model, torch.randn(1, 3, 64, 64))
-    student = df.rewrite(network, only(network, 1, 3))
+    traced = df.trace(model, torch.randn(1, 3, 64, 64))
+    student = df.rewrite(traced, only(traced, 1, 3))
     modes = {name: module.training for name, module in model.named_modules()}
     modules = dict(student.named_modules())
     assert "layer1.0.bn1" in modules
@@ -342,8 +342,8 @@ def test_the_users_model_is_left_alone_by_at_too():
     model = Detector().train()
     model.backbone["body"][1].eval()
     before = fingerprint(model)
-    network = df.trace(model, image(), at="backbone.body")
-    student = df.rewrite(network, df.Plan((), ()))
+    traced = df.trace(model, image(), at="backbone.body")
+    student = df.rewrite(traced, df.Plan((), ()))
     df.verify(student, df.merge(student), image())
     same(fingerprint(model), before)
     assert not student.backbone["body"].get_submodule("1").training
@@ -353,11 +353,11 @@ def test_the_users_model_is_left_alone_by_at_too():
 def test_changing_the_model_after_tracing_does_not_change_the_network():
     model, x = small().eval(), image()
     wanted = copy.deepcopy(model)(x)
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    agree(df.rewrite(network, network.vanilla)(x), wanted, 1e-6)
+    agree(df.rewrite(traced, traced.vanilla)(x), wanted, 1e-6)
 
 
 def scale_output(module, given, output):
@@ -379,11 +379,11 @@ def hooked(module, kind):
 def keeps_or_says_so(model, x, **given):
     """Either the student computes what the model computes, hooks included, or tracing says that it cannot."""
     try:
-        network = df.trace(model, x, **given)
+        traced = df.trace(model, x, **given)
     except TraceError as error:
         assert "hook" in str(error)
         return
-    agree(df.rewrite(network, network.vanilla)(x), model(x))
+    agree(df.rewrite(traced, traced.vanilla)(x), model(x))
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
@@ -401,9 +401,9 @@ def test_hooks_on_the_submodule_at_are_not_lost_in_silence(kind):
 def test_a_model_that_writes_to_its_input_folds_and_leaves_the_example_as_it_was():
     model = Net(lambda net, x: net.b(F.relu(net.a(x.sub_(0.5).div_(0.25)))), a=conv(), b=conv()).double().eval()
     x = image().double()
-    network = df.trace(model, x)
+    traced = df.trace(model, x)
     assert torch.equal(x, image().double())
-    student = df.rewrite(network, df.Plan((), ()))
+    student = df.rewrite(traced, df.Plan((), ()))
     shallow = df.merge(student)
     assert df.verify(student, shallow, x).ok
     assert torch.equal(x, image().double())
@@ -413,10 +413,8 @@ def test_a_model_that_writes_to_its_input_folds_and_leaves_the_example_as_it_was
 def test_frozen_parameters_stay_frozen_in_the_student():
     model = small()
     model[0].weight.requires_grad_(False)
-    network = df.trace(model, image())
+    traced = df.trace(model, image())
     frozen = {
-        name
-        for name, parameter in df.rewrite(network, network.vanilla).named_parameters()
-        if not parameter.requires_grad
+        name for name, parameter in df.rewrite(traced, traced.vanilla).named_parameters() if not parameter.requires_grad
     }
     assert frozen == {"0.weight"}

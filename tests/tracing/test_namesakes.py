@@ -79,19 +79,19 @@ class BatchNormAct2d(nn.BatchNorm2d):
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
 def test_a_subclass_or_a_namesake_is_a_barrier_like_any_module_that_we_do_not_know(part, where, code):
-    network = folds_exactly(between(part), image())
-    assert network.barriers == (1,)
-    assert {each.code for each in network.refusals if each.position == 1} == {code}
-    assert codes(network)[where] == code
+    traced = folds_exactly(between(part), image())
+    assert traced.network.barriers == (1,)
+    assert {each.code for each in traced.network.refusals if each.position == 1} == {code}
+    assert codes(traced)[where] == code
 
 
 def test_a_dropout_that_is_always_on_is_a_barrier_and_stays_on():
     model = between(AlwaysOn(0.5)).double().eval()
     x = image().double()
-    network = df.trace(model, x)
-    assert network.barriers == (1,)
-    assert {each.code for each in network.refusals if each.position == 1} == {"always-random"}
-    student = df.rewrite(network, df.Plan((), (1,)))
+    traced = df.trace(model, x)
+    assert traced.network.barriers == (1,)
+    assert {each.code for each in traced.network.refusals if each.position == 1} == {"always-random"}
+    student = df.rewrite(traced, df.Plan((), (1,)))
     for made in (student.eval(), df.merge(student)):
         assert not torch.equal(made(x), made(x))
         torch.manual_seed(0)
@@ -110,7 +110,7 @@ class Nothing(nn.Identity):
 
 @pytest.mark.parametrize("part", [Renamed(0.5), Nothing()], ids=lambda part: type(part).__name__)
 def test_a_subclass_with_the_forward_of_its_base_is_seen_through(part):
-    assert folds_exactly(between(part), image()).barriers == ()
+    assert folds_exactly(between(part), image()).network.barriers == ()
 
 
 class OwnDropPath(nn.Module):
@@ -140,9 +140,9 @@ class WithDropPath(nn.Module):
 @pytest.mark.parametrize("drop", [OwnDropPath(), type("Mine", (OwnDropPath,), {})(), nn.Sequential(OwnDropPath())])
 def test_a_drop_path_of_ones_own_is_kept_for_training_and_nothing_when_merging(drop):
     model = WithDropPath(drop).train()
-    network = df.trace(model, image())
-    assert network.barriers == () and len(network.skips) == 1
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, image())
+    assert traced.network.barriers == () and len(traced.network.skips) == 1
+    student = df.rewrite(traced, traced.vanilla)
     one, two = (student(image(batch=8)) for _ in range(2))
     assert not torch.equal(one, two)
     folds_exactly(model, image())

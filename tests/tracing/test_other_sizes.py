@@ -13,16 +13,16 @@ from depthfold.errors import TraceError
 from nets import Net, agree, conv, image
 
 
-def run(network, x):
+def run(traced, x):
     with torch.no_grad():
-        return network(x.clone())
+        return traced(x.clone())
 
 
 def vanilla(model, x):
-    network = df.trace(model.double().eval(), x)
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model.double().eval(), x)
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     agree(run(merged, x), run(model, x))
-    return network, merged
+    return traced, merged
 
 
 def maps(*shape):
@@ -109,8 +109,8 @@ class Projected(nn.Module):
 
 def test_the_guard_of_a_later_step_is_checked_at_the_front():
     model = nn.Sequential(conv(4, 4, 1, bias=False), nn.ReLU(), Projected(), conv(4, 4, 1)).double().eval()
-    network = df.trace(model, maps(1, 4, 16, 16))
-    merged = df.merge(df.rewrite(network, df.Plan((), network.barriers)))
+    traced = df.trace(model, maps(1, 4, 16, 16))
+    merged = df.merge(df.rewrite(traced, df.Plan((), traced.network.barriers)))
     model[1] = nn.Identity()
     for size in (16, 20):
         agree(run(merged, maps(1, 4, size, size)), run(model, maps(1, 4, size, size)))
@@ -130,8 +130,8 @@ def test_a_guard_that_two_branches_share():
             y = F.pad(x, (pad // 2, pad - pad // 2) * 2)
             return F.conv2d(y, self.w, stride=2) + F.conv2d(x, self.p, stride=2)
 
-    network, _ = vanilla(nn.Sequential(conv(), nn.ReLU(), Both(), nn.ReLU(), conv()), maps(1, 4, 16, 16))
-    student = df.rewrite(network, df.Plan((), network.barriers)).eval()
+    traced, _ = vanilla(nn.Sequential(conv(), nn.ReLU(), Both(), nn.ReLU(), conv()), maps(1, 4, 16, 16))
+    student = df.rewrite(traced, df.Plan((), traced.network.barriers)).eval()
     agree(run(df.merge(student), maps(1, 4, 16, 16)), run(student, maps(1, 4, 16, 16)))
 
 
@@ -197,8 +197,8 @@ def test_a_forward_that_changes_its_weights_is_called_as_it_is(how):
                 self.weight.data.clamp_(-0.01, 0.01)
             return F.conv2d(x, self.weight, self.bias, padding=1)
 
-    network, _ = vanilla(nn.Sequential(conv(), Constrained(4, 4, 3), conv()), maps(1, 4, 8, 8))
-    assert [layer.where for layer in network.layers] == ["0", "2"]
+    traced, _ = vanilla(nn.Sequential(conv(), Constrained(4, 4, 3), conv()), maps(1, 4, 8, 8))
+    assert [layer.where for layer in traced.network.layers] == ["0", "2"]
     message = {"assigned": "the forward replaces a parameter", "clamped": "its forward changes weight, and"}[how]
     with pytest.raises(TraceError, match=rf"{message}.*test_other_sizes.py:\d+, `self.weight.data"):
         df.trace(Constrained(4, 4, 3), maps(1, 4, 8, 8).float())
@@ -220,16 +220,16 @@ def test_a_training_forward_that_wants_a_target():
                 return F.mse_loss(y, target)
             return y
 
-    network = df.trace(WithLoss(), image())
-    student = df.rewrite(network, network.vanilla).train()
+    traced = df.trace(WithLoss(), image())
+    student = df.rewrite(traced, traced.vanilla).train()
     student(image() + 3)
     assert not torch.equal(student.get_buffer("n.running_mean"), torch.zeros(4))
 
 
 def test_types_of_subclasses_can_be_ignored():
-    network = df.trace(nn.Sequential(conv(), Same(4, 4, 3), conv()), image(), ignore=[Same])
-    assert [layer.where for layer in network.layers] == ["0", "2"]
-    assert network.ignore == ("1",)
+    traced = df.trace(nn.Sequential(conv(), Same(4, 4, 3), conv()), image(), ignore=[Same])
+    assert [layer.where for layer in traced.network.layers] == ["0", "2"]
+    assert traced.blueprint.ignore == ("1",)
 
 
 def test_an_opaque_module_that_only_writes():
@@ -269,8 +269,8 @@ def test_a_batch_norm_that_stays_in_training_mode_is_not_trained_by_tracing():
             return super().train(True)
 
     model = nn.Sequential(conv(), Training(4), conv()).eval()
-    network = df.trace(model, image())
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, image())
+    student = df.rewrite(traced, traced.vanilla)
     df.verify(student, df.merge(student))
     for made in (model, student):
         assert made.get_buffer("1.num_batches_tracked") == 0

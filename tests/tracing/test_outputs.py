@@ -7,7 +7,7 @@ from torch import nn
 from torchvision import models
 
 import depthfold as df
-from depthfold.core import Network, fingerprint
+from depthfold.core import Network
 from nets import Net, conv, image
 from tables import plausible_tables
 
@@ -29,20 +29,20 @@ class Functional(nn.Module):
         return F.conv_transpose2d(F.max_pool2d(self.body(x), 2), weight)
 
 
-def at_the_end(network):
-    return {(flagged.i, flagged.a, flagged.b) for flagged in network.flagged_spans() if flagged.j == network.depth}
+def at_the_end(traced):
+    return {(flagged.i, flagged.a, flagged.b) for flagged in traced.flagged_spans() if flagged.j == traced.depth}
 
 
 def test_an_output_keeps_its_range_in_every_plan_that_is_found():
     model = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8), nn.ReLU(), conv(8, 3))
-    network = df.trace(model, image(channels=3))
-    assert network.ends_in_output
-    assert at_the_end(network) == {(0, True, False), (1, True, False), (2, True, False)}
+    traced = df.trace(model, image(channels=3))
+    assert traced.network.ends_in_output
+    assert at_the_end(traced) == {(0, True, False), (1, True, False), (2, True, False)}
     for space in ("paper", "full"):
-        tables = plausible_tables(network.spans(space), network.flagged_spans(space), 0)
-        frontier = df.solve(*tables, network=network)
-        assert all(3 not in network.standing(plan) for plan in frontier)
-    student = df.rewrite(network, next(iter(frontier)))
+        tables = plausible_tables(traced.spans(space), traced.flagged_spans(space), 0)
+        frontier = df.solve(*tables, network=traced.network)
+        assert all(3 not in traced.network.standing(plan) for plan in frontier)
+    student = df.rewrite(traced, next(iter(frontier)))
     assert student(image(channels=3)).min() < 0
 
 
@@ -57,41 +57,41 @@ def test_an_output_keeps_its_range_in_every_plan_that_is_found():
     ],
 )
 def test_what_follows_the_last_layer_decides(after, is_output):
-    assert df.trace(nn.Sequential(body(), after), image()).ends_in_output == is_output
+    assert df.trace(nn.Sequential(body(), after), image()).network.ends_in_output == is_output
 
 
 @pytest.mark.parametrize("computed", [False, True])
 def test_weights_without_a_module_of_their_own_count(computed):
-    assert not df.trace(Functional(computed), image()).ends_in_output
+    assert not df.trace(Functional(computed), image()).network.ends_in_output
 
 
 def test_weights_beside_the_last_layer_do_not_count():
     net = Net(lambda net, x: (net.body(x), net.head(x.mean((2, 3)))), body=body(), head=nn.Linear(4, 2))
-    assert df.trace(net, image()).ends_in_output
+    assert df.trace(net, image()).network.ends_in_output
     # Nor do those before it that are read again after it.
     shared = Net(
         lambda net, x: F.max_pool2d(net.body(net.up(x)), 2) + net.up(x).mean(), body=body(), up=nn.Linear(13, 13)
     )
-    assert df.trace(shared, image()).ends_in_output
+    assert df.trace(shared, image()).network.ends_in_output
 
 
 def test_an_ignored_layer_behind_the_last_one_counts():
     model = nn.Sequential(body(), nn.ReLU(), conv())
-    assert df.trace(model, image()).ends_in_output
-    assert not df.trace(model, image(), ignore=["2"]).ends_in_output
+    assert df.trace(model, image()).network.ends_in_output
+    assert not df.trace(model, image(), ignore=["2"]).network.ends_in_output
 
 
 def test_a_segmentation_network_has_an_output_at_its_end():
-    network = df.trace(models.segmentation.fcn_resnet50(weights=None, weights_backbone=None).eval(), image(64, 3, 1))
-    assert network.layers[-1].where == "classifier.4"
-    assert network.ends_in_output
-    assert not any(b for _, _, b in at_the_end(network))
+    traced = df.trace(models.segmentation.fcn_resnet50(weights=None, weights_backbone=None).eval(), image(64, 3, 1))
+    assert traced.network.layers[-1].where == "classifier.4"
+    assert traced.network.ends_in_output
+    assert not any(b for _, _, b in at_the_end(traced))
 
 
 def test_the_networks_of_the_paper_have_none():
-    network = df.trace(models.mobilenet_v2(), image(64, 3, 1), ignore=["features.0.*", "features.18.*"])
-    assert not network.ends_in_output
-    assert len(network.flagged_spans()) == 315
+    traced = df.trace(models.mobilenet_v2(), image(64, 3, 1), ignore=["features.0.*", "features.18.*"])
+    assert not traced.network.ends_in_output
+    assert len(traced.flagged_spans()) == 315
 
 
 class Whole(nn.Module):
@@ -121,21 +121,21 @@ class Whole(nn.Module):
     ],
 )
 def test_with_at_the_rest_of_the_model_decides(whole, is_output):
-    assert df.trace(whole, image(), at="body").ends_in_output == is_output
+    assert df.trace(whole, image(), at="body").network.ends_in_output == is_output
 
 
 def test_a_document_without_the_fact_is_read_and_the_fingerprint_does_not_depend_on_it():
-    network = df.trace(body(), image())
-    data = network.to_json()
+    traced = df.trace(body(), image())
+    data = traced.network.to_json()
     assert data.pop("ends_in_output") is True
     old = Network.from_json(data)
     assert not old.ends_in_output
-    assert fingerprint(old) == fingerprint(network)
-    assert Network.from_json(network.to_json()) == network.structure
+    assert old.fingerprint == traced.network.fingerprint
+    assert Network.from_json(traced.network.to_json()) == traced.network
 
 
 def test_a_plan_made_by_hand_may_still_put_an_activation_there():
-    network = df.trace(body().double(), image().double())
-    student = df.rewrite(network, df.Plan({3}, ()))
+    traced = df.trace(body().double(), image().double())
+    student = df.rewrite(traced, df.Plan({3}, ()))
     assert student(image().double()).min() >= 0
     assert df.verify(student, df.merge(student))

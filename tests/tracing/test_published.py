@@ -16,20 +16,20 @@ from depthfold.vision import import_timm
 from nets import Net, agree, codes, conv, image
 
 
-def run(network, *given):
+def run(traced, *given):
     with torch.no_grad():
-        return network(*given)
+        return traced(*given)
 
 
 def vanilla(model, *given, at=None):
     """Merge with nothing removed, and compare with the model. Returns the network."""
     model = model.double().eval()
     given = tuple(x.double() for x in given)
-    network = df.trace(model, given, at=at)
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, given, at=at)
+    student = df.rewrite(traced, traced.vanilla)
     assert set(student.state_dict()) <= set(model.state_dict())
     agree(run(df.merge(student), *given), run(model, *given))
-    return network
+    return traced
 
 
 class Pair(nn.Module):
@@ -59,8 +59,8 @@ def test_an_argument_after_one_that_is_not_given():
             return (x if mask is None else x * mask) + y
 
     model = Optional().double().eval()
-    network = df.trace(model, {"x": image().double(), "y": image(seed=1).double()})
-    found = run(df.merge(df.rewrite(network, network.vanilla)), image().double(), image(seed=1).double())
+    traced = df.trace(model, {"x": image().double(), "y": image(seed=1).double()})
+    found = run(df.merge(df.rewrite(traced, traced.vanilla)), image().double(), image(seed=1).double())
     agree(found, run(model, image().double(), None, image(seed=1).double()))
 
 
@@ -75,9 +75,9 @@ class Checks(Pair):
 
 def test_questions_about_sizes_are_answered_and_asserted():
     square = torch.randn(1, 4, 12, 16)
-    network = vanilla(Checks(), square)
-    assert (network.depth, network.barriers) == (2, ())
-    student = df.rewrite(network, network.vanilla)
+    traced = vanilla(Checks(), square)
+    assert (traced.depth, traced.network.barriers) == (2, ())
+    student = df.rewrite(traced, traced.vanilla)
     for made in (student, df.merge(student)):
         made(torch.randn(1, 4, 8, 8).double())
         with pytest.raises(AssertionError, match="asks for the size"):
@@ -106,8 +106,8 @@ def test_parts_of_the_channels_in_a_list():
 def test_parts_of_a_map_are_counted_at_the_traced_size_only():
     """How many there are depends on the size."""
     model = Net(lambda net, x: net.b(sum(net.a(part) for part in x.split(4, 2))), a=conv(), b=conv())
-    network = vanilla(model, image())
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = vanilla(model, image())
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     with pytest.raises(AssertionError, match="their number depends on its size"):
         merged(image(16).double())
 
@@ -125,9 +125,9 @@ def test_none_beside_a_value_is_none():
         y, other = net.a(x)
         return net.b(y) if other is None else net.b(y) + other
 
-    network = vanilla(Net(skip, a=Opaque(), b=conv()), image())
-    assert network.depth == 1
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = vanilla(Net(skip, a=Opaque(), b=conv()), image())
+    assert traced.depth == 1
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     with pytest.raises(AssertionError, match="A module returned None for the traced inputs"):
         merged(image().double() + 1e9)
 
@@ -143,10 +143,10 @@ def test_constants_and_buffers_that_are_not_saved_stay_out_of_the_state_dict():
         def forward(self, x):
             return self.b(self.a(x) * self.scale + self.shift) * self.plain + torch.tensor(2.0)
 
-    network = vanilla(Constants(), image())
+    traced = vanilla(Constants(), image())
     names = {"shift", "a.weight", "a.bias", "b.weight", "b.bias"}
-    assert set(df.rewrite(network, network.vanilla).state_dict()) == names
-    assert set(df.merge(df.rewrite(network, network.vanilla)).state_dict()) == names
+    assert set(df.rewrite(traced, traced.vanilla).state_dict()) == names
+    assert set(df.merge(df.rewrite(traced, traced.vanilla)).state_dict()) == names
 
 
 def test_a_merged_kernel_does_not_change_the_layout_of_a_map():
@@ -154,8 +154,8 @@ def test_a_merged_kernel_does_not_change_the_layout_of_a_map():
         y = net.b(F.relu(net.a(x)))
         return y.view(y.size(0), -1)
 
-    network = vanilla(Net(flat, a=conv(kernel=1), b=conv(kernel=1)), image())
-    merged = df.merge(df.rewrite(network, df.Plan((), ())))
+    traced = vanilla(Net(flat, a=conv(kernel=1), b=conv(kernel=1)), image())
+    merged = df.merge(df.rewrite(traced, df.Plan((), ())))
     assert merged(image().double()).shape == (2, 4 * 12 * 13)
 
 
@@ -166,9 +166,9 @@ class AlwaysTraining(nn.Dropout):
 
 def test_a_module_that_stays_in_training_mode_is_a_barrier():
     model = nn.Sequential(conv(), nn.ReLU(), AlwaysTraining(0.5), conv()).double().eval()
-    network = df.trace(model, image().double())
-    assert codes(network)["2"] == "training-mode"
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model, image().double())
+    assert codes(traced)["2"] == "training-mode"
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     torch.manual_seed(1)
     found = run(merged, image().double())
     torch.manual_seed(1)
@@ -198,18 +198,18 @@ def test_what_the_rest_of_the_model_asks_of_the_part():
     ],
 )
 def test_refusals_of_computed_weights_name_the_call_that_helps(part, call):
-    network = df.trace(nn.Sequential(conv(), nn.ReLU(), part), image())
-    (why,) = [refusal.why for refusal in network.refusals if refusal.where == "2"]
+    traced = df.trace(nn.Sequential(conv(), nn.ReLU(), part), image())
+    (why,) = [refusal.why for refusal in traced.network.refusals if refusal.where == "2"]
     assert call in why
 
 
 def test_a_kernel_of_gigabytes_is_refused_before_it_is_composed():
     wide = [nn.Conv2d(2048, 2048, 3, padding=1, device="meta") for _ in range(3)]
-    network = df.trace(nn.Sequential(*wide), torch.empty(1, 2048, 8, 8, device="meta"))
+    traced = df.trace(nn.Sequential(*wide), torch.empty(1, 2048, 8, 8, device="meta"))
     message = r"merges \(0, 3\], and it would be a convolution 7x7, 2048 -> 2048 of 1.5 GiB in float64.* Add cuts"
     with pytest.raises(PlanError, match=message):
-        df.rewrite(network, df.Plan((), ()))
-    df.rewrite(network, df.Plan((), (1,)))
+        df.rewrite(traced, df.Plan((), ()))
+    df.rewrite(traced, df.Plan((), (1,)))
 
 
 @pytest.mark.parametrize(("ported", "plain"), [("tf_efficientnet_lite0", "efficientnet_lite0")])
@@ -217,13 +217,15 @@ def test_a_network_ported_from_tensorflow_has_the_layers_of_the_plain_one(ported
     timm = import_timm()
     x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
     model = randomise_statistics(timm.create_model(ported).double()).eval()
-    network, other = df.trace(model, x), df.trace(timm.create_model(plain).double(), x)
-    assert network.depth == other.depth == 49
+    traced, other = df.trace(model, x), df.trace(timm.create_model(plain).double(), x)
+    assert traced.depth == other.depth == 49
     for space in ("paper", "full"):
-        assert network.spans(space) == other.spans(space)
-    assert [layer.shape.stride for layer in network.layers] == [layer.shape.stride for layer in other.layers]
-    assert len(network.fixed_padding) == 5
-    agree(run(df.merge(df.rewrite(network, network.vanilla)), x), run(model, x))
+        assert traced.spans(space) == other.spans(space)
+    assert [layer.shape.stride for layer in traced.network.layers] == [
+        layer.shape.stride for layer in other.network.layers
+    ]
+    assert len(traced.network.fixed_padding) == 5
+    agree(run(df.merge(df.rewrite(traced, traced.vanilla)), x), run(model, x))
     for space in ("paper", "full"):
-        student = df.rewrite(network, random_plan(network, Random(0), space)).eval()
+        student = df.rewrite(traced, random_plan(traced.network, Random(0), space)).eval()
         agree(run(df.merge(student), x), run(student, x))

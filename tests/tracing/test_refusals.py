@@ -79,12 +79,12 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_merged_is_a_barrier_with_a_reason(kind):
     part, where, code = REFUSED[kind]
-    network = folds_exactly(Between(part), image())
-    assert network.barriers == (1,)
-    assert [layer.where for layer in network.layers] == ["before", "after"]
-    (found,) = [each for each in network.refusals if each.position == 1]
+    traced = folds_exactly(Between(part), image())
+    assert traced.network.barriers == (1,)
+    assert [layer.where for layer in traced.network.layers] == ["before", "after"]
+    (found,) = [each for each in traced.network.refusals if each.position == 1]
     assert (found.where, found.code) == (where, code)
-    assert network.why_not(df.Span(0, 2)).why.startswith("there is a barrier at 1: ")
+    assert traced.network.why_not(df.Span(0, 2)).why.startswith("there is a barrier at 1: ")
 
 
 def test_reasons_name_what_was_found():
@@ -100,13 +100,13 @@ def test_reasons_name_what_was_found():
 
 
 def test_squeeze_and_excite_is_a_barrier_and_its_convolutions_are_no_layers():
-    network = folds_exactly(Between(SqueezeExcitation(4, 2)), image())
-    assert [layer.where for layer in network.layers] == ["before", "after"]
-    found = codes(network)
+    traced = folds_exactly(Between(SqueezeExcitation(4, 2)), image())
+    assert [layer.where for layer in traced.network.layers] == ["before", "after"]
+    found = codes(traced)
     assert found["part.avgpool"] == "pooling"
     assert found["part.fc1"] == found["part.fc2"] == "squeeze-excite"
     assert found["part.mul"] == "multiplication"
-    assert "part.mul" in refusal(network, "part.fc1").why
+    assert "part.mul" in refusal(traced, "part.fc1").why
 
 
 def test_a_map_that_is_scaled_after_a_pool_is_no_squeeze_and_excite():
@@ -117,17 +117,17 @@ def test_a_map_that_is_scaled_after_a_pool_is_no_squeeze_and_excite():
         c=conv(),
         gamma=nn.Parameter(torch.full((4, 1, 1), 0.3)),
     )
-    network = folds_exactly(model, image())
-    assert [layer.where for layer in network.layers] == ["a", "b", "c"]
-    assert network.barriers == (2,)
+    traced = folds_exactly(model, image())
+    assert [layer.where for layer in traced.network.layers] == ["a", "b", "c"]
+    assert traced.network.barriers == (2,)
 
 
 def test_a_module_used_twice_is_refused_with_the_number_of_calls():
     model = Net(lambda net, x: net.b(F.relu(net.a(F.relu(net.a(x))))), a=conv(), b=conv())
-    network = folds_exactly(model, image())
-    assert [layer.where for layer in network.layers] == ["b"]
-    assert codes(network)["a"] == "used-twice"
-    assert "called 2 times" in refusal(network, "a").why
+    traced = folds_exactly(model, image())
+    assert [layer.where for layer in traced.network.layers] == ["b"]
+    assert codes(traced)["a"] == "used-twice"
+    assert "called 2 times" in refusal(traced, "a").why
 
 
 def test_a_batch_norm_used_twice_is_refused():
@@ -138,30 +138,30 @@ def test_a_batch_norm_used_twice_is_refused():
         c=conv(),
         norm=nn.BatchNorm2d(4),
     )
-    network = folds_exactly(model, image())
-    assert network.barriers == (1, 2)
-    assert codes(network)["norm"] == "used-twice"
+    traced = folds_exactly(model, image())
+    assert traced.network.barriers == (1, 2)
+    assert codes(traced)["norm"] == "used-twice"
 
 
 def test_an_activation_used_twice_is_no_obstacle():
     model = Net(lambda net, x: net.c(net.act(net.b(net.act(net.a(x))))), a=conv(), b=conv(), c=conv(), act=nn.PReLU())
-    assert folds_exactly(model, image()).barriers == ()
+    assert folds_exactly(model, image()).network.barriers == ()
 
 
 @pytest.mark.parametrize("name", ["register_forward_hook", "register_forward_pre_hook"])
 def test_a_convolution_with_hooks_is_refused(name):
     model = Between(conv())
     getattr(model.part, name)(lambda *given: None)
-    network = df.trace(model, image())
-    assert network.barriers == (1,)
-    assert codes(network)["part"] == "hooked"
+    traced = df.trace(model, image())
+    assert traced.network.barriers == (1,)
+    assert codes(traced)["part"] == "hooked"
 
 
 @pytest.mark.parametrize("module", [nn.Dropout(0.1), nn.Identity()], ids=["dropout", "identity"])
 def test_a_module_that_does_nothing_is_not_seen_through_when_a_hook_changes_its_output(module):
     module.register_forward_hook(lambda part, given, output: output * 2)
-    network = folds_exactly(Between(module), image())
-    assert network.barriers == (1,)
+    traced = folds_exactly(Between(module), image())
+    assert traced.network.barriers == (1,)
 
 
 def doubled(part, x):
@@ -171,17 +171,17 @@ def doubled(part, x):
 def test_a_convolution_whose_forward_was_replaced_on_the_object_is_refused():
     part = conv()
     part.forward = MethodType(doubled, part)
-    network = folds_exactly(Between(part), image())
-    assert [layer.where for layer in network.layers] == ["before", "after"]
-    assert codes(network)["part"] == "custom-convolution"
+    traced = folds_exactly(Between(part), image())
+    assert [layer.where for layer in traced.network.layers] == ["before", "after"]
+    assert codes(traced)["part"] == "custom-convolution"
 
 
 def test_a_batch_norm_whose_forward_was_replaced_on_the_object_is_refused():
     norm = nn.BatchNorm2d(4)
     norm.forward = MethodType(lambda part, x: x * 2, norm)
-    network = folds_exactly(nn.Sequential(conv(), norm, conv()), image())
-    assert network.barriers == (1,)
-    assert codes(network)["1"] == "custom-norm"
+    traced = folds_exactly(nn.Sequential(conv(), norm, conv()), image())
+    assert traced.network.barriers == (1,)
+    assert codes(traced)["1"] == "custom-norm"
 
 
 def test_a_convolution_whose_weight_is_read_elsewhere_keeps_its_weight():
@@ -230,10 +230,10 @@ def test_code_that_writes_in_place_folds_to_what_it_computes(run):
 
 
 def test_an_input_without_a_batch_dimension_is_refused():
-    network = df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image()[0])
-    assert network.depth == 0
-    assert codes(network)["0"] == "unbatched"
-    assert "3 dimensions instead of 4" in refusal(network, "0").why
+    traced = df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image()[0])
+    assert traced.depth == 0
+    assert codes(traced)["0"] == "unbatched"
+    assert "3 dimensions instead of 4" in refusal(traced, "0").why
 
 
 def test_concatenation_is_a_barrier_and_both_branches_are_chains():
@@ -244,38 +244,38 @@ def test_concatenation_is_a_barrier_and_both_branches_are_chains():
         c=conv(kernel=5),
         d=conv(8, 4),
     )
-    network = folds_exactly(model, image())
-    assert [(span.i, span.j) for span in network.chains] == [(0, 2), (2, 3), (3, 4)]
-    assert "concatenation" in codes(network).values()
+    traced = folds_exactly(model, image())
+    assert [(span.i, span.j) for span in traced.network.chains] == [(0, 2), (2, 3), (3, 4)]
+    assert "concatenation" in codes(traced).values()
 
 
 def test_two_convolutions_that_read_one_value_end_the_chain():
     model = Net(
         lambda net, x: (lambda y: torch.cat([net.b(y), net.c(y)], 1))(F.relu(net.a(x))), a=conv(), b=conv(), c=conv()
     )
-    network = folds_exactly(model, image())
-    assert network.barriers == (1, 2)
-    (found,) = [each for each in network.refusals if each.code == "branches"]
+    traced = folds_exactly(model, image())
+    assert traced.network.barriers == (1, 2)
+    (found,) = [each for each in traced.network.refusals if each.code == "branches"]
     assert found.position == 1
     assert "2 convolutions read this value: b, c" in found.why
 
 
 def test_a_value_that_is_also_an_output_is_a_barrier():
     model = Net(lambda net, x: (lambda y: (y, net.b(y)))(F.relu(net.a(x))), a=conv(), b=conv())
-    network = df.trace(model, image())
-    assert network.barriers == (1,)
-    assert ("output", 1) in {(each.code, each.position) for each in network.refusals}
+    traced = df.trace(model, image())
+    assert traced.network.barriers == (1,)
+    assert ("output", 1) in {(each.code, each.position) for each in traced.network.refusals}
     x = image()
-    student = df.rewrite(network, df.Plan((), ()))
+    student = df.rewrite(traced, df.Plan((), ()))
     for found, wanted in zip(df.merge(student.eval())(x), student(x), strict=True):
         agree(found, wanted, 1e-4)
 
 
 def test_an_addition_after_the_activation_is_no_skip():
     model = Net(lambda net, x: net.b(F.relu(net.a(x)) + x), a=conv(), b=conv())
-    network = folds_exactly(model, image())
-    assert (network.depth, network.skips, network.barriers) == (2, (), (1,))
-    assert "addition" in codes(network).values()
+    traced = folds_exactly(model, image())
+    assert (traced.depth, traced.network.skips, traced.network.barriers) == (2, (), (1,))
+    assert "addition" in codes(traced).values()
 
 
 def test_a_residual_around_activations_before_convolutions():
@@ -289,12 +289,12 @@ def test_a_residual_around_activations_before_convolutions():
         c=conv(),
         d=conv(),
     )
-    network = folds_exactly(model, image())
-    assert [layer.where for layer in network.layers] == ["a", "b", "c", "d"]
-    assert network.barriers == (1, 3)
-    assert network.skips == ()
-    assert {each.code for each in network.refusals if each.position == 1} == {"norm-alone", "addition"}
-    assert {each.code for each in network.refusals if each.position == 3} == {"side-addition"}
+    traced = folds_exactly(model, image())
+    assert [layer.where for layer in traced.network.layers] == ["a", "b", "c", "d"]
+    assert traced.network.barriers == (1, 3)
+    assert traced.network.skips == ()
+    assert {each.code for each in traced.network.refusals if each.position == 1} == {"norm-alone", "addition"}
+    assert {each.code for each in traced.network.refusals if each.position == 3} == {"side-addition"}
 
 
 def test_an_addition_of_an_unrelated_value_is_a_side_addition_that_names_it():
@@ -305,61 +305,61 @@ def test_an_addition_of_an_unrelated_value_is_a_side_addition_that_names_it():
         c=conv(),
         pool=nn.MaxPool2d(3, 1, 1),
     )
-    network = folds_exactly(model, image())
-    assert network.barriers == (2,)
-    (found,) = [each for each in network.refusals if each.code == "side-addition"]
+    traced = folds_exactly(model, image())
+    assert traced.network.barriers == (2,)
+    (found,) = [each for each in traced.network.refusals if each.code == "side-addition"]
     assert "it adds pool" in found.why
 
 
 @pytest.mark.parametrize("combine", [lambda a, b: a - b, lambda a, b: torch.add(a, b, alpha=2)], ids=["a - b", "alpha"])
 def test_a_combination_of_two_maps_of_one_size_is_not_called_a_broadcast(combine):
     model = Net(lambda net, x: net.b(combine(net.a(x), x)), a=conv(), b=conv())
-    network = folds_exactly(model, image())
-    assert network.barriers == (1,)
-    assert not any("no two maps of one size" in each.why for each in network.refusals)
+    traced = folds_exactly(model, image())
+    assert traced.network.barriers == (1,)
+    assert not any("no two maps of one size" in each.why for each in traced.network.refusals)
 
 
 def test_complex_weights_are_refused():
     model = nn.Sequential(conv(), conv()).to(torch.complex64)
-    network = df.trace(model, image().to(torch.complex64))
-    assert network.depth == 0
-    assert codes(network)["0"] == "precision"
+    traced = df.trace(model, image().to(torch.complex64))
+    assert traced.depth == 0
+    assert codes(traced)["0"] == "precision"
 
 
 def test_a_network_without_convolutions_says_so_and_runs_through_all_steps():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4 * 12 * 13, 3))
-    network = df.trace(model, image())
-    assert (network.depth, network.spans("full")) == (0, ())
-    assert "nothing to merge" in str(network)
-    student = df.rewrite(network, network.vanilla)
+    traced = df.trace(model, image())
+    assert (traced.depth, traced.spans("full")) == (0, ())
+    assert "nothing to merge" in str(traced)
+    student = df.rewrite(traced, traced.vanilla)
     agree(df.merge(student)(image()), model(image()), 1e-6)
 
 
 def test_only_the_innermost_module_that_cannot_be_traced_is_opaque():
     model = nn.Sequential(conv(), nn.Sequential(nn.Sequential(conv(), ValueFlow()), conv()), nn.ReLU())
-    network = folds_exactly(model, image())
-    assert [layer.where for layer in network.layers] == ["0", "1.0.0", "1.1"]
-    assert codes(network)["1.0.1"] == "opaque"
-    assert network.barriers == (2,)
+    traced = folds_exactly(model, image())
+    assert [layer.where for layer in traced.network.layers] == ["0", "1.0.0", "1.1"]
+    assert codes(traced)["1.0.1"] == "opaque"
+    assert traced.network.barriers == (2,)
 
 
 def test_refusals_outside_the_chains_are_listed_without_a_position():
-    network = df.trace(nn.Sequential(nn.MaxPool2d(2), conv(padding_mode="reflect"), nn.ReLU(), nn.Flatten()), image())
-    found = refusal(network, "1")
+    traced = df.trace(nn.Sequential(nn.MaxPool2d(2), conv(padding_mode="reflect"), nn.ReLU(), nn.Flatten()), image())
+    found = refusal(traced, "1")
     assert (found.code, found.position) == ("padding-mode", None)
 
 
 def test_a_pad_over_more_than_the_map_is_no_padding_of_a_convolution():
     model = nn.Sequential(conv(), nn.ConstantPad3d((0, 0, 0, 0, 1, 1), 0.0), nn.Conv2d(6, 4, 3))
-    network = folds_exactly(model, image())
-    assert network.barriers == (1,)
+    traced = folds_exactly(model, image())
+    assert traced.network.barriers == (1,)
 
 
 def test_a_convolution_that_an_opaque_module_uses_too_is_no_layer():
     shared = conv()
     model = Net(lambda net, x: net.o(net.b(F.relu(net.a(x)))), a=conv(), b=shared, o=Opaque(shared))
-    network = folds_exactly(model, image())
-    assert codes(network)["b"] == "used-twice"
+    traced = folds_exactly(model, image())
+    assert codes(traced)["b"] == "used-twice"
 
 
 def test_a_module_that_the_rest_of_the_model_uses_too_is_no_layer():
@@ -373,9 +373,9 @@ def test_a_module_that_the_rest_of_the_model_uses_too_is_no_layer():
             y = self.body(x)
             return self.again(y) if y.sum() > 0 else y
 
-    network = df.trace(Tied().eval(), image(), at="body")
-    assert [layer.where for layer in network.layers] == ["0"]
-    assert codes(network)["2"] == "used-twice"
+    traced = df.trace(Tied().eval(), image(), at="body")
+    assert [layer.where for layer in traced.network.layers] == ["0"]
+    assert codes(traced)["2"] == "used-twice"
 
 
 def overwritten_after_the_first_layer(net, x):
@@ -403,11 +403,11 @@ def added_in_place_and_read_later(net, x):
 )
 def test_values_that_are_overwritten(run):
     model = Net(run, a=conv(), b=conv()).double().eval()
-    network = df.trace(model, image().double())
-    for plan in (network.vanilla, df.Plan((), network.barriers)):
-        student = df.rewrite(network, plan)
+    traced = df.trace(model, image().double())
+    for plan in (traced.vanilla, df.Plan((), traced.network.barriers)):
+        student = df.rewrite(traced, plan)
         agree(df.merge(student)(image().double()), student(image().double()))
-    agree(df.rewrite(network, network.vanilla)(image().double()), model(image().double()))
+    agree(df.rewrite(traced, traced.vanilla)(image().double()), model(image().double()))
 
 
 @pytest.mark.parametrize(

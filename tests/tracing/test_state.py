@@ -58,9 +58,9 @@ STATEFUL = {
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_state_that_a_forward_changes_makes_its_module_opaque(kind):
-    network = computes_the_same(nn.Sequential(conv(), nn.ReLU(), STATEFUL[kind](), nn.ReLU(), conv()), calls=12)
-    assert network.depth == 2
-    (found,) = [each for each in network.refusals if each.position == 1]
+    traced = computes_the_same(nn.Sequential(conv(), nn.ReLU(), STATEFUL[kind](), nn.ReLU(), conv()), calls=12)
+    assert traced.depth == 2
+    (found,) = [each for each in traced.network.refusals if each.position == 1]
     assert found.where == "2"
     assert found.code == ("misrecorded" if kind == "kept value" else "state")
 
@@ -77,8 +77,8 @@ def test_a_value_that_is_only_kept_does_not_matter():
         net.last = net.c(x)
         return net.last
 
-    network = computes_the_same(inside(keeps))
-    assert network.depth == 3
+    traced = computes_the_same(inside(keeps))
+    assert traced.depth == 3
 
 
 def test_a_cache_that_is_filled_once_does_not_matter():
@@ -92,9 +92,9 @@ def test_a_cache_that_is_filled_once_does_not_matter():
 
 def test_the_model_and_the_snapshot_keep_their_state():
     model = nn.Sequential(conv(), Inner(counts, calls=0), conv()).double().eval()
-    network = df.trace(model, image().double())
+    traced = df.trace(model, image().double())
     assert model[1].calls == 0
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     agree(merged(image().double()), model(image().double()))
 
 
@@ -103,9 +103,9 @@ def test_random_numbers_drawn_while_recording_are_not_constants():
         return net.c(x) + torch.randn(4, 1, 1).double()
 
     model = nn.Sequential(conv(), nn.ReLU(), Inner(noisy), conv()).double().eval()
-    network = df.trace(model, image().double())
-    assert {each.where for each in network.refusals if each.position == 1} == {"2"}
-    merged = df.merge(df.rewrite(network, network.vanilla))
+    traced = df.trace(model, image().double())
+    assert {each.where for each in traced.network.refusals if each.position == 1} == {"2"}
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
     torch.manual_seed(3)
     found = merged(image().double())
     torch.manual_seed(3)

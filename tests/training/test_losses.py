@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from depthfold.errors import NotFinite
-from depthfold.training.losses import TOGETHER, Losses
+from depthfold.training.loop import TOGETHER, Losses
 from depthfold.training.place import Place
 from depthfold.training.recipe import Recipe
 

@@ -12,7 +12,7 @@ from depthfold.errors import MissingDependency, NotFinite
 from depthfold.training import place
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
-from depthfold.training.schedule import learning_rate
+from depthfold.training.stepper import learning_rate
 from depthfold.training.task import FunctionTask, Step
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from depthfold.errors import InvalidValue
-from depthfold.training.presets import PRESETS, preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import PRESETS, Recipe, preset
 
 RANDAUGMENT = "The recipe's randaugment is (how many operations, their magnitude from 0 to 30)"
 BAD = [
@@ -138,6 +137,6 @@ def test_an_unknown_preset_is_refused():
 
 
 def test_recipes_do_not_import_torch():
-    code = "import sys, depthfold.training.presets as p; p.preset('quick'); print('torch' in sys.modules)"
+    code = "import sys, depthfold.training.recipe as p; p.preset('quick'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr

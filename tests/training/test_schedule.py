@@ -11,7 +11,7 @@ from torch import nn
 
 from depthfold.errors import InvalidValue
 from depthfold.training.recipe import Recipe
-from depthfold.training.schedule import learning_rate, total_steps
+from depthfold.training.stepper import learning_rate, total_steps
 from depthfold.training.task import FunctionTask
 from small_training import TASK
 

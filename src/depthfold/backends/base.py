@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.core import Environment
-from depthfold.core.wording import one_line
 from depthfold.errors import (
     BackendError,
     DepthfoldError,
@@ -22,6 +21,7 @@ from depthfold.errors import (
     lacks_memory,
     spoils_device,
 )
+from depthfold.support.text import one_line
 
 Inputs = tuple[Tensor, ...]
 

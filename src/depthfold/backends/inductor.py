@@ -13,8 +13,8 @@ from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, reasons
 from depthfold.backends.torch_run import Device, Placed, Precision
-from depthfold.core.document import decode
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
+from depthfold.support.document import decode
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that capture by themselves

@@ -7,6 +7,7 @@ caller takes PyTorch's exporter instead.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from inspect import signature
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.backends.base import Inputs, batched, flatten
-from depthfold.backends.onnx_words import CALLS, MODULES, UnknownWord
+from depthfold.backends.base import Inputs, batched, dynamic_shapes, flatten, private_copy, reasons, with_batch
+from depthfold.backends.onnx_ops import CALLS, MODULES, UnknownWord
+from depthfold.errors import BackendError
+from depthfold.support.optional import load
 
 Shape = list[int | str]  # a size that is open has a name
 
@@ -170,3 +173,51 @@ class _Writer:
     def constant(self, values: float | Sequence[int]) -> str:
         tensor = torch.tensor(values, dtype=self.inputs[0].dtype if isinstance(values, float) else torch.int64)
         return self.weight(f"constant {values}", tensor)
+
+
+# A module as an ONNX model: the road to every runtime but PyTorch's own.
+#
+# PyTorch's exporter takes more than a second for a single convolution and about ten for a MobileNetV2, and a latency
+# table needs a hundred of the one and twenty of the other. So the vocabulary of plain CNNs is written directly
+# (`onnx_writer.py`: milliseconds, and half a second). Whatever has a word that is not in it goes through the exporter.
+
+_LIMIT = 2**31 - 1  # bytes of a protocol buffer
+
+
+def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_batch: bool = False) -> bytes:
+    """The module for these inputs as a serialised ONNX model, for batches of any size if asked for."""
+    load("onnx", extra)
+    module, inputs = private_copy(module, inputs)
+    module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
+    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    if size >= _LIMIT:
+        raise BackendError(
+            f"The weights take {size / 2**30:.1f} GiB; an ONNX model in memory holds less than 2 GiB. Measure with "
+            "the backend pytorch or inductor, and export to .pt2."
+        )
+    outputs = _run(module, inputs)
+    try:
+        larger = _run(module, with_batch(inputs, len(inputs[0]) + 1)) if dynamic_batch else None
+        model: Any = write_model(module, inputs, outputs, larger)
+    except UnknownWord:
+        load("onnxscript", extra)
+        model = exported(module, inputs, dynamic_batch)
+    with reasons("The ONNX model cannot be serialised"):
+        return bytes(model.SerializeToString())
+
+
+def _run(module: nn.Module, inputs: Inputs) -> Inputs:
+    batch = inputs[0].shape[0] if inputs[0].dim() else 1
+    with reasons(f"PyTorch cannot run this module with a batch of {batch}"), torch.inference_mode():
+        return flatten(module(*(tensor.clone() for tensor in inputs)))
+
+
+def exported(module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> Any:
+    """By PyTorch's exporter. Its advice to developers is not for the users of a runtime."""
+    with reasons("PyTorch cannot export this module to ONNX"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shapes = dynamic_shapes(inputs) if dynamic_batch else None
+        program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        if program is None:
+            raise BackendError("PyTorch's exporter to ONNX gave no model. Measure with pytorch, export to .pt2.")
+        return program.model_proto

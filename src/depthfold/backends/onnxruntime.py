@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, in_float32, reasons
 from depthfold.backends.machine import environment_of, gpu_name, thread_count
-from depthfold.backends.onnx_model import onnx_bytes
+from depthfold.backends.onnx_writer import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
-from depthfold.core.document import decode
-from depthfold.core.optional import load
 from depthfold.errors import BackendError, InvalidValue
+from depthfold.support.document import decode
+from depthfold.support.optional import load
 
 _CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}

@@ -13,12 +13,12 @@ from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, expect_threads, in_float32, reasons
 from depthfold.backends.machine import environment_of, thread_count
-from depthfold.backends.onnx_model import onnx_bytes
+from depthfold.backends.onnx_writer import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
-from depthfold.core.document import decode
-from depthfold.core.optional import load
 from depthfold.errors import BackendError
+from depthfold.support.document import decode
+from depthfold.support.optional import load
 
 Precision = Literal["float32", "bfloat16", "float16"]
 _HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

@@ -10,9 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol
 
 from depthfold.backends.base import Backend
-from depthfold.core.document import decode
-from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import BackendError, InvalidValue, MissingDependency
+from depthfold.support.document import decode
+from depthfold.support.text import did_you_mean, one_line
 
 GROUP = "depthfold.backends"
 

@@ -11,13 +11,13 @@ from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, expect_suffix, in_float32, reasons
 from depthfold.backends.machine import environment_of, gpu_name
-from depthfold.backends.onnx_model import onnx_bytes
+from depthfold.backends.onnx_writer import onnx_bytes
 from depthfold.backends.registry import spelled
 from depthfold.backends.torch_run import Place, TorchRun
 from depthfold.core import Environment
-from depthfold.core.document import decode
-from depthfold.core.optional import load
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory
+from depthfold.support.document import decode
+from depthfold.support.optional import load
 
 Precision = Literal["float32", "tf32", "float16"]
 

@@ -16,8 +16,8 @@ from depthfold.backends.cuda import captured, cuda_settings
 from depthfold.backends.machine import device_name, environment_of, thread_count
 from depthfold.backends.registry import spelled
 from depthfold.core import Environment
-from depthfold.core.document import decode
 from depthfold.errors import InvalidValue
+from depthfold.support.document import decode
 
 Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]

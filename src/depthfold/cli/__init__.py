@@ -11,8 +11,8 @@ def main() -> None:
     """Run the console script `depthfold`."""
     terminal.exit_on_interrupt()  # before the slow imports
     terminal.replace_unknown_characters()
-    from depthfold.core.optional import load
     from depthfold.errors import MissingDependency
+    from depthfold.support.optional import load
 
     try:
         for library in ("typer", "tomli_w"):

@@ -18,10 +18,10 @@ from typer.core import TyperGroup
 
 from depthfold.cli import terminal
 from depthfold.cli.printing import print_error, print_text, progress, show_own_warnings_only
-from depthfold.core.wording import one_line
 from depthfold.errors import DepthfoldError
 from depthfold.pipeline.options import help_text
 from depthfold.settings import Declaration, Settings, declarations, gather, keep
+from depthfold.support.text import one_line
 from depthfold.version import __version__
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ TRAINING = "importance_recipe executor importance reinit"
 )
 def inspect(call: Call) -> None:
     """Show which layers can be merged, and why others cannot."""
-    network = call.session().trace()
+    network = call.session().trace().network
     print_text(network.dumps() if call.json else network)
 
 

@@ -2,21 +2,19 @@
 
 from depthfold.core.budget import Budget
 from depthfold.core.calibration import Calibration
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.fingerprint import fingerprint
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
 from depthfold.core.latency_table import LatencyTable
-from depthfold.core.layer import Layer, Skip
+from depthfold.core.layer import Layer, Refusal, Skip
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan
 from depthfold.core.profile import Profile
-from depthfold.core.refusal import Refusal
 from depthfold.core.shape import ConvShape
 from depthfold.core.solved_plan import Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.core.timing import Timing
+from depthfold.support.document import Document
 
 __all__ = [
     "Budget",
@@ -41,5 +39,4 @@ __all__ = [
     "SolvedPlan",
     "Span",
     "Timing",
-    "fingerprint",
 ]

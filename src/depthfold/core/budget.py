@@ -10,9 +10,9 @@ from fractions import Fraction
 from numbers import Real
 from typing import ClassVar, Literal, Self
 
-from depthfold.core.coerce import as_float
-from depthfold.core.document import Document
 from depthfold.errors import BudgetError
+from depthfold.support.coerce import as_float
+from depthfold.support.document import Document
 
 Kind = Literal["milliseconds", "share", "speedup"]
 READABLE = 'Readable are 12.5 (milliseconds), "12.5ms", "60%" of the original\'s latency, and "1.5x" as fast.'

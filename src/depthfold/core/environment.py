@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from depthfold.core.coerce import as_text, as_tuple, as_whole
-from depthfold.core.document import Document
 from depthfold.errors import InvalidValue
+from depthfold.support.coerce import as_text, as_tuple, as_whole
+from depthfold.support.document import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

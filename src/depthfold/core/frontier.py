@@ -11,14 +11,14 @@ from numbers import Integral
 from typing import Any, ClassVar, Self
 
 from depthfold.core.budget import LARGEST_SHARE, Budget
-from depthfold.core.coerce import as_tuple_of
-from depthfold.core.describe import text_table
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
+from depthfold.core.network import text_table
 from depthfold.core.solved_plan import Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position
-from depthfold.core.wording import at_most, count, share_at_least
 from depthfold.errors import BudgetError, InvalidValue
+from depthfold.support.coerce import as_tuple_of
+from depthfold.support.document import Document
+from depthfold.support.text import at_most, count, share_at_least
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
 SHOWN = 20

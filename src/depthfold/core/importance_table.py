@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Self
 
-from depthfold.core.coerce import as_float, as_text, as_tuple, as_tuple_of, as_whole
-from depthfold.core.columns import Row, read_entries, write_rows
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
 from depthfold.core.span import FlaggedSpan, Position
-from depthfold.core.wording import count
 from depthfold.errors import TableError
+from depthfold.support.coerce import as_float, as_text, as_tuple, as_tuple_of, as_whole
+from depthfold.support.csv_table import Row, read_entries, write_rows
+from depthfold.support.document import Document
+from depthfold.support.text import count
 
 COLUMNS = ("st", "end", "st_act", "end_act", "imp")
 LARGEST = 1e100  # far beyond any score; sums and differences of such numbers are still floats

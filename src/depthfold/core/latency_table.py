@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from depthfold.core.calibration import Calibration
-from depthfold.core.coerce import as_text, as_tuple_of
-from depthfold.core.columns import Row, read_entries, write_rows
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.fingerprint import fingerprint
 from depthfold.core.network import Network
 from depthfold.core.plan import Plan
 from depthfold.core.span import Position, Span
 from depthfold.core.timing import Timing
-from depthfold.core.wording import count
 from depthfold.errors import InvalidValue, TableError
+from depthfold.support.coerce import as_text, as_tuple_of
+from depthfold.support.csv_table import Row, read_entries, write_rows
+from depthfold.support.document import Document
+from depthfold.support.text import count
 
 COLUMNS = ("st", "end", "time", "stdev")
 FURTHER = ("active", "bare", "reason")  # not in the published tables
@@ -87,9 +86,9 @@ class LatencyTable(Document):
         if not isinstance(network, Network) or not isinstance(plan, Plan):
             raise InvalidValue(
                 f"predict() takes a network and a plan, found {type(network).__name__} and {type(plan).__name__}. The "
-                "first is what trace(model, inputs) returns, the second a Plan(activations, cuts)."
+                "first is traced.network, where traced is what trace(model, inputs) returns."
             )
-        if self.fingerprint not in ("", own := fingerprint(network)):
+        if self.fingerprint not in ("", own := network.fingerprint):
             raise TableError(
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
                 "this one, or predict with the network that was measured."

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from depthfold.core.document import Document
 from depthfold.core.span import Position
 from depthfold.errors import PlanError
+from depthfold.support.document import Document
 
 
 @dataclass(frozen=True, slots=True)

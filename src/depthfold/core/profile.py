@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import ClassVar
 
-from depthfold.core.describe import text_table
-from depthfold.core.document import Document
 from depthfold.core.environment import Environment
-from depthfold.core.wording import amount
+from depthfold.core.network import text_table
 from depthfold.errors import InvalidValue
+from depthfold.support.document import Document
+from depthfold.support.text import amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from depthfold.core.coerce import as_tuple_of
-from depthfold.core.describe import text_table
+from depthfold.core.network import text_table
 from depthfold.core.plan import Plan, ranges
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
-from depthfold.core.wording import count
 from depthfold.errors import PlanError
+from depthfold.support.coerce import as_tuple_of
+from depthfold.support.text import count
 
 HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 

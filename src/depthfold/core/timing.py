@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Self
 
-from depthfold.core.coerce import as_float, as_text, as_tuple
 from depthfold.core.span import Span
 from depthfold.errors import TableError
+from depthfold.support.coerce import as_float, as_text, as_tuple
 
 LONGEST = 1e9  # milliseconds, eleven days: nobody measures that, but a placeholder looks like it
 

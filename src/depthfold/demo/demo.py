@@ -17,14 +17,13 @@ from depthfold.backends import get
 from depthfold.core import Document, ImportanceTable
 from depthfold.demo import network as network_file
 from depthfold.errors import BudgetError
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.choose import MARGIN
 from depthfold.pipeline import Compressed
 from depthfold.progress import Progress
 from depthfold.settings import Session, Settings, keep
 from depthfold.settings.stages import compress_stage, preflight
 from depthfold.store.run_folder import FALLBACK
-from depthfold.training.classification import ClassificationTask
+from depthfold.tasks.classification import ClassificationTask
 
 SHIPPED = Path(__file__).parent / "shipped"  # its README.md says where the files come from
 WEIGHTS = SHIPPED / "weights.safetensors"
@@ -94,8 +93,8 @@ def run_demo(settings: Settings, *, say: Callable[[str], None], progress: Progre
     A resumed run uses the same budget again: another one might be met by now, because latencies vary.
     """
     session, asked = Session(settings=settings, progress=progress), settings.need("budget")
-    network = preflight(session)
-    environment = get(session.target).environment(network_inputs(network))
+    traced = preflight(session)
+    environment = get(session.target).environment(traced.example_tensors())
     made_from, budget = {"asked": asked, "environment": environment}, asked
     if (before := session.folder.find(FALLBACK, Fallback, made_from)) is not None:
         budget = before.budget
@@ -106,7 +105,7 @@ def run_demo(settings: Settings, *, say: Callable[[str], None], progress: Progre
     while True:
         keep(replace(settings, budget=budget))  # so that other commands can use this run with --run alone
         try:
-            return compress_stage(session, network, budget=budget)
+            return compress_stage(session, traced, budget=budget)
         except BudgetError as error:
             if error.fastest is None:
                 raise

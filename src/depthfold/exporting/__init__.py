@@ -1,7 +1,6 @@
 """Results: a shallow network in a folder of its own, and as a file that runs without depthfold."""
 
-from depthfold.exporting.export import export
-from depthfold.exporting.exported import Exported
+from depthfold.exporting.export import Exported, export
 from depthfold.exporting.load import load
 from depthfold.exporting.save import save
 

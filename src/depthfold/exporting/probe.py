@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import InvalidValue
-from depthfold.merging.comparison import last_digit, output_error, tensor_error
 from depthfold.merging.verification import CHAOS, TOLERANCE
-from depthfold.tracing.inputs import Inputs
+from depthfold.merging.verify import last_digit, output_error, tensor_error
+from depthfold.tracing import ExampleInputs
 from depthfold.tracing.tracer import explain
 
 _KEPT = 64  # numbers of each output, spread evenly over it
@@ -40,7 +40,7 @@ class Probe:
     tolerance: float = 0.0
 
 
-def take_probe(graph: fx.GraphModule, inputs: Inputs) -> Probe:
+def take_probe(graph: fx.GraphModule, inputs: ExampleInputs) -> Probe:
     """What the graph computes now. `inputs` are an example of what it takes; their values do not matter."""
     given = _probe_inputs(inputs)
     if given is None:
@@ -58,7 +58,7 @@ def take_probe(graph: fx.GraphModule, inputs: Inputs) -> Probe:
     )
 
 
-def probe_error(probe: Probe, graph: fx.GraphModule, inputs: Inputs) -> float:
+def probe_error(probe: Probe, graph: fx.GraphModule, inputs: ExampleInputs) -> float:
     """How far the graph is from the one that was probed, as a share of the largest number."""
     given = _probe_inputs(inputs, probe.batch)
     if not probe.numbers or given is None:
@@ -70,7 +70,7 @@ def probe_error(probe: Probe, graph: fx.GraphModule, inputs: Inputs) -> float:
     return max(tensor_error(_numbers(numbers), _some(tensor), _numbers(largest)) for numbers, tensor, largest in kept)
 
 
-def _probe_inputs(inputs: Inputs, batch: int = 0) -> Inputs | None:
+def _probe_inputs(inputs: ExampleInputs, batch: int = 0) -> ExampleInputs | None:
     """Numbers spread evenly over (-2, 2): the fractions of the multiples of the golden ratio, in whole numbers.
 
     Not random ones: what a seed gives is not the same on every machine and in every version of PyTorch.
@@ -93,12 +93,12 @@ def _probe_inputs(inputs: Inputs, batch: int = 0) -> Inputs | None:
     return inputs.map(numbers)
 
 
-def _batch(inputs: Inputs) -> int:
+def _batch(inputs: ExampleInputs) -> int:
     first = next(iter((*inputs.args, *inputs.named.values())), None)
     return first.shape[0] if isinstance(first, Tensor) and first.dim() else 0
 
 
-def _outputs(graph: fx.GraphModule, given: Inputs) -> tuple[Tensor, ...]:
+def _outputs(graph: fx.GraphModule, given: ExampleInputs) -> tuple[Tensor, ...]:
     """All floating-point outputs. Half precisions are computed in float32, as every machine can."""
     graph = copy.deepcopy(graph).eval()
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in graph.parameters()):

@@ -29,21 +29,21 @@ def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
     return Plan(activations=stands, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
 
 
-def importance_student(network: TracedNetwork, block: FlaggedSpan, seed: int, *, reinit: bool = True) -> nn.Module:
+def importance_student(traced: TracedNetwork, block: FlaggedSpan, seed: int, *, reinit: bool = True) -> nn.Module:
     """The network that is trained for the block's entry.
 
     With `reinit`, the convolution and the batch norm of a block of one layer are reinitialised as PyTorch does it,
     drawn by the seed: as for longer blocks, its importance is what training can recover.
     """
-    student = rewrite(network, importance_plan(network, block)).cpu()  # where draws are the same on every machine
+    student = rewrite(traced, importance_plan(traced.network, block)).cpu()  # where draws are the same on every machine
     if reinit and len(block.span) == 1:
-        _reset(student, network, block.j, seed)
+        _reset(student, traced, block.j, seed)
     return student
 
 
-def _reset(student: nn.Module, network: TracedNetwork, l: int, seed: int) -> None:
+def _reset(student: nn.Module, traced: TracedNetwork, l: int, seed: int) -> None:
     part = student_parts(student)[0]
-    site = network.sites[l - 1]
+    site = traced.blueprint.sites[l - 1]
     nodes = {node.name: node for node in part.graph.nodes}
     hold_weights(part, {site.conv})
     with own_random_numbers(torch.device("cpu")) as reseed:

@@ -50,13 +50,13 @@ class EntrySetup:
     """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
     device; the task without its data; the recipe; and whether a block of one layer is reinitialised."""
 
-    network: TracedNetwork
+    traced: TracedNetwork
     task: Task
     recipe: Recipe
     reinit: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", self.network.cpu())
+        object.__setattr__(self, "traced", self.traced.cpu())
 
     def __call__(self) -> Work:
         return self.result
@@ -67,7 +67,7 @@ class EntrySetup:
             return self._original()
         ends, seed = payload
         block = FlaggedSpan(*ends)
-        student = importance_student(self.network, block, seed=mix(seed, "reset", ends), reinit=self.reinit)
+        student = importance_student(self.traced, block, seed=mix(seed, "reset", ends), reinit=self.reinit)
         try:
             trained = train(student, self.task, self.recipe, seed=seed)
         finally:
@@ -80,7 +80,7 @@ class EntrySetup:
 
     def _original(self) -> Result:
         device = find_place().device
-        original = rewrite(self.network, self.network.vanilla).eval().to(device)
+        original = rewrite(self.traced, self.traced.vanilla).eval().to(device)
         with torch.no_grad(), own_precision(device), own_random_numbers(device) as reseed:
             reseed(mix(self.recipe.seed, "original"))
             score = float(self.task.score(original, "holdout"))

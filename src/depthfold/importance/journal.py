@@ -5,33 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from depthfold.core import fingerprint
-from depthfold.core.document import decode
 from depthfold.importance.entry import Result
 from depthfold.jobs import Outcome
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import IMPORTANCE_JOURNAL
+from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.training.checkpoints import digest_tensors
 from depthfold.training.recipe import Recipe
-from depthfold.training.stepper import weights
 from depthfold.training.task import Task, task_name
 
 
 def importance_inputs(traced: TracedNetwork, task: Task, recipe: Recipe, *, reinit: bool) -> dict[str, Any]:
     """Return what importances depend on: the network and its weights, the task, the recipe and `reinit`."""
     return {
-        "network": fingerprint(traced),
-        "weights": weights_digest(traced),
+        "network": traced.network.fingerprint,
+        "weights": traced.weights_digest,
         "task": task_name(task),
         "recipe": recipe.to_json(),
         "reinit": reinit,
     }
-
-
-def weights_digest(traced: TracedNetwork) -> str:
-    """Return the digest of the weights."""
-    return digest_tensors(weights(traced.graph if traced.model is None else traced.model))
 
 
 class ImportanceJournal(Journal):

@@ -7,10 +7,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Plan, Score, fingerprint
-from depthfold.core.coerce import as_whole
-from depthfold.core.space import Space
-from depthfold.core.wording import count
+from depthfold.core import FlaggedSpan, ImportanceTable, Network, Plan, Score
+from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.entry import BASE, EntrySetup, job_of, key_of
@@ -18,9 +16,10 @@ from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.jobs import Executor, InProcess, Job
 from depthfold.jobs.base import expect_executor
 from depthfold.progress import Progress, progress_bars
+from depthfold.support.coerce import as_whole
+from depthfold.support.text import count
 from depthfold.tracing import TracedNetwork, expect_traced
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import Task, expect_holdout, expect_task, task_name
 
 NO_REINIT = "; reinit=False"  # in the provenance
@@ -31,7 +30,7 @@ class IncompleteTable(UserWarning):
 
 
 def measure_importance(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     task: Task,
     recipe: Recipe | str = "importance",
     *,
@@ -59,20 +58,20 @@ def measure_importance(
     """
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     executor = InProcess() if executor is None else executor
-    _expect(network, task, recipe, executor)
+    _expect(traced, task, recipe, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
-    trainings = _trained_for(network, network.flagged_spans(space), reinit=reinit)
+    trainings = _trained_for(traced.network, traced.flagged_spans(space), reinit=reinit)
     drawn = tuple(recipe.seed + n for n in range(seeds))
     trained = dict.fromkeys(trainings.values())
     jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in trained for seed in drawn)]
-    inputs = importance_inputs(network, task, recipe, reinit=reinit)
+    inputs = importance_inputs(traced, task, recipe, reinit=reinit)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, inputs))
         bars = progress or stack.enter_context(progress_bars())
-        _train(EntrySetup(network, task, recipe, reinit), jobs, journal, executor, retry, bars)
+        _train(EntrySetup(traced, task, recipe, reinit), jobs, journal, executor, retry, bars)
     table = ImportanceTable(
-        network=network.name,
-        fingerprint=fingerprint(network),
+        network=traced.network.name,
+        fingerprint=traced.network.fingerprint,
         base=journal.results[BASE]["score"],
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}{'' if reinit else NO_REINIT}",
         entries=tuple(_entry(block, training, drawn, journal) for block, training in trainings.items()),
@@ -81,9 +80,7 @@ def measure_importance(
     return table
 
 
-def _trained_for(
-    traced: TracedNetwork, blocks: Iterable[FlaggedSpan], *, reinit: bool
-) -> dict[FlaggedSpan, FlaggedSpan]:
+def _trained_for(network: Network, blocks: Iterable[FlaggedSpan], *, reinit: bool) -> dict[FlaggedSpan, FlaggedSpan]:
     """Map every block to the block whose training it uses.
 
     If blocks of one layer are not reinitialised, each is the original network but for its activations, and one
@@ -91,7 +88,7 @@ def _trained_for(
     """
     first: dict[Plan, FlaggedSpan] = {}
     return {
-        block: block if reinit or len(block.span) > 1 else first.setdefault(importance_plan(traced, block), block)
+        block: block if reinit or len(block.span) > 1 else first.setdefault(importance_plan(network, block), block)
         for block in blocks
     }
 

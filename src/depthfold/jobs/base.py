@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from depthfold.core.coerce import as_whole
 from depthfold.errors import InvalidValue
+from depthfold.support.coerce import as_whole
 
 # What a job can fail of:
 #   "not finite"     its numbers left the finite ones; running it again would do the same: no retry

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from depthfold.jobs.attempt import attempt, begin
 from depthfold.jobs.base import Job, Outcome, Setup, expect_positive
-from depthfold.jobs.retry import Queue
+from depthfold.jobs.pool import Queue, attempt, begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

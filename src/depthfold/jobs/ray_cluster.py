@@ -9,15 +9,13 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from depthfold.core.coerce import as_float
-from depthfold.core.optional import load
-from depthfold.core.wording import one_line
 from depthfold.errors import InvalidValue
-from depthfold.jobs.attempt import setup_failed
 from depthfold.jobs.base import Job, Outcome, Setup, expect_positive
-from depthfold.jobs.crew import Answered, Event, Lost, Ready, drive
-from depthfold.jobs.retry import Queue
-from depthfold.jobs.seat import Seat, environment
+from depthfold.jobs.pool import Answered, Event, Lost, Queue, Ready, drive, setup_failed
+from depthfold.jobs.worker import Seat, environment
+from depthfold.support.coerce import as_float
+from depthfold.support.optional import load
+from depthfold.support.text import one_line
 
 _LOOK = 2.0  # seconds after which the cluster is looked at again: it may have grown
 

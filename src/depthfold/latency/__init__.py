@@ -1,8 +1,8 @@
 """T[i, j], measured on the machine and the runtime that will run the network, and what follows from it."""
 
 from depthfold.core.profile import Profile, side_by_side
+from depthfold.latency.calibration import DoubtfulTable
 from depthfold.latency.choose import choose
-from depthfold.latency.doubt import DoubtfulTable
 from depthfold.latency.measure import measure_latency
 from depthfold.latency.profile import profile, profile_all
 from depthfold.latency.timer import Timer

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from depthfold.core import ConvShape, Network, Plan, Span
-from depthfold.core.document import encode
+from depthfold.core.network import free_positions
 from depthfold.core.shape import as_pad_argument
-from depthfold.core.space import free_positions
 from depthfold.errors import BackendError
+from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import random_module
-from depthfold.merging.plain import use_plain_layers
 from depthfold.rewriting.activations import activation_named, standing_activations
 from depthfold.support.digest import digest
+from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
 
 
@@ -74,7 +74,7 @@ class BlockShape:
         )
 
 
-def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
+def block_module(traced: TracedNetwork, shape: BlockShape) -> nn.Module:
     """One convolution, the additions that stay, and the activation of the shape: random weights, for timing."""
     conv = shape.shape
     if why := conv.too_large:
@@ -92,7 +92,7 @@ def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
             other = graph.call_module(f"projection{n}", (other,))
         x = graph.call_function(operator.add, (x, other))
     if shape.activation is not None:
-        parts["activation"] = activation_named(network, shape.activation, conv.out_channels)
+        parts["activation"] = activation_named(traced, shape.activation, conv.out_channels)
         x = graph.call_module("activation", (x,))
     graph.output(x)
     block = fx.GraphModule(parts, graph).eval()
@@ -100,24 +100,24 @@ def block_module(network: TracedNetwork, shape: BlockShape) -> nn.Module:
     return block
 
 
-def block_shape(network: TracedNetwork, span: Span, batch: int) -> BlockShape:
+def block_shape(traced: TracedNetwork, span: Span, batch: int) -> BlockShape:
     """What the span becomes."""
-    return block_shapes(network, (span,), batch)[span]
+    return block_shapes(traced, (span,), batch)[span]
 
 
-def block_shapes(network: TracedNetwork, spans: Iterable[Span], batch: int | None = None) -> dict[Span, BlockShape]:
+def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None = None) -> dict[Span, BlockShape]:
     """What the spans become, for batches as they reached the layers while tracing, or of a given size.
 
     A block is timed once, so it has the likelier state of the activation at j: a layer that stays alone has what the
     network has there, and after several in one an activation stands, the network's own or, where one may be, inserted.
     """
-    standing = standing_activations(network)
+    standing = standing_activations(traced)
 
     def shape(span: Span) -> BlockShape:
-        kind = standing[span.j - 1] if block_is_active(network, span) else None
-        size = network.layers[span.i].in_size
-        examples = network.sites[span.i].batch if batch is None else batch
-        return BlockShape(network.merged_shape(span), size, _branches(network, span), kind, examples)
+        kind = standing[span.j - 1] if block_is_active(traced.network, span) else None
+        size = traced.network.layers[span.i].in_size
+        examples = traced.blueprint.sites[span.i].batch if batch is None else batch
+        return BlockShape(traced.network.merged_shape(span), size, _branches(traced.network, span), kind, examples)
 
     return {span: shape(span) for span in spans}
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from depthfold.backends import Backend, Compiled
-from depthfold.backends.base import Inputs
+from depthfold.backends.base import Inputs, reasons
 from depthfold.core import Plan
-from depthfold.errors import BackendError, InvalidValue, OutOfMemory
+from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
-from depthfold.latency.building import build, held
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.tally import Tally
 from depthfold.latency.timer import Timer
 from depthfold.merging import sketch
 from depthfold.progress import Progress
@@ -23,38 +22,76 @@ from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.tracing.functional import conv_tensors
 
+# What is compiled to be timed: made, and freed in the end, so that it fails in the words of a runtime.
+
+Key = TypeVar("Key")
+
+
+def build(backend: Backend, make: Callable[[], tuple[nn.Module, Inputs]]) -> Compiled:
+    """Compile what `make` returns. What cannot even be made, for want of memory, fails as if the runtime refused it."""
+    with reasons("It cannot be built"):
+        return backend.compile(*make())
+
+
+@contextlib.contextmanager
+def held(compiled: Mapping[Key, Compiled]) -> Iterator[Mapping[Key, Compiled]]:
+    """Close all of them in the end. That fails, too, on a device that is spoiled."""
+    try:
+        yield compiled
+    finally:
+        with reasons("What was compiled cannot be freed"):
+            for one in compiled.values():
+                one.close()
+
+
+# How many turns were taken and are still to come, for whoever watches.
+
+
+class Tally:
+    """Counts turns. How many there will be is known only in the end: what spreads too widely gets more of them, and
+    what fails gets none. So the total is announced again whenever it changes, before the turn that would end it."""
+
+    __slots__ = ("_done", "_left", "_progress", "_step", "_what")
+
+    def __init__(self, what: str, progress: Progress, done: int, left: Mapping[str, int]) -> None:
+        self._what, self._progress, self._done, self._left = what, progress, done, dict(left)
+        self._announce()
+
+    def turn(self, key: str, left: int) -> None:
+        """One turn of this candidate was taken, and so many are left."""
+        foreseen = self._left[key]
+        self._left[key] = left + 1
+        if left + 1 != foreseen:
+            self._announce()
+        self._left[key] = left
+        self._done += 1
+        self._step()
+
+    def failed(self, key: str) -> None:
+        """This candidate gets no more turns."""
+        if self._left.pop(key, 0):
+            self._announce()
+
+    def _announce(self) -> None:
+        self._step = self._progress(self._what, self._done + sum(self._left.values()), self._done)
+
+
 Item = TypeVar("Item")
 
 # Candidates that are compiled at the same time may hold so many numbers in all (2 GB in single precision).
 TOGETHER = 512_000_000
 
 
-def network_inputs(network: TracedNetwork) -> Inputs:
-    given = network.inputs.for_graph(network.graph)
-    if not all(isinstance(value, Tensor) for value in given):
-        raise InvalidValue(
-            f"The traced part takes {', '.join(type(value).__name__ for value in given)}; latency can be measured only "
-            'where it takes tensors. Trace the part that does, with at="...".'
-        )
-    return tuple(given)
+def build_plan(traced: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
+    return build(backend, lambda: (sketch(rewrite(traced, plan)), inputs))
 
 
-def shallow_of(network: TracedNetwork, plan: Plan) -> nn.Module:
-    """The traced part as the plan folds it, with random weights."""
-    whole = sketch(rewrite(network, plan))
-    return whole.get_submodule(network.at) if network.at else whole
-
-
-def build_plan(network: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
-    return build(backend, lambda: (shallow_of(network, plan), inputs))
-
-
-def build_block(network: TracedNetwork, backend: Backend, block: BlockShape) -> Compiled:
-    return build(backend, lambda: (block_module(network, block), block.inputs()))
+def build_block(traced: TracedNetwork, backend: Backend, block: BlockShape) -> Compiled:
+    return build(backend, lambda: (block_module(traced, block), block.inputs()))
 
 
 def time_blocks(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     backend: Backend,
     blocks: Mapping[str, BlockShape],
     journal: LatencyJournal,
@@ -64,13 +101,13 @@ def time_blocks(
     """Blocks by their keys in the journal, each alone."""
 
     def compiled(block: BlockShape) -> Compiled:
-        return build_block(network, backend, block)
+        return build_block(traced, backend, block)
 
     _measure("blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), journal, timer, progress)
 
 
 def time_plans(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     backend: Backend,
     plans: Iterable[Plan],
     journal: LatencyJournal,
@@ -79,24 +116,24 @@ def time_plans(
     what: str = "networks",
 ) -> None:
     """Whole networks, as the plans fold them."""
-    inputs = network_inputs(network)
+    inputs = traced.example_tensors()
 
     def compiled(plan: Plan) -> Compiled:
-        return build_plan(network, backend, plan, inputs)
+        return build_plan(traced, backend, plan, inputs)
 
-    outside = _numbers_outside(network, inputs)
+    outside = _numbers_outside(traced, inputs)
 
     def size(plan: Plan) -> int:
-        return outside + sum(network.merged_shape(span).parameters for span in network.segments(plan))
+        return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
 
     _measure(what, {journal.name_plan(plan): plan for plan in plans}, compiled, size, journal, timer, progress)
 
 
-def _numbers_outside(network: TracedNetwork, inputs: Inputs) -> int:
+def _numbers_outside(traced: TracedNetwork, inputs: Inputs) -> int:
     """How many numbers a network holds besides the weights of its layers: stem, head and inputs are in every plan."""
-    nodes = {node.name: node for node in network.graph.graph.nodes}
-    layers = {id(tensor) for site in network.sites for tensor in conv_tensors(network.graph, nodes[site.conv])}
-    tensors = (*network.graph.parameters(), *network.graph.buffers(), *inputs)
+    nodes = {node.name: node for node in traced.graph.graph.nodes}
+    layers = {id(tensor) for site in traced.blueprint.sites for tensor in conv_tensors(traced.graph, nodes[site.conv])}
+    tensors = (*traced.graph.parameters(), *traced.graph.buffers(), *inputs)
     return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from depthfold.backends import Backend, Compiled, get
-from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan, fingerprint
+from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
-from depthfold.latency.building import held
-from depthfold.latency.candidates import build_plan, network_inputs
+from depthfold.latency.candidates import build_plan, held
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.timer import Timer, Turns, milliseconds
 from depthfold.progress import Progress, progress_bars
@@ -23,7 +22,7 @@ MARGIN = 0.02
 
 
 def choose(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     frontier: Frontier,
     budget: Budget | str | float,
     target: str | Backend,
@@ -42,37 +41,37 @@ def choose(
     table learns from these measurements when it is made again. A candidate that the runtime rejects is passed over.
     """
     backend, timer, budget = get(target), timer or Timer(turns=8), Budget.parse(budget)
-    _expect(network, frontier, steps)
-    inputs = network_inputs(network)
+    _expect(traced, frontier, steps)
+    inputs = traced.example_tensors()
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(LatencyJournal(run, network, backend.environment(inputs)))
+        journal = stack.enter_context(LatencyJournal(run, traced, backend.environment(inputs)))
         tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
         try:
-            vanilla = {network.vanilla: build_plan(network, backend, network.vanilla, inputs)}
+            vanilla = {traced.vanilla: build_plan(traced, backend, traced.vanilla, inputs)}
         except BackendError as error:
             raise _original(error) from error
         stack.enter_context(held(vanilla))
         alone, failed_alone = _in_turns(vanilla, timer)
         if failed_alone:
-            raise _original(failed_alone[network.vanilla])
-        search = _Search(frontier.points, budget, alone[network.vanilla], frontier.original)
+            raise _original(failed_alone[traced.vanilla])
+        search = _Search(frontier.points, budget, alone[traced.vanilla], frontier.original)
 
         def measure(n: int) -> None:
             plan = frontier[n].plan
             try:
-                with held({plan: build_plan(network, backend, plan, inputs)}) as candidate:
+                with held({plan: build_plan(traced, backend, plan, inputs)}) as candidate:
                     found, failed = _in_turns({**vanilla, **candidate}, timer)
             except BackendError as error:
                 search.rejected[n] = _words(error)
                 return
-            if original_failed := failed.get(network.vanilla):
+            if original_failed := failed.get(traced.vanilla):
                 if not isinstance(original_failed, OutOfMemory):
                     raise _original(original_failed)
                 failed[plan] = OutOfMemory(f"Beside it there is no room for the original: {_words(original_failed)}")
             if plan in failed:
                 search.rejected[n] = _words(failed[plan])
                 return
-            search.measured[n] = Measured(found[plan], found[network.vanilla])
+            search.measured[n] = Measured(found[plan], found[traced.vanilla])
             journal.keep_share(plan, search.measured[n].share)
 
         for left in range(steps, 0, -1):
@@ -89,8 +88,8 @@ def choose(
     return frontier[best]
 
 
-def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
-    expect_traced(network, "choose")
+def _expect(traced: TracedNetwork, frontier: Frontier, steps: int) -> None:
+    expect_traced(traced, "choose")
     if not isinstance(frontier, Frontier):
         raise InvalidValue(
             f"choose() takes the frontier that solve() returns, found {type(frontier).__name__}. Give all of it: "
@@ -98,7 +97,7 @@ def _expect(network: TracedNetwork, frontier: Frontier, steps: int) -> None:
         )
     if type(steps) is not int or steps < 1:
         raise InvalidValue(f"choose() needs one step at least to measure a candidate, found steps={steps!r}.")
-    own = fingerprint(network)
+    own = traced.network.fingerprint
     if frontier.fingerprint not in ("", own):
         raise TableError(
             f"The frontier is of another network (fingerprint {frontier.fingerprint}; this one is {own}). Solve with "

@@ -6,21 +6,20 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from depthfold.core import Environment, Plan, fingerprint
-from depthfold.core.document import decode
+from depthfold.core import Environment, Plan
 from depthfold.errors import InvalidValue
 from depthfold.latency.timer import Turns, milliseconds
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import LATENCY_JOURNAL
+from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.tracing.surroundings import surroundings
 
 
 def latency_inputs(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
     """Return what latencies depend on: the layers, the operations around them, and the environment."""
     return {
-        "network": fingerprint(traced),
-        "operations around the layers (stem, head, pooling)": surroundings(traced),
+        "network": traced.network.fingerprint,
+        "operations around the layers (stem, head, pooling)": traced.surroundings_digest,
         "environment": environment.to_json(),
     }
 

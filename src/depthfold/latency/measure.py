@@ -10,14 +10,13 @@ from typing import Literal, get_args
 
 from depthfold.backends import Backend, get
 from depthfold.backends.base import InsideOthers
-from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing, fingerprint
+from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing
 from depthfold.core.calibration import COSTS
-from depthfold.core.space import Space
+from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, changed_segments
-from depthfold.latency.calibration import Whole, fit
-from depthfold.latency.candidates import network_inputs, time_blocks, time_plans
-from depthfold.latency.doubt import doubt_calibration, doubt_journal
+from depthfold.latency.calibration import Whole, doubt_calibration, doubt_journal, fit
+from depthfold.latency.candidates import time_blocks, time_plans
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
 from depthfold.latency.timer import Timer
@@ -32,7 +31,7 @@ _WAYS_OUT = "Name another runtime, or other options of it, or try them again wit
 
 
 def measure_latency(
-    network: TracedNetwork,
+    traced: TracedNetwork,
     target: str | Backend,
     *,
     space: Space = "paper",
@@ -54,7 +53,7 @@ def measure_latency(
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
     one, a terminal shows bars with the time that is left.
     """
-    expect_traced(network, "measure_latency")
+    expect_traced(traced, "measure_latency")
     if mode not in get_args(Mode):
         raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
     if mode == "in context" and (type(networks) is not int or networks < 2):
@@ -62,10 +61,10 @@ def measure_latency(
             f"A calibration needs two whole networks at least, found networks={networks!r}. Ask for 2 or more (20 "
             'unless you say otherwise), or for blocks alone with mode="alone".'
         )
-    backend, inputs, timer = get(target), network_inputs(network), timer or Timer()
+    backend, inputs, timer = get(target), traced.example_tensors(), timer or Timer()
     environment = backend.environment(inputs)
-    blocks = block_shapes(network, network.spans(space))
-    if mode == "in context" and network.depth == len(blocks) > 0:
+    blocks = block_shapes(traced, traced.spans(space))
+    if mode == "in context" and traced.depth == len(blocks) > 0:
         wider = ", or try the search space 'full'" if space == "paper" else ""
         raise TableError(
             f"Nothing in this network can be merged in the search space {space!r}, so there is nothing to choose. "
@@ -76,33 +75,33 @@ def measure_latency(
     runtime = "" if block_backend == backend else f"{block_backend.environment(inputs).runtime} "
     keys = {span: runtime + block.key for span, block in blocks.items()}
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(LatencyJournal(run, network, environment))
+        journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
             journal.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
         distinct = {keys[span]: block for span, block in blocks.items()}
-        doubt_journal(network, block_backend, distinct, journal, timer)
-        time_blocks(network, block_backend, distinct, journal, timer, progress)
+        doubt_journal(traced, block_backend, distinct, journal, timer)
+        time_blocks(traced, block_backend, distinct, journal, timer, progress)
         times = {span: journal.time(key) for span, key in keys.items() if journal.timed(key)}
         calibration = None
         if mode == "in context":
             some = max(2, round(RANDOM_SHARE * networks))
-            usable = passable(network.depth, times)
+            usable = passable(traced.depth, times)
             if not usable:
                 raise _no_way(journal)
             thin = some >= len(COSTS)  # with fewer, a fit could not tell what activations cost from what else differs
-            plans = tuple(plans_of_all_depths(network, usable, some, thin=thin))
-            time_plans(network, backend, plans, journal, timer, progress)
+            plans = tuple(plans_of_all_depths(traced.network, usable, some, thin=thin))
+            time_plans(traced, backend, plans, journal, timer, progress)
             # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
-            first = fit(wholes(network, journal, times, plans), blocks, times)
+            first = fit(wholes(traced.network, journal, times, plans), blocks, times)
             guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
-            fast = fast_plans(network, guess, networks - some, thin=thin)
-            time_plans(network, backend, fast, journal, timer, progress, "fast networks")
-            calibration = fit(wholes(network, journal, times, journal.plans.values()), blocks, times)
+            fast = fast_plans(traced.network, guess, networks - some, thin=thin)
+            time_plans(traced, backend, fast, journal, timer, progress, "fast networks")
+            calibration = fit(wholes(traced.network, journal, times, journal.plans.values()), blocks, times)
             doubt_calibration(calibration, journal.path)
     return LatencyTable(
-        network=network.name,
-        fingerprint=fingerprint(network),
+        network=traced.network.name,
+        fingerprint=traced.network.fingerprint,
         environment=environment,
         calibration=calibration,
         entries=tuple(_entry(span, block, keys[span], journal, calibration) for span, block in blocks.items()),

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +19,76 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from depthfold.backends import Backend, Compiled, get
 from depthfold.backends.base import in_float32, reasons
-from depthfold.core import Profile
+from depthfold.backends.torch_run import Place, Precision
+from depthfold.core import Environment, Profile
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
-from depthfold.latency.building import held
-from depthfold.latency.memory import peak_memory
+from depthfold.latency.candidates import held
 from depthfold.latency.timer import Timer, Turns
-from depthfold.tracing.inputs import Inputs
+from depthfold.support.text import one_line
+from depthfold.tracing import ExampleInputs
+
+# Peak memory of one forward: weights, activations and whatever the convolutions need besides.
+
+RUNS = 3
+
+
+def peak_memory(
+    module: nn.Module, inputs: tuple[Tensor, ...], environment: Environment
+) -> tuple[int | None, str | None]:
+    """Bytes at the highest point of a forward in eager PyTorch, weights included; or None and the reason. On a GPU in
+    the precision and layout of the environment, by CUDA's allocator; elsewhere in float32, by a process of its own."""
+    try:
+        # Where nothing has run on a GPU, it is not asked for its name either: that takes memory of a device that may be
+        # in use by others, and fails where none is left.
+        on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if on_cuda and environment.device == torch.cuda.get_device_name():
+            return _on_cuda(_place(environment), module, inputs), None
+        return _in_subprocess(*in_float32(module, inputs)), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, memory is not worth the rest of a profile
+        return None, one_line(error)
+
+
+def _place(environment: Environment) -> Place:
+    """Where the network was timed, as far as eager PyTorch can follow; in float32 if it lacks the precision."""
+    known: tuple[Precision, ...] = get_args(Precision)
+    precision: Precision = next((each for each in known if each == environment.precision), "float32")
+    last = "channels_last=true" in (environment.runtime or "")
+    return Place(device="cuda", precision=precision, channels_last=last, threads=None)
+
+
+def _on_cuda(place: Place, module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    module, inputs = place.moved(module, inputs)
+    torch.cuda.synchronize()
+    others = torch.cuda.memory_allocated() - _bytes(module, inputs)
+    with place.settings():
+        module(*inputs)  # tries every algorithm for its convolutions, with memory that no later run needs
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(RUNS):
+            module(*inputs)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - others
+
+
+def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    tensors = (*module.parameters(), *module.buffers(), *inputs)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """The high-water mark of a process that does nothing else: an allocator on a CPU keeps no books."""
+    module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "module.pt2"
+        with reasons("torch.export cannot export it for the process that measures it"):
+            torch.export.save(torch.export.export(module, inputs), path)
+        sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
+        command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        said = result.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise DepthfoldError(f"the process that measures it ended with code {result.returncode}: {said[0]}")
+    return int(result.stdout.strip().splitlines()[-1]) + _bytes(module, inputs)
 
 
 def profile(module: nn.Module, example_inputs: Any, target: str | Backend, *, timer: Timer | None = None) -> Profile:
@@ -34,7 +103,7 @@ def profile_all(
     backend, timer = get(target), timer or Timer(turns=8)
     if not modules:
         raise InvalidValue("profile_all() needs one network at least, found none. Give a dict of modules by name.")
-    given = {name: _in_order(module, Inputs.of(example_inputs)) for name, module in modules.items()}
+    given = {name: _in_order(module, ExampleInputs.of(example_inputs)) for name, module in modules.items()}
     environment = backend.environment(next(iter(given.values())))
     turns: dict[str, Turns] = {}
     flops: dict[str, int] = {}
@@ -71,7 +140,7 @@ def profile_all(
     return profiles
 
 
-def _in_order(module: nn.Module, given: Inputs) -> tuple[Tensor, ...]:
+def _in_order(module: nn.Module, given: ExampleInputs) -> tuple[Tensor, ...]:
     """The inputs by position, as runtimes take them; named ones are put in the order of the forward."""
     args, by_name = given.args, given.named
     if by_name:

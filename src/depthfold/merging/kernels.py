@@ -18,9 +18,9 @@ from depthfold.tracing.traced import SkipSite, StepSite
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], network: Blueprint, span: Span) -> Kernel:
+def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], blueprint: Blueprint, span: Span) -> Kernel:
     """All layers of the span and the skips that it holds, as one kernel from the value at i to the value at j."""
-    held = [site for site in network.skip_sites if span.contains(site.skip.span)]
+    held = [site for site in blueprint.skip_sites if span.contains(site.skip.span)]
     sources = {site.skip.source for site in held}
 
     def of(step: StepSite, like: torch.Tensor | None = None) -> Kernel:
@@ -32,7 +32,7 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
         return fold_norm(kernel, norm_statistics_at(student, nodes[step.norm])) if step.norm else kernel
 
     def branch(skip: SkipSite, like: torch.Tensor) -> Kernel:
-        steps = skip.steps or (StepSite(shape=network.skip_shape(skip.skip)),)
+        steps = skip.steps or (StepSite(shape=blueprint.network.skip_shape(skip.skip)),)
         return reduce(Kernel.then, (of(step, like) for step in steps))
 
     at: dict[int, Kernel] = {}  # from the front of the span to each position where a skip starts
@@ -40,7 +40,7 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], networ
     for l in span.layers:
         if l - 1 in sources and merged is not None:
             at[l - 1] = merged
-        site, shape = network.sites[l - 1], network.layers[l - 1].shape
+        site, shape = blueprint.sites[l - 1], blueprint.network.layers[l - 1].shape
         layer = of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
         merged = layer if merged is None else merged.then(layer)
         for skip in (each for each in held if each.skip.target == l):

@@ -36,7 +36,7 @@ class Seam:
 class Shallow:
     """What a merged network remembers of its making."""
 
-    network: Blueprint
+    blueprint: Blueprint
     plan: Plan
     seams: tuple[Seam, ...]
 

@@ -2,23 +2,113 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.cuda import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
-from depthfold.merging.comparison import check_finite, last_digit, output_error, share
-from depthfold.merging.precision import HALVES, check_weights, coarsest, in_single
 from depthfold.merging.verification import TOLERANCE, Seam, SegmentErrors, Shallow, Verification, shallow_parts
 from depthfold.tracing import Student, student_parts
-from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.proof import same_random_numbers, to_run
 from depthfold.tracing.tracer import explain
+
+# In which precision two networks are compared, and what can be expected of it.
+
+HALVES = (torch.float16, torch.bfloat16)
+_CASTS = ("half", "bfloat16", "double")
+
+
+def coarsest(module: nn.Module) -> torch.dtype:
+    """The coarsest precision of the parameters: where a network has several, no output is more precise than this."""
+    found = {parameter.dtype for parameter in module.parameters()} & TOLERANCE.keys()
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def in_single(graph: fx.GraphModule) -> fx.GraphModule:
+    """A network with weights in half precision as one that computes in float32, so that only the weights are rounded.
+    Casts of its own would bring the coarse precision back, or one that does not fit the weights: they follow."""
+    single = copy.deepcopy(graph).float()
+    for node in single.graph.nodes:
+        if node.op == "call_method" and node.target in _CASTS:
+            node.target = "float"
+        node.args, node.kwargs = map_aggregate(node.args, _single), map_aggregate(node.kwargs, _single)
+    return single
+
+
+def _single(argument: Any) -> Any:
+    return torch.float32 if isinstance(argument, torch.dtype) and argument in TOLERANCE else argument
+
+
+def check_weights(which: str, graph: fx.GraphModule) -> None:
+    """Refuse a network that is only shapes."""
+    for name, tensor in itertools.chain(graph.named_parameters(), graph.named_buffers()):
+        if tensor.is_meta:
+            raise VerificationError(
+                f'The {which} network has no weights: {name} is on the device "meta", which keeps shapes alone, so '
+                "there is nothing to compare. Load the model's weights (load_state_dict(..., assign=True)), then trace "
+                "it again."
+            )
+
+
+# How far apart two outputs are, and how far a change in the last digit of the input takes them.
+
+
+def output_error(wanted: Any, found: Any) -> float:
+    """The largest error of all the tensors in two outputs of the same structure; infinite where they do not match."""
+    one, two = _tensors(wanted), _tensors(found)
+    if len(one) != len(two):
+        return float("inf")
+    return max((tensor_error(a, b) for a, b in zip(one, two, strict=True)), default=0.0)
+
+
+def tensor_error(wanted: Tensor, found: Tensor, scale: Tensor | None = None) -> float:
+    """The largest difference, as a share of the largest wanted value."""
+    if wanted.shape != found.shape:
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    check_finite(wanted)
+    return share((wanted - found).abs(), wanted.abs().max() if scale is None else scale)
+
+
+def check_finite(wanted: Tensor) -> None:
+    if not torch.isfinite(wanted).all():
+        raise VerificationError(
+            "The network yields values that are not finite, so nothing can be verified. Check its weights and "
+            "statistics, or verify with inputs of your own."
+        )
+
+
+def share(differences: Tensor, scale: Tensor) -> float:
+    """The largest of the differences, as a share of the scale."""
+    difference, largest = float(differences.max()) if differences.numel() else 0.0, float(scale)
+    if difference == 0:
+        return 0.0
+    return difference / largest if largest and difference == difference else float("inf")
+
+
+def last_digit(tensor: Tensor) -> Tensor:
+    """The same tensor, every number changed in its last digit."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device, tensor.dtype)
+    return tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
 
 OUTPUT = "the outputs"
 
@@ -34,11 +124,11 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     check_weights("rewritten", deep)
     check_weights("merged", made)
     precision = coarsest(deep)
-    given = remembered.network.inputs.random(seed=0)
+    given = remembered.blueprint.inputs.random(seed=0)
     # TF32 rounds every product to three digits: that would be the error, whatever the networks compute.
     with cuda_settings(tf32=False, benchmark=False), _evaluating(student), _evaluating(shallow), torch.no_grad():
         if inputs is not None:
-            given = Inputs.of(inputs).like(student)
+            given = ExampleInputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given
         if precision in HALVES and _runs(single := in_single(deep), given.like(single)):
             deep, made = single, in_single(made)
@@ -55,7 +145,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         if output > tolerance:
             other = _record("rewritten", deep, given.map(last_digit), set())
             sensitivity = output_error(wanted[OUTPUT], other[OUTPUT])
-    segments = tuple(_segment_errors(seam, remembered.network.merged_shape(seam.span), wanted, found) for seam in seams)
+    network = remembered.blueprint.network
+    segments = tuple(_segment_errors(seam, network.merged_shape(seam.span), wanted, found) for seam in seams)
     return Verification(segments, output, tolerance, sensitivity)
 
 
@@ -103,7 +194,7 @@ class _Recorder(fx.Interpreter):
 
 
 def _record(
-    which: str, graph: fx.GraphModule, inputs: Inputs, names: set[str], given: Mapping[str, Tensor] | None = None
+    which: str, graph: fx.GraphModule, inputs: ExampleInputs, names: set[str], given: Mapping[str, Tensor] | None = None
 ) -> dict[str, Any]:
     recorder = _Recorder(graph, names, given or {})
     try:
@@ -117,7 +208,7 @@ def _record(
     return recorder.kept
 
 
-def _runs(graph: fx.GraphModule, inputs: Inputs) -> bool:
+def _runs(graph: fx.GraphModule, inputs: ExampleInputs) -> bool:
     """Whether a graph whose precision was changed still runs: a module that we do not look into may have casts."""
     try:
         _record("rewritten", graph, inputs, set())
@@ -129,8 +220,9 @@ def _runs(graph: fx.GraphModule, inputs: Inputs) -> bool:
 def _seams(merged: Shallow, student: Student) -> tuple[Seam, ...]:
     # A and S alone: a solved plan also knows what it costs, which a loaded network has forgotten.
     plans = {(made.plan.activations, made.plan.cuts) for made in (merged, student)}
-    if merged.network != student.network or len(plans) > 1:
-        what = "plan" if merged.network == student.network else "network"
+    same = merged.blueprint.network == student.blueprint.network
+    if not same or len(plans) > 1:
+        what = "plan" if same else "network"
         raise InvalidValue(
             f"The merged network was made of another {what} than the rewritten one, so they cannot be compared. "
             "Merge this student again."

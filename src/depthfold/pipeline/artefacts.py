@@ -13,7 +13,6 @@ from depthfold.exporting import save
 from depthfold.importance import measure_importance
 from depthfold.importance.journal import importance_inputs
 from depthfold.latency import choose, measure_latency
-from depthfold.latency.candidates import network_inputs
 from depthfold.latency.journal import latency_inputs
 from depthfold.merging import merge
 from depthfold.pipeline.options import Options
@@ -22,8 +21,7 @@ from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, RunFolder
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import Task
 
 
@@ -35,7 +33,7 @@ def make_latency_table(
     A finished table stays: measured again, it would learn from what choose() has timed since, and another plan might be
     chosen. With `retry`, failed entries are measured again, and the table is replaced if any of them now has a time.
     """
-    environment = get(target).environment(network_inputs(traced))
+    environment = get(target).environment(traced.example_tensors())
     made_from = latency_inputs(traced, environment) | {"space": options.space}
     found = folder.find(LATENCY, LatencyTable, made_from)
     if found is not None and not (options.retry and len(found.times) < len(found.entries)):
@@ -93,7 +91,7 @@ def choose_plan(
         return plan
 
     plans = [[plan.latency, plan.importance, sorted(plan.activations), list(plan.cuts)] for plan in frontier.plans]
-    environment = get(target).environment(network_inputs(traced))
+    environment = get(target).environment(traced.example_tensors())
     made_from = {"budget": str(budget), "environment": environment, "frontier": digest(plans)}
     return folder.make(PLAN, SolvedPlan, made_from, build)
 

@@ -12,7 +12,6 @@ from depthfold.backends import Backend, get
 from depthfold.core import Budget, SolvedPlan
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
-from depthfold.importance.journal import weights_digest
 from depthfold.merging import merge
 from depthfold.pipeline.artefacts import (
     choose_plan,
@@ -88,14 +87,14 @@ def compress(
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
     folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
     with folder.lock():
-        folder.claim(traced)
-        folder.claim_weights(weights_digest(traced))
+        folder.claim(traced.network)
+        folder.claim_weights(traced.weights_digest)
 
         latency = make_latency_table(folder, traced, target, options, progress)
         importance = options.importance
         if importance is None:
             importance = make_importance_table(folder, traced, task, options, progress)
-        frontier = solve(latency, importance, network=traced, alpha=options.alpha)
+        frontier = solve(latency, importance, network=traced.network, alpha=options.alpha)
         plan = choose_plan(folder, traced, frontier, budget, target, progress)
         if options.importance is not None:  # not before it has led to a plan: it replaces a table that took hours
             keep_importance(folder, options.importance)

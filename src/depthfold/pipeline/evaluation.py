@@ -17,14 +17,14 @@ from depthfold.backends import Backend, get
 from depthfold.backends.registry import spelled
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
 from depthfold.latency import profile_all
-from depthfold.latency.candidates import network_inputs, shallow_of
-from depthfold.merging import verify
+from depthfold.merging import sketch, verify
 from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
+from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CONFIG
+from depthfold.tasks.classification import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training.borrowing import modes_kept, own_precision, visiting
-from depthfold.training.classification import ClassificationTask
 from depthfold.training.place import find_place
 from depthfold.training.task import Task
 
@@ -70,8 +70,8 @@ def evaluate(
     if environment.differences(here):  # the budget refers to the environment of the table
         where = f"{environment.runtime or 'another runtime'}, evaluated in another environment ({where})"
     return Findings(
-        title=f"{traced.name} at {solution.budget} on {where}",
-        network=traced,
+        title=f"{traced.network.name} at {solution.budget} on {where}",
+        network=traced.network,
         latency=solution.latency,
         importance=solution.importance,
         frontier=solution.frontier,
@@ -94,9 +94,9 @@ def _rerun_command(folder: Path) -> str | None:
 
 def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
     """Measure both networks in turns on the target, the original with its batch norms folded."""
-    after = shallow.get_submodule(traced.at) if traced.at else shallow
-    both = {"before": shallow_of(traced, traced.vanilla), "after": after}
-    return profile_all(both, network_inputs(traced), target)
+    after = shallow.get_submodule(traced.blueprint.at) if traced.blueprint.at else shallow
+    both = {"before": sketch(rewrite(traced, traced.network.vanilla)), "after": after}
+    return profile_all(both, traced.example_tensors(), target)
 
 
 def scores(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from depthfold.core import ImportanceTable
-from depthfold.core.space import Space
+from depthfold.core.network import Space
 from depthfold.jobs import Executor
 from depthfold.training.recipe import Recipe
 

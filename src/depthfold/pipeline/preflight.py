@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.core import ImportanceTable
-from depthfold.core.optional import load
-from depthfold.core.space import expect_space
-from depthfold.core.wording import count, one_line
+from depthfold.core.network import expect_space
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.exporting.export import FORMATS
 from depthfold.jobs import Executor, Processes, RayCluster
@@ -21,14 +19,12 @@ from depthfold.jobs.base import expect_executor
 from depthfold.pipeline.options import Options
 from depthfold.solver.normalise import checked_alpha
 from depthfold.store.run_folder import NAMES
-from depthfold.tracing import expect_traced
-from depthfold.tracing.inputs import Inputs
+from depthfold.support.optional import load
+from depthfold.support.text import count, one_line
+from depthfold.tasks.classification import ClassificationTask, class_scores
+from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
 from depthfold.training.borrowing import modes_kept
-from depthfold.training.classification import ClassificationTask
-from depthfold.training.objective import class_scores
-from depthfold.training.place import stands_at
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.training.recipe import Recipe, preset
 from depthfold.training.task import Task, expect_holdout
 
 # The libraries that write and check the files of each suffix, and the extras that install them.
@@ -109,7 +105,7 @@ def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
     for name in exports:
         for library, extra in _EXPORTERS.get(Path(name).suffix, ()):
             load(library, extra)
-    load("plotly", "report")
+    load("jinja2", "report")
 
 
 def expect_network(given: object, model: nn.Module, options: Options) -> None:
@@ -119,7 +115,7 @@ def expect_network(given: object, model: nn.Module, options: Options) -> None:
         raise InvalidValue(
             "The options ignore and at say how to trace, and the network is traced already. Give one or the other."
         )
-    weights = dict((model.get_submodule(traced.at) if traced.at else model).named_parameters())
+    weights = dict((model.get_submodule(traced.blueprint.at) if traced.blueprint.at else model).named_parameters())
     for name, parameter in traced.graph.named_parameters():
         own = weights.get(name)
         if own is None or own.shape != parameter.shape or not torch.equal(own.to(parameter.device), parameter):
@@ -165,7 +161,7 @@ def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: boo
 
 def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
     """Run the model on one image. Raise DataError unless it returns one score per class."""
-    image, (device, dtype) = task.example(), stands_at(model)
+    image, device, dtype = task.example(), device_of(model), dtype_of(model)
     try:
         with modes_kept(model), torch.no_grad():
             output = model.eval()(image.to(device, dtype))
@@ -181,7 +177,7 @@ def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
 
 def _channels(inputs: Any) -> int | None:
     """Return the channels of a batch of images; None if the inputs are something else."""
-    given = Inputs.of(inputs)
+    given = ExampleInputs.of(inputs)
     values = (*given.args, *given.named.values())
     first = values[0] if len(values) == 1 else None
     return first.shape[1] if isinstance(first, Tensor) and first.ndim == 4 else None

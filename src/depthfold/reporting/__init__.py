@@ -1,4 +1,4 @@
-"""The report: what a run found, as one HTML page that works offline."""
+"""The findings of a run, and the report that shows them as one HTML page."""
 
 from depthfold.reporting.findings import Evaluation, Findings, Verified
 from depthfold.reporting.report import report

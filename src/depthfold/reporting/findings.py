@@ -1,8 +1,7 @@
-"""What a report tells: the nouns of a run, and what was measured of its result."""
+"""The findings of a run: the tables, the frontier, the chosen plan, and the measurements of its result."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,17 +16,16 @@ from depthfold.core import (
     Network,
     Profile,
     SolvedPlan,
-    fingerprint,
 )
 from depthfold.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A score of one network on data that it was not trained on.
+    """The score of one network on data that it was not trained on.
 
-    `spread` is the standard deviation over several trainings, `images` how many images were scored; either may be
-    unknown. A share (an accuracy of 0.712) is printed in per cent; any other score as it is.
+    `spread` is the standard deviation over several trainings and `images` the number of scored images, if they are
+    known. With `share`, the score is a share such as an accuracy of 0.712, and is printed in per cent.
     """
 
     score: float
@@ -42,13 +40,13 @@ class Evaluation:
             expected = "a share between 0 and 1 (or share=False)" if self.share else "a finite number"
             raise InvalidValue(f"The {self.metric} of an evaluation must be {expected}, found {self.score!r}.")
         if self.spread is not None and not (math.isfinite(self.spread) and self.spread >= 0):
-            raise InvalidValue(f"The spread of an evaluation must be a number from 0 on, found {self.spread!r}.")
+            raise InvalidValue(f"The spread of an evaluation must be at least 0, found {self.spread!r}.")
         if self.images is not None and self.images < 1:
-            raise InvalidValue(f"An evaluation is on at least one image, found images={self.images!r}.")
+            raise InvalidValue(f"An evaluation needs at least one image, found images={self.images!r}.")
 
     @property
     def standard_error(self) -> float | None:
-        """How far the share may be off because only so many images were scored; None where it is not known."""
+        """The standard error of a share that was counted over `images`; None if it is not known."""
         if not self.share or self.images is None:
             return None
         return math.sqrt(self.score * (1 - self.score) / self.images)
@@ -56,7 +54,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What verify() found, without its tensors: whether the merged network computes the same, and how far it is off."""
+    """The result of verify() without its tensors: `ok` if the merged network computes the same, `text` by how much
+    its outputs differ."""
 
     ok: bool
     text: str
@@ -64,11 +63,11 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings(Document):
-    """Everything that a report tells. From `before` on nothing is needed; what is missing the page says in words.
+    """The contents of a report. The fields from `before` on are optional, and the page lists those that are missing.
 
-    `plan` is the plan that was chosen; it need not lie on the frontier. `predicted` is the latency that was predicted
-    for the whole network, where that is something else than the plan's own. `environment` is where the run took place,
-    `versions` are (package, version), `command` is what runs it again.
+    `plan` is the chosen plan; it may be off the frontier. `predicted` is the predicted latency of the whole network, if
+    it differs from the latency of the plan. `environment` describes the machine of the run, `versions` holds pairs of
+    (package, version), and `command` is the command that repeats the run.
     """
 
     FORMAT: ClassVar[str] = "depthfold.findings"
@@ -91,10 +90,6 @@ class Findings(Document):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if type(self.network) is not Network:
-            # A traced network holds its model, which a report has no use for and JSON no form.
-            fields = {field.name: getattr(self.network, field.name) for field in dataclasses.fields(Network)}
-            object.__setattr__(self, "network", Network(**fields))
         if problems := tuple(self._problems()):
             raise InvalidValue(
                 f"The findings {self.title!r} do not belong together: {'; '.join(problems)}. Give the tables, the "
@@ -103,40 +98,45 @@ class Findings(Document):
 
     @property
     def predicted_latency(self) -> float:
-        """What was predicted for the chosen plan, in milliseconds."""
+        """The predicted latency of the chosen plan in milliseconds."""
         return self.plan.latency if self.predicted is None else self.predicted
 
     @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """How the environment of the latency table differs from the one in which the compressed network was measured:
-        where it does, predictions and measurements are not of the same thing."""
+    def table_differences(self) -> tuple[str, ...]:
+        """The differences between the environment of the latency table and that of the compressed network's
+        measurement. If there are any, predictions and measurements are not comparable."""
         return self.latency.environment.differences(self.after.environment) if self.after else ()
 
     @property
+    def profile_differences(self) -> tuple[str, ...]:
+        """The differences between the environments of the two end-to-end measurements."""
+        if not (self.before and self.after):
+            return ()
+        return self.before.environment.differences(self.after.environment)
+
+    @property
     def missing(self) -> tuple[str, ...]:
-        """What this report has to leave out, in words."""
+        """The names of the optional parts that this report does not have."""
         absent = {
-            "the original network measured end to end": self.before is None,
-            "the compressed network measured end to end": self.after is None,
+            "the end-to-end measurement of the original network": self.before is None,
+            "the end-to-end measurement of the compressed network": self.after is None,
             "the score of the original network": self.score_before is None,
             "the score of the compressed network": self.score_after is None,
             "the verification of the merged network": self.verification is None,
         }
-        return tuple(words for words, is_absent in absent.items() if is_absent)
+        return tuple(name for name, is_absent in absent.items() if is_absent)
 
     def _problems(self) -> Iterator[str]:
-        depth = self.network.depth
-        depths = {
-            "latency table": self.latency.depth,
-            "importance table": self.importance.depth,
-            "frontier": self.frontier.depth,
-            "plan": self.plan.segments[-1].span.j,
+        depth, own = self.network.depth, self.network.fingerprint
+        parts = {
+            "latency table": (self.latency.depth, self.latency.fingerprint),
+            "importance table": (self.importance.depth, self.importance.fingerprint),
+            "frontier": (self.frontier.depth, self.frontier.fingerprint),
+            "plan": (self.plan.segments[-1].span.j, self.plan.fingerprint),
         }
-        for what, found in depths.items():
+        for name, (found, _) in parts.items():
             if found != depth:
-                yield f"the network has {depth} layers, the {what} {found}"
-        own = fingerprint(self.network)
-        for what, noun in (("latency table", self.latency), ("importance table", self.importance),
-                           ("frontier", self.frontier), ("plan", self.plan)):  # fmt: skip
-            if noun.fingerprint not in ("", own):
-                yield f"the {what} is of another network (fingerprint {noun.fingerprint}, expected {own})"
+                yield f"the network has {depth} layers, the {name} {found}"
+        for name, (_, found_print) in parts.items():
+            if found_print not in ("", own):
+                yield f"the {name} is of another network (fingerprint {found_print}, expected {own})"

@@ -1,4 +1,4 @@
-"""report(): one HTML file that works offline, for a person who has just compressed a network."""
+"""report(): write the findings of a run as one HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -7,28 +7,21 @@ import hashlib
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from string import Template
+from typing import Any
 
-from depthfold.core.describe import summary
-from depthfold.core.optional import load
+from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
-from depthfold.reporting.exhibits import ablation_section, frontier_section, outside_note, tables_section
+from depthfold.reporting import figures, format, view
 from depthfold.reporting.findings import Findings
-from depthfold.reporting.heat_maps import importance_maps, latency_maps
-from depthfold.reporting.markup import embedded, escape
-from depthfold.reporting.outcome import outcome_section
-from depthfold.reporting.plans import explorer_data, shown
-from depthfold.reporting.plots import SELECTED, ablation_figure, frontier_figure
-from depthfold.reporting.provenance import provenance_section
-from depthfold.reporting.refusals import refusals_section
 from depthfold.store.files import put_in_place
+from depthfold.support.optional import load
+from depthfold.version import __version__
 
 
 def report(findings: Findings, path: str | Path) -> Path:
-    """Write the findings as a page: before and after, an explorer of every plan, both tables, reasons, provenance.
+    """Write a page with the results, an explorer of the plans, both tables, the refusals and the provenance.
 
-    The file holds all that it needs, plotly.js included (five megabytes), and its policy forbids the browser every
-    connection.
+    The page is a single file. Its content security policy forbids all network requests.
     """
     if not isinstance(findings, Findings):
         raise InvalidValue(
@@ -43,57 +36,72 @@ def report(findings: Findings, path: str | Path) -> Path:
     except OSError as error:
         raise InvalidValue(
             f"The report {str(path)!r} cannot be written: {error.strerror}. Check the folder, its permissions and "
-            "its free space, or name another file."
+            "its free space, or choose another path."
         ) from error
     return path
 
 
 def page(findings: Findings) -> str:
-    """The whole page as text."""
-    plans = shown(findings.frontier, findings.plan)
-    latency, importance = latency_maps(findings), importance_maps(findings)
-    figures = {
-        "frontier": [frontier_figure(findings, plans)],
-        "latency": list(latency.values()),
-        "importance": list(importance.values()),
-        "ablation": [ablation_figure(findings, plans)],
-    }
-    data = {"explorer": explorer_data(findings, plans), "figures": figures, "selected": SELECTED}
-    scripts = {
-        "plotly": str(load("plotly.offline", "report").get_plotlyjs()),
-        "page_script": _resource("page.js"),
-        "explorer_script": _resource("explorer.js"),
-    }
-    return Template(_resource("page.html")).substitute(
-        scripts,
-        policy=_policy(scripts.values()),
-        title=escape(findings.title),
-        lead=escape(f"{findings.network.name}: {summary(findings.network)}."),
-        style=_resource("page.css"),
-        outcome=outcome_section(findings),
-        frontier=frontier_section(findings, plans),
-        outside=outside_note(findings),
-        last=len(plans.points) - 1,
-        chosen=plans.chosen,
-        plan=escape(str(findings.plan)),
-        tables=tables_section(findings, latency, importance),
-        ablation=ablation_section(plans),
-        refusals=refusals_section(findings),
-        provenance=provenance_section(findings),
-        data=embedded(data),
+    """Return the page as text."""
+    scripts = [_resource("page.js"), _resource("explorer.js")]
+    template = _templates().get_template("page.html")
+    style = _resource("page.css")
+    text = template.render(
+        _contents(findings), policy=_policy(scripts), scripts=scripts, style=style, version=__version__
     )
+    return str(text)
+
+
+def _contents(findings: Findings) -> dict[str, Any]:
+    """Return the variables of the templates."""
+    plans = view.select_plans(findings.frontier, findings.plan)
+    timed, scored = view.timed_spans(findings), view.scored_blocks(findings)
+    environments = view.environments(findings)
+    return {
+        "findings": findings,
+        "network": findings.network,
+        "summary": summary(findings.network),
+        "plans": plans,
+        "timed": timed,
+        "scored": scored,
+        "explorer": view.explorer_data(findings, plans),
+        "frontier_figure": figures.frontier_figure(findings, plans),
+        "ablation_figure": figures.ablation_figure(findings, plans),
+        "latency_maps": figures.latency_maps(findings.network, timed),
+        "importance_maps": figures.importance_maps(findings.network, scored),
+        "refusals": view.refusals(findings.network),
+        "barriers": view.barriers(findings.network),
+        "unusable": view.unusable_blocks(timed, scored),
+        "environments": environments,
+        "field_names": list(dict.fromkeys(name for fields in environments.values() for name in fields)),
+    }
+
+
+def _templates() -> Any:
+    """Return the Jinja2 environment of the page. It escapes every value, so that a name from a model is never a tag."""
+    jinja2 = load("jinja2", "report")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("depthfold.reporting"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= format.FILTERS
+    environment.globals |= format.FUNCTIONS
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment
 
 
 def _policy(scripts: Iterable[str]) -> str:
-    """Nothing may be loaded or sent, and only these very scripts run: text that slipped in as a tag stays dead."""
+    """Return a content security policy that allows these scripts and inline styles, and no network request."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    # plotly sets styles on what it draws; images are what it makes of a plot, inside the page.
     return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "connect-src 'none'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; connect-src 'none'; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 
 def _resource(name: str) -> str:
-    return resources.files("depthfold.reporting").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("depthfold.reporting").joinpath("templates", name).read_text(encoding="utf-8")

@@ -25,14 +25,14 @@ def remove_activation(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> N
     graph.graph.erase_node(node)
 
 
-def insert_activation(graph: fx.GraphModule, nodes: Nodes, network: TracedNetwork, l: int) -> None:
+def insert_activation(graph: fx.GraphModule, nodes: Nodes, traced: TracedNetwork, l: int) -> None:
     """Put an activation of the network's own kind after layer l, that is, after its additions."""
-    before = nodes[network.sites[l - 1].out]
-    pattern = _pattern(network, _likeliest(network))
+    before = nodes[traced.blueprint.sites[l - 1].out]
+    pattern = _pattern(traced, _likeliest(traced))
     with graph.graph.inserting_after(before):
         if isinstance(pattern, nn.Module):
             target = f"depthfold_activation_{l}"
-            graph.add_module(target, _fitting(pattern, network.layers[l - 1].shape.out_channels))
+            graph.add_module(target, _fitting(pattern, traced.network.layers[l - 1].shape.out_channels))
             node = graph.graph.call_module(target, (before,))
         elif pattern.op == "call_method":
             node = graph.graph.call_method(str(pattern.target).rstrip("_"), (before, *pattern.args[1:]))
@@ -57,30 +57,30 @@ class _Function(nn.Module):
         return self.target(x, *self.args, **self.kwargs)  # type: ignore[no-any-return]
 
 
-def standing_activations(network: TracedNetwork) -> tuple[str, ...]:
+def standing_activations(traced: TracedNetwork) -> tuple[str, ...]:
     """What stands after each layer where an activation stands there: the network's own one, or else the one that is
     inserted. Activations that take the same time have the same name: the kind, and its settings where the network has
     several kinds with one name (a parameter for each channel or a single one, exact or approximate).
     """
-    if not network.activations:
+    if not traced.network.activations:
         return ()
-    names, inserted = _names(network), _likeliest(network)
-    return tuple(names.get(l, names[inserted]) for l in range(1, network.depth + 1))
+    names, inserted = _names(traced), _likeliest(traced)
+    return tuple(names.get(l, names[inserted]) for l in range(1, traced.depth + 1))
 
 
-def activation_named(network: TracedNetwork, name: str, channels: int) -> nn.Module:
+def activation_named(traced: TracedNetwork, name: str, channels: int) -> nn.Module:
     """The activation with a name of standing_activations(), as a module for a map with so many channels."""
-    pattern = _pattern(network, next(l for l, found in _names(network).items() if found == name))
+    pattern = _pattern(traced, next(l for l, found in _names(traced).items() if found == name))
     return _fitting(pattern, channels) if isinstance(pattern, nn.Module) else _Function(pattern)
 
 
-def _names(network: TracedNetwork) -> dict[int, str]:
+def _names(traced: TracedNetwork) -> dict[int, str]:
     """The name of each activation that the network has, by its layer."""
     names: dict[int, str] = {}
     plain: dict[str, str] = {}  # the settings of the first activation of each kind, which has the plain name
-    for l, layer in enumerate(network.layers, start=1):
+    for l, layer in enumerate(traced.network.layers, start=1):
         if (kind := layer.activation) is not None:
-            settings = _settings(_pattern(network, l))
+            settings = _settings(_pattern(traced, l))
             names[l] = kind if plain.setdefault(kind, settings) == settings else f"{kind}({settings})"
     return names
 
@@ -92,19 +92,19 @@ def _settings(pattern: nn.Module | fx.Node) -> str:
     return ", ".join([*map(str, pattern.args[1:]), *(f"{name}={value}" for name, value in kwargs.items())])
 
 
-def _likeliest(network: TracedNetwork) -> int:
+def _likeliest(traced: TracedNetwork) -> int:
     """The layer whose activation is inserted elsewhere: the first one of the kind that the network uses most."""
-    kind = network.own_activation
-    return next(l for l, layer in enumerate(network.layers, start=1) if layer.activation == kind)
+    kind = traced.network.own_activation
+    return next(l for l, layer in enumerate(traced.network.layers, start=1) if layer.activation == kind)
 
 
-def _pattern(network: TracedNetwork, l: int) -> nn.Module | fx.Node:
+def _pattern(traced: TracedNetwork, l: int) -> nn.Module | fx.Node:
     """The activation after layer l, to copy."""
-    name = network.sites[l - 1].activation
-    node: fx.Node = next(node for node in network.graph.graph.nodes if node.name == name)
+    name = traced.blueprint.sites[l - 1].activation
+    node: fx.Node = next(node for node in traced.graph.graph.nodes if node.name == name)
     if node.op != "call_module":
         return node
-    module = network.graph.get_submodule(str(node.target))
+    module = traced.graph.get_submodule(str(node.target))
     return fused_activation(module) or module
 
 

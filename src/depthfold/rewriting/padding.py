@@ -18,29 +18,29 @@ from torch import fx
 from depthfold.core import Span
 from depthfold.core.shape import ConvShape, Padding, as_pad_argument
 from depthfold.tracing import Blueprint
-from depthfold.tracing.pooling import function_arguments
+from depthfold.tracing.shapes import function_arguments
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.traced import INSERTED, SkipSite
 
 Nodes = dict[str, fx.Node]
 
 
-def move_padding(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
-    _move_guards(graph, nodes, network, span)
-    for layer in network.sites[span.i : span.j]:
+def move_padding(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span) -> None:
+    _move_guards(graph, nodes, blueprint, span)
+    for layer in blueprint.sites[span.i : span.j]:
         _take_out_pad(graph, nodes, layer.pad)
         _set_padding(graph, nodes[layer.conv], None)
-    front = network.path_shape(span).padding
-    _set_padding(graph, nodes[network.sites[span.i].conv], front)
-    for site in network.skip_sites:
+    front = blueprint.network.path_shape(span).padding
+    _set_padding(graph, nodes[blueprint.sites[span.i].conv], front)
+    for site in blueprint.skip_sites:
         if span.contains(site.skip.span):
-            _crop_skip(graph, nodes, network, span, site)
+            _crop_skip(graph, nodes, blueprint, span, site)
 
 
-def _move_guards(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span) -> None:
+def _move_guards(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span) -> None:
     """Check at the front of a segment what guards inside it would check: there the maps have their margins."""
-    front = nodes[network.sites[span.i].conv]
-    for name, path in _inner_guards(network, span).items():
+    front = nodes[blueprint.sites[span.i].conv]
+    for name, path in _inner_guards(blueprint, span).items():
         node, target = nodes[name], str(nodes[name].target)
         inner: Any = graph.get_submodule(target)
         checks = []
@@ -55,15 +55,15 @@ def _move_guards(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: 
         front.replace_input_with(front.all_input_nodes[0], guard)
 
 
-def _inner_guards(network: Blueprint, span: Span) -> dict[str, ConvShape]:
+def _inner_guards(blueprint: Blueprint, span: Span) -> dict[str, ConvShape]:
     """The guards behind the front of a segment, each with the convolution from the front to what it checks."""
     found: dict[str, ConvShape] = {}
     for l in span.layers[1:]:
-        found |= dict.fromkeys(network.sites[l - 1].guards, network.path_shape(Span(span.i, l - 1)))
-    for site in network.skip_sites:
+        found |= dict.fromkeys(blueprint.sites[l - 1].guards, blueprint.network.path_shape(Span(span.i, l - 1)))
+    for site in blueprint.skip_sites:
         if span.contains(site.skip.span):
             source = site.skip.source
-            path = network.path_shape(Span(span.i, source)) if source > span.i else None
+            path = blueprint.network.path_shape(Span(span.i, source)) if source > span.i else None
             for step in site.steps:
                 if path is not None:
                     found |= dict.fromkeys(step.guards, path)
@@ -71,10 +71,10 @@ def _inner_guards(network: Blueprint, span: Span) -> dict[str, ConvShape]:
     return found
 
 
-def additions_out_of_place(nodes: Nodes, network: Blueprint) -> None:
+def additions_out_of_place(nodes: Nodes, blueprint: Blueprint) -> None:
     """x += y as x + y: what is added in place may be a part of a map that somebody else still needs."""
-    layers = (name for site in network.sites for name in site.additions)
-    inside = (name for site in network.skip_sites for name in site.sums)
+    layers = (name for site in blueprint.sites for name in site.additions)
+    inside = (name for site in blueprint.skip_sites for name in site.sums)
     for name in (*layers, *inside):
         node = nodes[name]
         if node.target is operator.iadd:
@@ -83,14 +83,14 @@ def additions_out_of_place(nodes: Nodes, network: Blueprint) -> None:
             node.target = "add"
 
 
-def crop_of(network: Blueprint, span: Span, site: SkipSite) -> Padding:
+def crop_of(blueprint: Blueprint, span: Span, site: SkipSite) -> Padding:
     """How much to take off each side of what a skip reads, so that it lies on the grid of its target.
 
     Negative where it must be padded instead: a skip from the very front of the segment reads a map that has not been
     padded yet.
     """
-    branch, skip = network.path_shape(site.skip.span), network.skip_shape(site.skip)
-    front = network.path_shape(span).padding if site.skip.source == span.i else ((0, 0),) * branch.dims
+    branch, skip = blueprint.network.path_shape(site.skip.span), blueprint.network.skip_shape(site.skip)
+    front = blueprint.network.path_shape(span).padding if site.skip.source == span.i else ((0, 0),) * branch.dims
     crops = []
     for (before, _), (own, _), reach, width, (lead, trail) in zip(
         branch.padding, skip.padding, branch.extent, skip.extent, front, strict=True
@@ -101,8 +101,8 @@ def crop_of(network: Blueprint, span: Span, site: SkipSite) -> Padding:
     return tuple(crops)
 
 
-def _crop_skip(graph: fx.GraphModule, nodes: Nodes, network: Blueprint, span: Span, site: SkipSite) -> None:
-    crop = crop_of(network, span, site)
+def _crop_skip(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span, site: SkipSite) -> None:
+    crop = crop_of(blueprint, span, site)
     reader, operand = _entry(graph, nodes, site)
     if any(before or after for before, after in crop):
         _insert_pad(graph, reader, operand, tuple((-before, -after) for before, after in crop))

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthfold.core.document import decode_fields
-from depthfold.core.wording import did_you_mean
 from depthfold.errors import DataError, InvalidValue
 from depthfold.settings.user_file import call, expect_file, find_in_file, names_file
-from depthfold.training.presets import preset
-from depthfold.training.recipe import Recipe
+from depthfold.support.document import decode_fields
+from depthfold.support.text import did_you_mean
+from depthfold.training.recipe import Recipe, preset
 
 if TYPE_CHECKING:
     from depthfold.training.task import Task
@@ -30,7 +29,7 @@ RECIPE_SUFFIXES = (".toml", ".json")
 
 def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
     """Make the task. Its images are resized to `size`, unless it comes from the user's file."""
-    from depthfold.training.classification import ClassificationTask
+    from depthfold.tasks.classification import ClassificationTask
     from depthfold.training.task import Task
 
     if not names_file(text):
@@ -50,7 +49,7 @@ def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
 
 def expect_image_size(task: Task, size: tuple[int, int]) -> None:
     """Raise DataError if the images have another size: latencies and scores would be of different sizes."""
-    from depthfold.training.classification import ClassificationTask
+    from depthfold.tasks.classification import ClassificationTask
 
     if not isinstance(task, ClassificationTask):
         return

@@ -7,9 +7,9 @@ import dataclasses
 import importlib
 from typing import Any
 
-from depthfold.core.wording import did_you_mean
 from depthfold.errors import InvalidValue
 from depthfold.jobs import Executor, InProcess, Processes, RayCluster
+from depthfold.support.text import did_you_mean
 
 KINDS: dict[str, type] = {"inline": InProcess, "processes": Processes, "ray": RayCluster}
 HIDDEN = frozenset({"runtime_env"})  # cannot be written on one line

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
 from depthfold.settings.user_file import call, find_in_file, names_file
+from depthfold.support.text import did_you_mean, one_line
 
 TRAINED = frozenset({"weights", "pretrained", "checkpoint_path"})  # arguments with which a library loads weights
 WEIGHTS_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

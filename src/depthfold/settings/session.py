@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.core import Budget, ImportanceTable
-from depthfold.core.wording import amount
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
-from depthfold.importance.journal import weights_digest
 from depthfold.pipeline.preflight import inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
@@ -24,6 +22,7 @@ from depthfold.settings.models import make_model, warn_if_untrained
 from depthfold.settings.settings import Settings
 from depthfold.solver.fit import check_importance
 from depthfold.store import RunFolder
+from depthfold.support.text import amount
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training.task import Task
 
@@ -110,7 +109,7 @@ class Session:
         """Trace the model and write nothing. Raise RunError if the run folder belongs to another network."""
         traced = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.submodule)
         if self.settings.run is not None:
-            RunFolder(Path(self.settings.run)).knows(traced)
+            RunFolder(Path(self.settings.run)).knows(traced.network)
         return traced
 
     def claim(self, importance: ImportanceTable | None = None, *, weights: bool = True) -> TracedNetwork:
@@ -120,11 +119,11 @@ class Session:
         """
         traced = self.trace()
         if importance is not None:
-            check_importance(importance, traced)
-        self.folder.claim(traced)
+            check_importance(importance, traced.network)
+        self.folder.claim(traced.network)
         keep(self.settings, if_new=True)
         if weights:
-            self.folder.claim_weights(weights_digest(traced))
+            self.folder.claim_weights(traced.weights_digest)
         return traced
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from depthfold.core import Budget
-from depthfold.core.coerce import as_float, as_text, as_whole
-from depthfold.core.space import Space, expect_space
-from depthfold.core.wording import did_you_mean
+from depthfold.core.network import Space, expect_space
 from depthfold.errors import DepthfoldError, InvalidValue
 from depthfold.pipeline.options import Options, help_text
 from depthfold.settings.data import DATASETS, RECIPE_SUFFIXES, expect_data, make_recipe
 from depthfold.settings.executors import make_executor
 from depthfold.settings.user_file import expect_model_file, names_file
 from depthfold.store.run_folder import expect_name
+from depthfold.support.coerce import as_float, as_text, as_whole
+from depthfold.support.text import did_you_mean
 
 NETWORK, IMPORTANCE, FINE_TUNING = "Network", "Importance", "Fine-tuning"  # panels of --help
 _KEY = "declaration"

@@ -12,10 +12,9 @@ from depthfold.backends import get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan
 from depthfold.errors import CheckpointError, RunError
 from depthfold.exporting import export, load
-from depthfold.exporting.exported import Exported
+from depthfold.exporting.export import Exported
 from depthfold.finetuning import finetune, finetuned
 from depthfold.latency import profile, side_by_side
-from depthfold.latency.candidates import network_inputs
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
@@ -85,7 +84,7 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
     """Choose the plan that meets the budget when measured, and keep it in the run."""
     with session.folder.lock():
         traced = session.claim()
-        here = get(session.target).environment(network_inputs(traced))
+        here = get(session.target).environment(traced.example_tensors())
         if frontier.environment != here:
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "

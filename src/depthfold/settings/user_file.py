@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from depthfold.core.wording import did_you_mean, one_line
 from depthfold.errors import InvalidValue
+from depthfold.support.digest import digest
+from depthfold.support.text import did_you_mean, one_line
 
 
 def names_file(text: str) -> bool:
@@ -61,7 +61,7 @@ def _split(text: str, what: str) -> tuple[Path, str]:
 
 def _load(path: Path, what: str) -> ModuleType:
     """Import the file once: the model and the data may be functions of the same file."""
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{path.stem}_{digest(str(path))}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span, fingerprint
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver.checks import Table, refuse_missing
 from depthfold.solver.resolution import check_base
@@ -11,15 +11,18 @@ from depthfold.solver.resolution import check_base
 def check_network(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
     """Raises TableError if one of the tables is of another network, or does not reach its end."""
     if not isinstance(network, Network):
-        raise InvalidValue(f"The network must be of the kind Network, as trace() gives it; found {network!r}.")
-    own = fingerprint(network)
+        raise InvalidValue(
+            f"solve() takes a Network, found {type(network).__name__}. Give traced.network, where traced is the result "
+            "of trace()."
+        )
+    own = network.fingerprint
     for name, table in (("latency", latency), ("importance", importance)):
         _check_network(name, table, network, own)
 
 
 def check_importance(importance: ImportanceTable, network: Network) -> None:
     """The same of an importance table alone, as far as can be said before anything is timed."""
-    _check_network("importance", importance, network, fingerprint(network))
+    _check_network("importance", importance, network, network.fingerprint)
     check_base(importance)
     _check_blocks(importance, network)
 

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from depthfold.core import FlaggedSpan, Position
-from depthfold.core.coerce import as_float
 from depthfold.errors import InvalidValue, TableError
+from depthfold.support.coerce import as_float
 
 # Which entries the mean is taken over: all those of a single layer (the paper's choice), those of a single layer
 # whose flags are the network's own, or all entries.

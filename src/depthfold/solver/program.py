@@ -6,9 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, fingerprint
-from depthfold.core.coerce import as_float
-from depthfold.core.wording import at_most
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
 from depthfold.errors import InvalidValue
 from depthfold.solver.arrays import (
     Floats,
@@ -25,6 +23,8 @@ from depthfold.solver.plans import Tables, points
 from depthfold.solver.resolution import check_base, check_resolution
 from depthfold.solver.stage_one import best_blocks, both_flags
 from depthfold.solver.stage_two import pareto_labels
+from depthfold.support.coerce import as_float
+from depthfold.support.text import at_most
 
 
 def solve(
@@ -79,7 +79,7 @@ def solve(
         )
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
-        fingerprint=latency.fingerprint or importance.fingerprint or (fingerprint(network) if network else ""),
+        fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
         depth=depth,
         environment=latency.environment,
         original=latency.original if original is None else original,

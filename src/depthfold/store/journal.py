@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from depthfold.core.coerce import as_path
-from depthfold.core.wording import one_line
 from depthfold.errors import InvalidValue, JournalError
 from depthfold.store.files import lock, sync
+from depthfold.support.coerce import as_path
+from depthfold.support.text import one_line
 
 FORMAT, VERSION = "depthfold.journal", 1
 

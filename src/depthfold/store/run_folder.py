@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from depthfold.core import Document, Network, fingerprint
-from depthfold.core.coerce import as_path
-from depthfold.core.document import encode
+from depthfold.core import Document, Network
 from depthfold.errors import DepthfoldError, InvalidValue, RunError
 from depthfold.store.files import lock, put_in_place
+from depthfold.support.coerce import as_path
+from depthfold.support.document import encode
 
 D = TypeVar("D", bound=Document)
 T = TypeVar("T")
@@ -154,19 +154,17 @@ class RunFolder:
 
         A description of the same network by an older depthfold is replaced: later stages read it without tracing.
         """
-        own = Network.from_json(network.to_json())
-        if not self.knows(network) or self.read(NETWORK, Network) != own:
-            self.write_text(NETWORK, own.dumps() + "\n")
+        if not self.knows(network) or self.read(NETWORK, Network) != network:
+            self.write_text(NETWORK, network.dumps() + "\n")
 
     def knows(self, network: Network) -> bool:
         """Return True if the folder belongs to this network, False if it has none. Raise RunError for another one."""
-        own = Network.from_json(network.to_json())
         there = self.read(NETWORK, Network)
-        if there is not None and fingerprint(there) != fingerprint(own):
+        if there is not None and there.fingerprint != network.fingerprint:
             raise RunError(
                 f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
-                f"({fingerprint(there)}); this one is {own.name} with {own.depth} ({fingerprint(own)}). Use another "
-                "folder, or trace with the same options as before."
+                f"({there.fingerprint}); this one is {network.name} with {network.depth} ({network.fingerprint}). Use "
+                "another folder, or trace with the same options as before."
             )
         return there is not None
 

@@ -1,1 +1,1 @@
-"""Small helpers without a subject of their own: they know nothing about networks."""
+"""Helpers that every package may use: text, coercion, documents, optional imports, digests."""

@@ -8,8 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from depthfold.testing.backends import backend_cases as backend_cases
     from depthfold.testing.backends import check_backend as check_backend
-    from depthfold.testing.cases import backend_cases as backend_cases
     from depthfold.testing.executors import check_executor as check_executor
     from depthfold.testing.networks import Block as Block
     from depthfold.testing.networks import Branches as Branches
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from depthfold.testing.networks import NetworkSpec as NetworkSpec
     from depthfold.testing.networks import Pool as Pool
     from depthfold.testing.networks import SmallCNN as SmallCNN
-    from depthfold.testing.plans import random_plan as random_plan
-    from depthfold.testing.plans import randomise_statistics as randomise_statistics
+    from depthfold.testing.networks import random_plan as random_plan
+    from depthfold.testing.networks import randomise_statistics as randomise_statistics
 
 # Where each name lives. Imported on first use: the suite of executors starts many processes, and they need no torch.
 _HOME = {
@@ -28,11 +28,11 @@ _HOME = {
     "NetworkSpec": "networks",
     "Pool": "networks",
     "SmallCNN": "networks",
-    "backend_cases": "cases",
+    "backend_cases": "backends",
     "check_backend": "backends",
     "check_executor": "executors",
-    "random_plan": "plans",
-    "randomise_statistics": "plans",
+    "random_plan": "networks",
+    "randomise_statistics": "networks",
 }
 
 __all__ = [*sorted(_HOME)]

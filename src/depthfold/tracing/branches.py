@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from depthfold.core import ConvShape
-from depthfold.tracing.pooling import average_pool
 from depthfold.tracing.roles import Kind
-from depthfold.tracing.shapes import conv_shape
+from depthfold.tracing.shapes import average_pool, conv_shape
 
 if TYPE_CHECKING:
     from depthfold.tracing.drafts import Draft, Values

@@ -10,8 +10,8 @@ from torch import fx
 from depthfold.core import Refusal
 from depthfold.tracing.branches import SkipDraft
 from depthfold.tracing.drafts import Addition, Draft, Values
-from depthfold.tracing.pooling import explain_pool
 from depthfold.tracing.roles import Kind, owner
+from depthfold.tracing.shapes import explain_pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from depthfold.core.sizes import FixedPadding, SizeRule
+from depthfold.core.shape import FixedPadding, SizeRule
 from depthfold.errors import TraceError
 from depthfold.tracing.forward import record
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.roles import zero_padding
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.tracer import Failure
@@ -101,7 +101,7 @@ class _Probe:
     def at(self, sizes: Mapping[int, int]) -> _Recorded | None:
         """Record the module with these sizes instead of the traced ones. None where that is not possible."""
         size = [sizes.get(dim, n) for dim, n in enumerate(self.size)]
-        inputs = Inputs((torch.empty(size, dtype=self.dtype, device="meta"),))
+        inputs = ExampleInputs((torch.empty(size, dtype=self.dtype, device="meta"),))
         guard = SizeGuard(self.where, ())
         wrapped = _Alone(copy.deepcopy(self.module))
         try:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from depthfold.errors import TraceError
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.tracer import Failure, ForgivingTracer, explain
 
 
@@ -83,7 +83,7 @@ def _keep_all(holder: nn.Module, original: nn.Module) -> None:
 
 def record(
     module: nn.Module,
-    inputs: Inputs,
+    inputs: ExampleInputs,
     where: str,
     opaque: Collection[str] = (),
     fixed: Mapping[str, nn.Module] | None = None,
@@ -119,7 +119,7 @@ class _Call:
     passed: tuple[str, ...]  # as Python code
 
     @classmethod
-    def of(cls, module: nn.Module, inputs: Inputs, where: str) -> _Call:
+    def of(cls, module: nn.Module, inputs: ExampleInputs, where: str) -> _Call:
         signature = inspect.signature(module.forward)
         try:
             bound = signature.bind(*inputs.args, **inputs.named).arguments

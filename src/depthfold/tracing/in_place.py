@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import activation_kind, is_no_operation
 from depthfold.tracing.proxies import AUGMENTED
 
@@ -98,7 +98,7 @@ def _is_dense(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.layout is torch.strided
 
 
-def watch(graph: fx.GraphModule, modules: nn.Module, inputs: Inputs) -> Run:
+def watch(graph: fx.GraphModule, modules: nn.Module, inputs: ExampleInputs) -> Run:
     """Run the graph once, with modules that may change."""
     interpreter = _Watch(graph, modules)
     with torch.no_grad():

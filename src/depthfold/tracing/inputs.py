@@ -14,17 +14,17 @@ from depthfold.errors import TraceError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
+class ExampleInputs:
     """The arguments of one call."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, given: Any) -> Inputs:
+    def of(cls, given: Any) -> ExampleInputs:
         """A tuple holds positional arguments, a dict named ones; anything else (a tensor, a list of images) is the
         single argument."""
-        if isinstance(given, Inputs):
+        if isinstance(given, ExampleInputs):
             return given
         if isinstance(given, tuple):
             return cls(given)
@@ -36,21 +36,21 @@ class Inputs:
     def named(self) -> dict[str, Any]:
         return dict(self.kwargs or {})
 
-    def map(self, change: Any) -> Inputs:
+    def map(self, change: Any) -> ExampleInputs:
         """The same arguments with every tensor changed."""
         args, kwargs = tree_map(
             lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, (self.args, self.named)
         )
-        return Inputs(args, kwargs)
+        return ExampleInputs(args, kwargs)
 
-    def like(self, module: nn.Module) -> Inputs:
+    def like(self, module: nn.Module) -> ExampleInputs:
         """The same arguments on the device and in the precision of the module's parameters."""
         parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
         if parameter is None:
             return self
         return self.map(lambda t: t.to(parameter.device, parameter.dtype if t.is_floating_point() else t.dtype))
 
-    def random(self, seed: int) -> Inputs:
+    def random(self, seed: int) -> ExampleInputs:
         """Normal noise of the same shapes: an example of zeros would hide an error."""
         generator = torch.Generator().manual_seed(seed)
 
@@ -77,12 +77,12 @@ class _Reached(Exception):
     """Ends the outer forward as soon as the submodule is called: what follows need not run."""
 
 
-def inputs_at(model: nn.Module, path: str, inputs: Inputs) -> Inputs:
+def inputs_at(model: nn.Module, path: str, inputs: ExampleInputs) -> ExampleInputs:
     """What the submodule at `path` receives when the whole model is called with `inputs`."""
-    received: list[Inputs] = []
+    received: list[ExampleInputs] = []
 
     def take(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        received.append(Inputs(args, kwargs))
+        received.append(ExampleInputs(args, kwargs))
         raise _Reached
 
     handle = model.get_submodule(path).register_forward_pre_hook(take, with_kwargs=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.request import modules_outside
 
 
@@ -20,7 +20,7 @@ def is_output(graph: fx.GraphModule, name: str) -> bool:
     return not any(_has_weights(graph, reader) for reader in _downstream(node))
 
 
-def part_is_output(model: nn.Module, at: str, inputs: Inputs) -> bool:
+def part_is_output(model: nn.Module, at: str, inputs: ExampleInputs) -> bool:
     """The same of what the submodule `at` returns, by two runs of the whole model, whose forward may not be traceable:
     in the second the part returns something else, and no module with weights must hear of it. Weights that a module
     around the part applies itself leave no trace, so such a module counts if it has any. Where the rest does not run on
@@ -36,7 +36,7 @@ def part_is_output(model: nn.Module, at: str, inputs: Inputs) -> bool:
         return False
 
 
-def _heard(model: nn.Module, at: str, inputs: Inputs, readers: list[nn.Module], shift: float) -> list[float]:
+def _heard(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn.Module], shift: float) -> list[float]:
     """What the readers receive, each tensor as one number, when what the part returns is shifted at random."""
     heard: list[float] = []
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.errors import TraceError
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import is_container, is_hooked, is_leaf
 from depthfold.tracing.request import copy_model
 from depthfold.tracing.rules import Reason
@@ -60,11 +60,11 @@ def to_run(graph: fx.GraphModule) -> fx.GraphModule:
     return graph if safe else spare(graph)
 
 
-Record = Callable[[nn.Module, Inputs, Collection[str]], fx.GraphModule]
+Record = Callable[[nn.Module, ExampleInputs, Collection[str]], fx.GraphModule]
 
 
 def find_fault(
-    part: nn.Module, graph: fx.GraphModule, inputs: Inputs, opaque: Collection[str], record: Record
+    part: nn.Module, graph: fx.GraphModule, inputs: ExampleInputs, opaque: Collection[str], record: Record
 ) -> Fault | None:
     """Compare the graph with the model, on the example inputs and on random ones.
 
@@ -86,7 +86,7 @@ def find_fault(
     return Fault(path, suspect(part.get_submodule(path)))
 
 
-def run_model(part: nn.Module, inputs: Inputs) -> None:
+def run_model(part: nn.Module, inputs: ExampleInputs) -> None:
     """Raise TraceError if the model does not run on its example inputs."""
     try:
         _call(spare(part), inputs.map(Tensor.clone))
@@ -97,7 +97,7 @@ def run_model(part: nn.Module, inputs: Inputs) -> None:
         ) from error
 
 
-def check_in_model(model: nn.Module, at: str, graph: fx.GraphModule, inputs: Inputs) -> None:
+def check_in_model(model: nn.Module, at: str, graph: fx.GraphModule, inputs: ExampleInputs) -> None:
     """Raise TraceError if the rest of the model does not work with the graph in the place of the submodule `at`: it may
     read what the submodule keeps on itself. Where the model itself does not run as a whole, nothing can be said."""
     try:
@@ -118,7 +118,7 @@ def check_in_model(model: nn.Module, at: str, graph: fx.GraphModule, inputs: Inp
     )
 
 
-def _call(module: nn.Module, given: Inputs) -> Any:
+def _call(module: nn.Module, given: ExampleInputs) -> Any:
     """Call a module, with the same random numbers every time."""
     with same_random_numbers(given), torch.no_grad():
         if isinstance(module, fx.GraphModule):
@@ -127,7 +127,7 @@ def _call(module: nn.Module, given: Inputs) -> Any:
 
 
 @contextmanager
-def same_random_numbers(inputs: Inputs) -> Iterator[None]:
+def same_random_numbers(inputs: ExampleInputs) -> Iterator[None]:
     """Draw the same random numbers each time, and leave the user's as they are."""
     devices = {leaf.device for leaf in tree_leaves((inputs.args, inputs.named)) if isinstance(leaf, Tensor)}
     with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
@@ -136,7 +136,7 @@ def same_random_numbers(inputs: Inputs) -> Iterator[None]:
 
 
 def _behave_alike(
-    model: nn.Module, graph: nn.Module, calls: list[Inputs], after: Callable[[], None] = lambda: None
+    model: nn.Module, graph: nn.Module, calls: list[ExampleInputs], after: Callable[[], None] = lambda: None
 ) -> bool:
     """Return whether both give the same outputs, call after call, and write the same to their inputs. `after` is called
     after each call of the model."""
@@ -196,7 +196,7 @@ def _same_leaf(one: Any, two: Any) -> bool:
     return apart <= tolerance * float(one[finite].abs().max())
 
 
-def _smallest(part: nn.Module, inputs: Inputs, opaque: Collection[str], record: Record) -> str:
+def _smallest(part: nn.Module, inputs: ExampleInputs, opaque: Collection[str], record: Record) -> str:
     """Return the path of the smallest submodule whose recording differs from what it does: the first one to end."""
     for path, given in _calls(spare(part), inputs, opaque):
         module = part.get_submodule(path)
@@ -210,18 +210,18 @@ def _smallest(part: nn.Module, inputs: Inputs, opaque: Collection[str], record: 
     return ""
 
 
-def _several(inputs: Inputs) -> list[Inputs]:
+def _several(inputs: ExampleInputs) -> list[ExampleInputs]:
     """Return the inputs of three calls in a row: the first shows what is computed, the others what is kept."""
     return [inputs, inputs.random(seed=0), inputs.random(seed=1)]
 
 
-def _calls(model: nn.Module, inputs: Inputs, opaque: Collection[str]) -> list[tuple[str, Inputs]]:
+def _calls(model: nn.Module, inputs: ExampleInputs, opaque: Collection[str]) -> list[tuple[str, ExampleInputs]]:
     """Return every call of a submodule that was looked into, with what it received, in the order in which they end."""
-    waiting: list[Inputs] = []
-    ended: list[tuple[str, Inputs]] = []
+    waiting: list[ExampleInputs] = []
+    ended: list[tuple[str, ExampleInputs]] = []
 
     def begin(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        waiting.append(Inputs(args, named).map(Tensor.clone))
+        waiting.append(ExampleInputs(args, named).map(Tensor.clone))
 
     def end(path: str) -> Any:
         return lambda *_: ended.append((path, waiting.pop()))
@@ -290,7 +290,7 @@ def _equal(one: Any, two: Any) -> bool:
     return type(one) is type(two) and bool(one == two)
 
 
-def _where_changed(model: nn.Module, calls: list[Inputs], names: set[str], opaque: Collection[str]) -> str:
+def _where_changed(model: nn.Module, calls: list[ExampleInputs], names: set[str], opaque: Collection[str]) -> str:
     """Return the path of the innermost module in whose call the state changes."""
     found: list[str] = []
     waiting: list[dict[str, Any]] = []

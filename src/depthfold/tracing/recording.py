@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
-from depthfold.core.sizes import FixedPadding
+from depthfold.core.shape import FixedPadding
 from depthfold.errors import TraceError
 from depthfold.tracing.fixed_sizes import guard_for
 from depthfold.tracing.forward import record
 from depthfold.tracing.functional import batch_norms, functions_as_modules
 from depthfold.tracing.in_place import Run, read_what_is_written, watch, writes_to_weights
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import is_no_operation, mark_no_operation
 from depthfold.tracing.proof import Fault, find_fault, run_model, spare, to_run
 from depthfold.tracing.request import copy_model
@@ -45,7 +45,7 @@ class _Known:
     fixed: dict[str, FixedPadding] = field(default_factory=dict)
 
 
-def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
+def record_faithfully(part: nn.Module, inputs: ExampleInputs, where: str) -> Recording:
     """Record a module, and compare the graph with the module itself.
 
     A submodule that does something else than was recorded of it becomes one opaque operation, the smallest one that is
@@ -79,7 +79,7 @@ def record_faithfully(part: nn.Module, inputs: Inputs, where: str) -> Recording:
         graph = _record(part, inputs, where, known)
 
 
-def _record(part: nn.Module, inputs: Inputs, where: str, known: _Known) -> fx.GraphModule:
+def _record(part: nn.Module, inputs: ExampleInputs, where: str, known: _Known) -> fx.GraphModule:
     """Record the module as it is known so far. Where the size of a map is all that cannot be recorded, fix it."""
     while True:
         working = spare(part)
@@ -100,7 +100,7 @@ def _record(part: nn.Module, inputs: Inputs, where: str, known: _Known) -> fx.Gr
 
 
 def _follow_the_mode(
-    part: nn.Module, graph: fx.GraphModule, inputs: Inputs, where: str, known: _Known
+    part: nn.Module, graph: fx.GraphModule, inputs: ExampleInputs, where: str, known: _Known
 ) -> Mapping[str, bool]:
     """Return which functional batch norms use the statistics of the batch in training: a second recording, in training
     mode, shows it."""
@@ -113,7 +113,7 @@ def _follow_the_mode(
     return batch_norms(recorded.graph)
 
 
-def _plainly(module: nn.Module, inputs: Inputs, opaque: Collection[str]) -> fx.GraphModule:
+def _plainly(module: nn.Module, inputs: ExampleInputs, opaque: Collection[str]) -> fx.GraphModule:
     return record(spare(module), inputs, type(module).__name__, opaque).with_modules(module)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.core.wording import did_you_mean
 from depthfold.errors import TraceError
+from depthfold.support.text import did_you_mean
 from depthfold.tracing.modules import is_hooked
 from depthfold.tracing.rules import Ignore, ignored
 from depthfold.tracing.tracer import explain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,7 +18,6 @@ from torch.nn.modules.conv import _ConvNd
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
 from depthfold.tracing.functional import WHERE, FunctionalConv, FunctionalNorm
-from depthfold.tracing.others import function_reason, module_reason
 from depthfold.tracing.rules import (
     CONVOLUTION_RULES,
     FUNCTIONAL_RULES,
@@ -28,7 +29,70 @@ from depthfold.tracing.rules import (
     ignored,
 )
 from depthfold.tracing.size_guard import SizeGuard
-from depthfold.tracing.uses import count_calls, read_by_code
+
+# Who else uses a module: a module that is used in two places cannot be changed for the sake of one.
+
+
+def count_calls(graph: fx.GraphModule) -> Counter[int]:
+    """How often each module is called, by its id: also inside another one that we do not look into."""
+    called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
+    return Counter(id(part) for module in called for part in module.modules())
+
+
+def read_by_code(graph: fx.GraphModule) -> set[str]:
+    """The paths of the modules whose parameters, or those of modules inside, the code reads itself."""
+    targets = (str(node.target).split(".") for node in graph.graph.nodes if node.op == "get_attr")
+    return {".".join(names[:n]) for names in targets for n in range(1, len(names))}
+
+
+# What is in the way, in words: operations that no span can hold.
+
+# The words in the name of a class or function: max_pool2d, MaxPool2d.
+_WORD = re.compile(r"[A-Z]+(?![a-z])\d*[a-z]?|[A-Z]?[a-z]+\d*[a-z]?|\d+")
+
+# By how one of the words starts; the first entry that fits is taken.
+_BY_NAME: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("pool", "mean", "amax", "avg"), "pooling", "pooling is no convolution with trained weights"),
+    (("cat", "concat", "stack"), "concatenation", "values of several branches are put side by side"),
+    (("norm",), "normalisation", "this normalisation depends on its input, so it cannot be folded into weights"),
+    (("interpolate", "upsample", "upsampling", "pixel"), "resize", "it changes the size of the map"),
+    (("linear",), "linear", "a fully connected layer is no convolution of a map"),
+    (("softmax", "matmul", "bmm", "einsum", "attention"), "attention", "it multiplies values with one another"),
+    (("mul", "imul", "truediv", "div"), "multiplication", "it multiplies with a value or a gate"),
+    (("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unfold"), "reshape", "it changes the layout"),
+    (
+        ("chunk", "split", "getitem", "narrow", "roll", "shuffle"),
+        "split",
+        "it takes a part of the value or reorders it",
+    ),
+    (("getattr", "size", "dim", "shape"), "shape-read", "the code reads the shape of this value"),
+    (("pad",), "padding", "it pads with something other than zeros, or crops"),
+    (("dropout", "alpha"), "always-random", "this dropout is on in evaluation, too"),
+    (("add", "iadd", "sub", "isub", "sum"), "broadcast", "it adds values that are no two maps of one size"),
+    (("conv",), "computed-weights", "its forward computes the weights, so there are none to merge"),
+)
+
+
+def module_reason(module: nn.Module) -> Reason:
+    return _by_name(type(module).__name__)
+
+
+def function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reason:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    code, why = _by_name(name)
+    operands = {sizes.get(operand) for operand in node.all_input_nodes}
+    if code == "broadcast" and len(node.all_input_nodes) > 1 and len(operands) == 1:
+        return "combination", f"it combines two maps in a way that no kernel can hold ({name})"
+    return code, why
+
+
+def _by_name(name: str) -> Reason:
+    parts = [part.lower() for part in _WORD.findall(name)]
+    for words, code, why in _BY_NAME:
+        if any(part.startswith(words) for part in parts):
+            return code, f"{why} ({name})"
+    return "custom", f"{name} is an operation that we do not know"
+
 
 Sizes = Mapping[fx.Node, torch.Size]
 
@@ -200,3 +264,45 @@ def _is_addition(node: fx.Node, sizes: Sizes) -> bool:
 
 def _other(path: str, reason: Reason) -> Role:
     return Role(Kind.OTHER, refusal=Refusal(path, *reason))
+
+
+# Squeeze-and-excite and its kin: a value is pooled, runs through a few layers and gates the value itself.
+
+
+def refuse_gates(roles: Mapping[fx.Node, Role], sizes: Sizes) -> dict[fx.Node, Role]:
+    """The same roles, but convolutions that compute a gate from a pooled value are no layers.
+
+    They work on a single pixel: merging them gains nothing, and their gate stays a barrier anyway.
+    """
+    refused = dict(roles)
+    for node, role in roles.items():
+        if role.refusal is None or role.refusal.code != "multiplication" or len(node.all_input_nodes) != 2:
+            continue
+        one, two = node.all_input_nodes
+        for gate, gated in ((one, two), (two, one)):
+            convolutions, pooled = _line_from_pool(gate, roles)
+            if pooled is not None and (pooled is gated or _broadcast(gate, gated, sizes)):
+                why = f"it computes the gate of a squeeze-and-excite from a pooled value ({owner(node)})"
+                for conv in convolutions:
+                    refused[conv] = Role(Kind.OTHER, refusal=Refusal(owner(conv), "squeeze-excite", why))
+    return refused
+
+
+def _line_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role]) -> tuple[list[fx.Node], fx.Node | None]:
+    """The convolutions on the straight line from a pool to this node, and what is pooled; None if there is no pool."""
+    convolutions: list[fx.Node] = []
+    while len(given := [operand for operand in node.all_input_nodes if operand.op != "get_attr"]) == 1:
+        role, before = roles[node], given[0]
+        if role.refusal is not None and role.refusal.code == "pooling":
+            return convolutions, before
+        if role.kind is Kind.CONVOLUTION:
+            convolutions.append(node)
+        node = before
+    return [], None
+
+
+def _broadcast(gate: fx.Node, gated: fx.Node, sizes: Sizes) -> bool:
+    """Whether one pixel of the gate multiplies a whole map."""
+    if gate not in sizes or gated not in sizes:
+        return False
+    return set(sizes[gate][2:]) <= {1} and not set(sizes[gated][2:]) <= {1}

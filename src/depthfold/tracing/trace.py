@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import keyword
 from typing import Any
 
 import torch
+import torch.fx.graph
 from torch import Tensor, fx, nn
 
+from depthfold.core import Network
 from depthfold.tracing.chains import link_chains
 from depthfold.tracing.drafts import Values, draft_layers
-from depthfold.tracing.gates import refuse_gates
-from depthfold.tracing.inputs import Inputs, inputs_at
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.numbering import number
 from depthfold.tracing.outputs import is_output, part_is_output
 from depthfold.tracing.proof import check_in_model
 from depthfold.tracing.recording import record_faithfully
 from depthfold.tracing.request import check_ignore, check_model, copy_model, modules_outside, refuse_hooks
-from depthfold.tracing.roles import assign_roles, home
+from depthfold.tracing.roles import assign_roles, home, refuse_gates
 from depthfold.tracing.rules import Ignore
-from depthfold.tracing.traced import TracedNetwork
+from depthfold.tracing.traced import Blueprint, TracedNetwork
+
+# Modules and parameters whose names are Python keywords, such as nn.ModuleDict({"in": ..., "class": ...}).
+#
+# torch.fx writes `self.in(x)` for them, which is not Python. It writes `getattr(self, "0")` for names that are not
+# identifiers; this makes it do so for keywords too, here and wherever a graph is unpickled.
+
+
+def _format_target(base: str, target: str) -> str:
+    text = base
+    for name in target.split("."):
+        plain = name.isidentifier() and not keyword.iskeyword(name)
+        text = f"{text}.{name}" if plain else f'getattr({text}, "{name}")'
+    return text
+
+
+def allow_keywords() -> None:
+    graph: Any = torch.fx.graph
+    graph._format_target = _format_target
 
 
 @torch.inference_mode(False)  # there, tensors do not know when they are written to
@@ -35,7 +55,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     snapshot = copy_model(model)
     modes = {path: module.training for path, module in snapshot.named_modules(remove_duplicate=False)}
     snapshot.eval()
-    inputs = Inputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
+    inputs = ExampleInputs.of(example_inputs).map(Tensor.clone)  # a forward may write to its input
     example, given = inputs.map(lambda tensor: tensor.to("meta")), inputs
     if at:
         inputs = inputs_at(snapshot, at, given)
@@ -54,7 +74,7 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     if at and ends_in_output:
         ends_in_output = part_is_output(snapshot, at, given)
     _restore_modes(snapshot, graph, modes, at)
-    return TracedNetwork(
+    network = Network(
         name=name,
         layers=numbered.layers,
         skips=tuple(site.skip for site in numbered.skip_sites),
@@ -62,15 +82,17 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         refusals=numbered.refusals,
         fixed_padding=recording.fixed,
         ends_in_output=ends_in_output,
-        graph=graph,
+    )
+    blueprint = Blueprint(
+        network=network,
         sites=numbered.sites,
         skip_sites=numbered.skip_sites,
         inputs=inputs,
-        model=snapshot if at else None,
         at=at or None,
         ignore=tuple(f"{at}.{name}" if at else name for name in left_alone),
         example=example,
     )
+    return TracedNetwork(blueprint=blueprint, graph=graph, model=snapshot if at else None)
 
 
 def _restore_modes(snapshot: nn.Module, graph: fx.GraphModule, modes: dict[str, bool], at: str | None) -> None:

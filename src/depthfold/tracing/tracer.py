@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.tracing.inputs import Inputs
+from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import is_container, is_leaf, is_one_operation, mark_no_operation
 from depthfold.tracing.proxies import UNKNOWN, Unrecordable, ValueProxy, WeightProxy, truthful_isinstance, value_of
 
@@ -33,7 +33,7 @@ class Failure:
     """A submodule whose forward cannot be traced: why, and what it received on the example inputs, call by call."""
 
     why: str
-    received: list[Inputs] = field(default_factory=list)
+    received: list[ExampleInputs] = field(default_factory=list)
 
 
 class ForgivingTracer(fx.Tracer):
@@ -167,7 +167,8 @@ class ForgivingTracer(fx.Tracer):
     def _note_received(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.suppress(LookupError):
             args, kwargs = value_of((args, kwargs))
-            self.failures[path].received.append(Inputs(args, kwargs).map(lambda tensor: tensor.detach().to("meta")))
+            received = ExampleInputs(args, kwargs).map(lambda tensor: tensor.detach().to("meta"))
+            self.failures[path].received.append(received)
 
     def _evaluate(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the value of an operation on the example inputs, UNKNOWN where it cannot be run."""

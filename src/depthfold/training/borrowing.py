@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.errors import InvalidValue
+from depthfold.tracing import device_of
 
 Seed = Callable[[int], None]
 
@@ -44,7 +45,7 @@ def placed(model: nn.Module, device: torch.device, channels_last: bool) -> Itera
 @contextlib.contextmanager
 def visiting(model: nn.Module, device: torch.device) -> Iterator[None]:
     """The model on the device; afterwards it is where it was."""
-    home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), device)
+    home = device_of(model)
     try:
         model.to(device)
         yield

@@ -13,20 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from depthfold.core import Document
-from depthfold.core.document import encode
-from depthfold.core.optional import load
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.store import differences, lock, put_in_place
 from depthfold.support.digest import digest
+from depthfold.support.document import encode
+from depthfold.support.optional import load
+from depthfold.tracing.weights import digest_tensors, weights
 from depthfold.training.metrics import Metrics, Point
 from depthfold.training.place import Place
 from depthfold.training.recipe import Recipe
-from depthfold.training.schedule import due
-from depthfold.training.stepper import Stepper, copy_into, weights
+from depthfold.training.stepper import Stepper, copy_into, due
 from depthfold.training.task import Task, task_name
 
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -234,16 +233,6 @@ def read_checkpoint(path: Path) -> tuple[str, dict[str, Tensor]]:
     if metadata.get(_DIGEST) != digest_tensors(tensors, document):
         raise CheckpointError(f"The checkpoint {path} is damaged: its contents do not match their digest. {_ADVICE}")
     return document, tensors
-
-
-def digest_tensors(tensors: Mapping[str, Tensor], document: str = "") -> str:
-    """Return the digest of a document, and of the names, dtypes, shapes and bytes of tensors."""
-    return digest(document, *(_digest_tensor(name, tensors[name]) for name in sorted(tensors)))
-
-
-def _digest_tensor(name: str, tensor: Tensor) -> str:
-    tensor = tensor.detach().cpu().contiguous()
-    return digest(name, str(tensor.dtype), [*tensor.shape], tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _name_of(teacher: nn.Module) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from depthfold.core.optional import load
 from depthfold.errors import CheckpointError
 from depthfold.store import put_in_place
+from depthfold.support.optional import load
 
 FILE, BOARD = "metrics.jsonl", "tensorboard"
 

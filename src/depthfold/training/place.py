@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from depthfold.core.optional import load
 from depthfold.errors import DepthfoldError, InvalidValue
+from depthfold.support.optional import load
 
 T = TypeVar("T")
 
@@ -101,11 +101,3 @@ def _numbered(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def stands_at(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """The model's device and precision."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            return parameter.device, parameter.dtype
-    return torch.device("cpu"), torch.float32

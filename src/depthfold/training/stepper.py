@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,10 +12,80 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthfold.errors import InvalidValue
-from depthfold.training.ema import Average
+from depthfold.tracing.weights import weights
 from depthfold.training.place import Place
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Step, Task
+
+# The average of a model's weights over the steps of its training.
+
+
+class Average:
+    """A copy of the model whose parameters follow the trained ones: a = decay * a + (1 - decay) * w after each step.
+
+    Buffers (the statistics of batch norms) are averages already, and are copied.
+    """
+
+    __slots__ = ("_pairs", "_source", "decay", "model")
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay = decay
+        self._source = model
+        # By name, because the copy of an fx graph may order its modules differently; once each, because one parameter
+        # may have several names.
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        copies = dict(self.model.named_parameters(remove_duplicate=False))
+        self._pairs = tuple({id(copies[name]): (copies[name], weights[name]) for name in copies}.values())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for average, weight in self._pairs:
+            average.lerp_(weight, 1 - self.decay)
+        self.copy_buffers()
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        buffers = dict(self._source.named_buffers(remove_duplicate=False))
+        for name, average in self.model.named_buffers(remove_duplicate=False):
+            average.copy_(buffers[name])
+
+    def named(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The averages by the names of the model's parameters and buffers."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        own = parameters | dict(self.model.named_buffers(remove_duplicate=False))
+        return {name: own[name] for name in names}
+
+
+# How long a training is, and the learning rate of each of its steps.
+
+
+def total_steps(recipe: Recipe, task: Task) -> int:
+    """How many steps the recipe asks for; a part of a step is rounded, and one is the least."""
+    if recipe.epochs is None:
+        return recipe.steps or 0  # a recipe has one of the two
+    total = max(1, round(recipe.epochs * task.steps_per_epoch(recipe)))
+    if recipe.warmup >= total:
+        raise InvalidValue(
+            f"The recipe warms up for {recipe.warmup} steps, and its {recipe.epochs:g} epochs are {total} steps; fewer "
+            "must be left for the warm-up, so that the learning rate falls again."
+        )
+    return total
+
+
+def due(every: int | None, done: int, total: int) -> bool:
+    """Whether something that is done every so many steps, and at the end, is to be done after so many."""
+    return done == total or (every is not None and done % every == 0)
+
+
+def learning_rate(recipe: Recipe, step: int, total: int) -> float:
+    """The learning rate of a step, counted from 0: linear up to the recipe's own, which the first step after the
+    warm-up takes, then along a half cosine that would reach 0 one step after the last."""
+    if step < recipe.warmup:
+        return recipe.lr * (step + 1) / (recipe.warmup + 1)
+    done = (step - recipe.warmup) / (total - recipe.warmup)
+    return recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
+
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOMENTUM = "momentum_buffer"  # what SGD calls it
@@ -128,11 +200,6 @@ class Stepper:
             return self.model
         devices = None if self.place.device.type == "cpu" else [self.place.device]
         return DistributedDataParallel(self.model, device_ids=devices)
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, those that are left out of a state dict, too; what has several names, under its first."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> frozenset[str]:

@@ -10,8 +10,8 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from depthfold.core.coerce import as_text, as_whole
 from depthfold.errors import InvalidValue
+from depthfold.support.coerce import as_text, as_whole
 from depthfold.training.recipe import Recipe
 
 # "holdout" is a part of the training set and serves the importances; "test" is for the final figures alone.

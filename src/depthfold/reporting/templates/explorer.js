@@ -1,0 +1,160 @@
+"use strict";
+// The explorer: a slider over the plans, and the network of the selected plan. view.py writes the data: every segment
+// once, [i, j, ms with an activation at j, ms without, ms of its separate layers or null, shape], and plans as lists
+// of indices of segments. Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text from the data is
+// always set as text, never as HTML.
+
+(function () {
+  const data = JSON.parse(document.getElementById("report-data").textContent);
+  const { layers, segments, plans, original, inserted, skips, barriers, chosen } = data;
+  const own = layers.flatMap((layer, n) => (layer.activation === null ? [] : [n + 1]));
+  const longest = Math.max(...segments.map(([, , active, bare, replaced]) => Math.max(active, bare, replaced ?? 0)));
+  const slider = document.getElementById("budget");
+  const byId = (id) => document.getElementById(id);
+  const canvas = document.querySelector("#plot-frontier .canvas");
+  const dots = [...canvas.querySelectorAll(".dot[data-text]")];
+
+  const minus = (text) => text.replace("-", "\u2212");
+  // Keep trailing zeros, so that columns line up (2.90 and 0.729), and avoid exponents.
+  const digits = (value, count = 4) => {
+    const text = value.toPrecision(count);
+    return minus(text.includes("e") ? Number(text).toString() : text);
+  };
+  const ms = (value, count = 4) => digits(value, count) + "\u202fms";
+  const perCent = (share) => (100 * share).toFixed(1) + "\u202f%";
+
+  function element(tag, className, ...content) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    made.append(...content.filter((part) => part !== null));
+    return made;
+  }
+
+  // Return the segments of a plan in full, and the activations that it keeps, removes and inserts.
+  function decode(plan) {
+    const kept = new Set(plan.activations);
+    const native = new Set(own);
+    const parts = plan.segments.map((index) => {
+      const [i, j, active, bare, replaced, shape] = segments[index];
+      return { i, j, time: kept.has(j) ? active : bare, replaced, shape, merged: j > i + 1 };
+    });
+    return {
+      plan,
+      parts,
+      kept,
+      removed: own.filter((position) => !kept.has(position)),
+      added: plan.activations.filter((position) => !native.has(position)),
+      merged: parts.filter((part) => part.merged).length,
+    };
+  }
+
+  function budgetText({ plan }) {
+    return ms(plan.ms) + (original ? ", " + perCent(plan.ms / original) + " of the original" : "");
+  }
+
+  function summary(index, { plan, parts, removed, added, merged }) {
+    const which = index === chosen ? "The chosen plan" : "Plan " + (index + 1) + " of " + plans.length;
+    const faster = original ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
+    return (
+      `${which}: ${ms(plan.ms)} predicted${faster}, importance ${digits(plan.importance)}. ` +
+      `Convolutions: ${layers.length} before, ${parts.length} after, of which ${merged} merged. ` +
+      `Activations: ${own.length} before, of which ${removed.length} removed; ${added.length} inserted.`
+    );
+  }
+
+  // Return the activation after layer l. The state is also in hidden text, for screen readers.
+  function mark(l, { kept }) {
+    const name = layers[l - 1].activation;
+    if (name === null && !kept.has(l)) return null;
+    const state = name === null ? "inserted" : kept.has(l) ? "kept" : "removed";
+    return element("span", "mark " + state, name ?? inserted ?? "activation", element("span", "unseen", " is " + state));
+  }
+
+  function layerLine(l, part, state) {
+    const { name, shape } = layers[l - 1];
+    const additions = skips
+      .filter(([, target]) => target === l)
+      .map(([source]) => {
+        const merged = source >= part.i && part.merged ? ", merged" : "";
+        return element("span", "aside", `+ skip from ${source}${merged}`);
+      });
+    const marks = element("span", "marks", mark(l, state), ...additions);
+    return element("p", "layer", element("span", "name", name), element("span", "", shape), marks);
+  }
+
+  function times({ time, replaced, merged }) {
+    const after = ms(time, 3);
+    const text = merged && replaced !== null ? `${digits(replaced, 3)} \u2192 ${after}` : after;
+    const bars = element("div", "bars", element("i", "before"), element("i", "after"));
+    bars.setAttribute("aria-hidden", "true");
+    bars.children[0].style.width = (100 * (replaced ?? 0)) / longest + "%";
+    bars.children[1].style.width = (100 * time) / longest + "%";
+    return element("div", "times", element("p", "", element("span", "unseen", "Time "), text), bars);
+  }
+
+  function blockItem(part, state) {
+    const { i, j, merged, shape } = part;
+    const which = merged ? `Layers ${i + 1}\u2013${j}` : `Layer ${j}`;
+    const before = element("div", "before");
+    for (let l = i + 1; l <= j; l++) before.append(layerLine(l, part, state));
+    const becomes = element("div", "becomes");
+    if (merged) becomes.append(element("p", "", "\u2192 one ", element("strong", "", shape)));
+    else becomes.append(element("p", "aside", "not merged"));
+    if (barriers.includes(j)) becomes.append(element("p", "aside", "Followed by a barrier: no merge crosses it."));
+    const changed = merged || state.removed.includes(j) || state.added.includes(j);
+    const names = ["block", merged && "merged", !changed && "same", barriers.includes(j) && "barrier"];
+    const item = element(
+      "li", names.filter(Boolean).join(" "), element("p", "which", which), before, becomes, times(part)
+    );
+    item.dataset.i = i;
+    item.dataset.j = j;
+    return item;
+  }
+
+  // Draw blocks with a width proportional to their time. Both strips have the same scale.
+  function strip(id, pieces, scale) {
+    byId(id).replaceChildren(
+      ...pieces.map(({ time, merged, title }) => {
+        const piece = element("i", merged ? "merged" : "");
+        piece.style.width = (100 * time) / scale + "%";
+        piece.title = title;
+        return piece;
+      })
+    );
+  }
+
+  function strips({ plan, parts }) {
+    const alone = layers.map(({ ms: time, name }) => ({ time: time ?? 0, merged: false, title: name }));
+    const total = alone.reduce((sum, { time }) => sum + time, 0);
+    const scale = Math.max(total, plan.ms) || 1;
+    const known = layers.every((layer) => layer.ms !== null);
+    byId("time-before").textContent = known ? ms(total) + " predicted" : "some layers have no time";
+    byId("time-after").textContent = ms(plan.ms) + " predicted";
+    strip("strip-before", alone, scale);
+    strip("strip-after", parts.map((part) => ({ ...part, title: `(${part.i}, ${part.j}] ${part.shape}` })), scale);
+  }
+
+  function show(index) {
+    const state = decode(plans[index]);
+    slider.value = String(index);
+    slider.setAttribute("aria-valuetext", budgetText(state));
+    byId("budget-text").textContent = budgetText(state);
+    byId("summary").textContent = summary(index, state);
+    byId("blocks").replaceChildren(...state.parts.map((part) => blockItem(part, state)));
+    strips(state);
+    for (const name of ["cx", "cy"]) byId("selected").setAttribute(name, dots[index].getAttribute(name));
+  }
+
+  slider.addEventListener("input", () => show(Number(slider.value)));
+  byId("fastest").addEventListener("click", () => show(0));
+  byId("chosen").addEventListener("click", () => show(chosen));
+  byId("best").addEventListener("click", () => show(plans.length - 1));
+  byId("only-changes").addEventListener("change", (event) => {
+    byId("blocks").classList.toggle("only-changes", event.target.checked);
+  });
+  canvas.addEventListener("click", (event) => {
+    const index = dots.indexOf(markAt(event));
+    if (index >= 0) show(index);
+  });
+  show(chosen);
+})();

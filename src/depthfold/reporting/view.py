@@ -1,0 +1,252 @@
+"""The data that the templates and the figures show, taken from the findings.
+
+This is the only file of the package that reads the entries of the latency table and the times of segments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from depthfold.core import FlaggedSpan, Frontier, Network, Point, SolvedPlan, Span
+from depthfold.reporting import format
+from depthfold.reporting.findings import Findings
+
+MOST_PLANS = 300  # positions that a slider of a few hundred pixels can resolve
+MOST_PLACES = 40  # places that are listed for one reason
+FLAGS = {
+    (True, True): "an activation at both ends",
+    (True, False): "an activation at the start only",
+    (False, True): "an activation at the end only",
+    (False, False): "no activation at either end",
+}
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPlans:
+    """The plans on the page, the fastest first.
+
+    `chosen` is the index of the chosen plan in `points`, `of` the number of plans on the frontier, and `on_frontier` is
+    False if the chosen plan was added to them.
+    """
+
+    points: tuple[Point, ...]
+    chosen: int
+    of: int
+    on_frontier: bool
+
+    @property
+    def thinned(self) -> bool:
+        return len(self.points) < self.of
+
+    @property
+    def saved_by_cuts(self) -> int:
+        """The number of plans that would be slower if merging followed A instead of S."""
+        return sum(point.latency < point.latency_by_activations for point in self.points)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedSpan:
+    """One entry of the latency table. `replaced` is the time of its layers one by one; times are None if unknown."""
+
+    span: Span
+    time: float | None
+    active: float | None
+    bare: float | None
+    stdev: float | None
+    replaced: float | None
+    reason: str
+
+    @property
+    def ratio(self) -> float | None:
+        return self.time / self.replaced if self.time is not None and self.replaced else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredBlock:
+    """One entry of the importance table. `score` and `importance` are None if it has no score."""
+
+    block: FlaggedSpan
+    score: float | None
+    importance: float | None
+    trainings: int
+    reason: str
+
+    @property
+    def flags(self) -> str:
+        return FLAGS[self.block.a, self.block.b]
+
+
+def select_plans(frontier: Frontier, plan: SolvedPlan, most: int = MOST_PLANS) -> ShownPlans:
+    """Return all plans of the frontier, or the answers to `most` evenly spaced budgets, and always the chosen plan.
+
+    The fastest and the slowest plan answer the first and the last budget, so they are always among them.
+    """
+    points, chosen = frontier.points, _point_of(plan)
+    found = next((n for n, point in enumerate(points) if _is_same_plan(point, chosen)), None)
+    kept = {*_answers(points, most), found} if len(points) > most else {*range(len(points)), found}
+    picked = [points[n] for n in sorted(n for n in kept if n is not None)]
+    if found is None:
+        picked.insert(bisect_right(picked, chosen.latency, key=lambda point: point.latency), chosen)
+    at = next(n for n, point in enumerate(picked) if _is_same_plan(point, chosen))
+    return ShownPlans(points=tuple(picked), chosen=at, of=len(points), on_frontier=found is not None)
+
+
+def timed_spans(findings: Findings) -> tuple[TimedSpan, ...]:
+    """Return the entries of the latency table."""
+    times = findings.latency.times
+    return tuple(
+        TimedSpan(
+            span=entry.span,
+            time=entry.time,
+            active=entry.takes(True),
+            bare=entry.takes(False),
+            stdev=entry.stdev,
+            replaced=_sum_or_none(times.get(Span(l - 1, l)) for l in entry.span.layers),
+            reason=entry.reason or "",
+        )
+        for entry in findings.latency.entries
+    )
+
+
+def scored_blocks(findings: Findings) -> tuple[ScoredBlock, ...]:
+    """Return the entries of the importance table."""
+    base = findings.importance.base
+    return tuple(
+        ScoredBlock(
+            block=entry.span,
+            score=entry.mean if entry.samples else None,
+            importance=entry.mean - base if entry.samples else None,
+            trainings=len(entry.samples),
+            reason=entry.reason or "",
+        )
+        for entry in findings.importance.entries
+    )
+
+
+def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
+    """Return the data of explorer.js: every segment once, and the plans as lists of indices of segments.
+
+    Positions count from 0 to L; layer l is at index l - 1.
+    """
+    network, times = findings.network, findings.latency.times
+    used = sorted({ends for point in plans.points for ends in _segment_ends(point, network.depth)})
+    number = {ends: n for n, ends in enumerate(used)}
+    known = {(s.span.i, s.span.j): s for s in (*findings.frontier.segments, *findings.plan.segments)}
+    layers = [
+        {
+            "name": layer.where,
+            "shape": format.shape(layer.shape),
+            "activation": layer.activation,
+            "ms": times.get(Span(l - 1, l)),
+        }
+        for l, layer in enumerate(network.layers, start=1)
+    ]
+    segments = [
+        [*ends, known[ends].takes(True), known[ends].takes(False), known[ends].replaced,
+         format.shape(network.merged_shape(Span(*ends)))]
+        for ends in used
+    ]  # fmt: skip
+    shown = [
+        {
+            "ms": point.latency,
+            "importance": point.importance,
+            "segments": [number[ends] for ends in _segment_ends(point, network.depth)],
+            "activations": list(point.activations),
+        }
+        for point in plans.points
+    ]
+    return {
+        "layers": layers,
+        "segments": segments,
+        "plans": shown,
+        "chosen": plans.chosen,
+        "original": findings.frontier.original,
+        "inserted": network.own_activation,
+        "skips": [[skip.source, skip.target] for skip in network.skips],
+        "barriers": list(network.barriers),
+    }
+
+
+def refusals(network: Network) -> list[tuple[str, str, str]]:
+    """Return (kind, reason, places) of the refusals, grouped by reason."""
+    groups = _grouped(((refusal.code, refusal.why), refusal.where) for refusal in network.refusals)
+    return [(code.replace("-", " "), why, places) for (code, why), places in groups.items()]
+
+
+def barriers(network: Network) -> list[tuple[int, str, str]]:
+    """Return (position, layer before it, reason) of the barriers."""
+    rows = []
+    for position in network.barriers:
+        refusal = network.why_not(Span(position - 1, position + 1))
+        why = refusal.why.partition(": ")[2] if refusal else ""
+        rows.append((position, network.layers[position - 1].where, why))
+    return rows
+
+
+def unusable_blocks(timed: Iterable[TimedSpan], scored: Iterable[ScoredBlock]) -> list[tuple[str, str, str]]:
+    """Return (what is missing, reason, blocks) of the entries that have a reason instead of a number."""
+    untimed = _grouped((entry.reason, str(entry.span)) for entry in timed if entry.reason)
+    unscored = _grouped((entry.reason, str(entry.block)) for entry in scored if entry.reason)
+    rows = [("no time", reason, places) for reason, places in untimed.items()]
+    return rows + [("no score", reason, places) for reason, places in unscored.items()]
+
+
+def environments(findings: Findings) -> dict[str, dict[str, object]]:
+    """Return the stated fields of every environment that states any, by what was measured there."""
+    before, after = findings.before, findings.after
+    given = {
+        "Latency table": findings.latency.environment,
+        "Importance table": findings.importance.environment,
+        "Original, measured": before.environment if before else None,
+        "Compressed, measured": after.environment if after else None,
+        "The run": findings.environment,
+    }
+    stated = {name: environment.stated for name, environment in given.items() if environment is not None}
+    return {name: fields for name, fields in stated.items() if fields}
+
+
+def _segment_ends(point: Point, depth: int) -> list[tuple[int, int]]:
+    return list(pairwise((0, *point.cuts, depth)))
+
+
+def _answers(points: tuple[Point, ...], most: int) -> set[int]:
+    """Return the indices of the best plans for evenly spaced budgets from the fastest plan to the slowest."""
+    low, high = points[0].latency, points[-1].latency
+    budgets = [low + (high - low) * n / (most - 1) for n in range(most - 1)]
+    latencies = [point.latency for point in points]
+    return {*(bisect_right(latencies, budget) - 1 for budget in budgets), len(points) - 1}
+
+
+def _point_of(plan: SolvedPlan) -> Point:
+    return Point(
+        latency=plan.latency,
+        importance=plan.importance,
+        latency_by_activations=plan.latency_by_activations,
+        activations=tuple(sorted(plan.activations)),
+        cuts=plan.cuts,
+        boundaries=plan.boundaries,
+    )
+
+
+def _is_same_plan(one: Point, two: Point) -> bool:
+    """Compare A and S only: the predictions differ if a table was measured again."""
+    return one.cuts == two.cuts and set(one.activations) == set(two.activations)
+
+
+def _sum_or_none(times: Iterable[float | None]) -> float | None:
+    every = list(times)
+    known = [time for time in every if time is not None]
+    return sum(known) if len(known) == len(every) else None
+
+
+def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, str]:
+    """Return the places of each key as text, in the order in which they occur."""
+    groups: dict[Key, dict[str, None]] = {}
+    for key, place in pairs:
+        groups.setdefault(key, {})[place] = None
+    return {key: format.join_and(places, MOST_PLACES) for key, places in groups.items()}

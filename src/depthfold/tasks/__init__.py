@@ -1,0 +1,1 @@
+"""Tasks that ship: image classification over several data sets."""
