@@ -1,4 +1,4 @@
-"""Options: everything that compress() can be told and that has a default."""
+"""Options of compress(): everything that has a default."""
 
 from __future__ import annotations
 
