@@ -140,7 +140,6 @@ def test_only_the_first_process_writes(out):
     assert {path.name for path in (out / "folder-0").iterdir()} == {
         "best.safetensors",
         "last.safetensors",
-        "lock",
         "metrics.jsonl",
     }
     assert not (out / "folder-1").exists()
