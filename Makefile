@@ -40,7 +40,7 @@ browser:  ## install Debian's chromium, which the tests of the report need
 test: lint browser  ## lint, then run all tests
 	$(BIN)/python -m pytest -q -n 2
 
-test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray plotly" skips the tests that need them)
+test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray openvino" skips the tests that need them)
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -q -n auto $(addprefix --without ,$(WITHOUT))
 
 fuzz: setup  ## run the property tests with 1,500 examples each

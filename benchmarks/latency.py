@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -125,12 +126,12 @@ def closed_loop(traced: TracedNetwork, backend: Backend, table: df.LatencyTable,
 def bench(traced: TracedNetwork, target: str, folder: Path, seed: int) -> None:
     backend = get(target)
     name = re.sub(r"[^\w.-]+", "_", target)  # with its options, because one backend may be given twice
-    journal = folder / f"{name}.jsonl"
-    journal.unlink(missing_ok=True)
+    run = folder / name
+    shutil.rmtree(run, ignore_errors=True)
     started = time.perf_counter()
-    table = measure_latency(traced, backend, journal=journal)
+    table = measure_latency(traced, backend, run=run)
     taken = time.perf_counter() - started
-    alone = measure_latency(traced, backend, mode="alone", journal=journal)  # on a CPU all of them are in the journal
+    alone = measure_latency(traced, backend, mode="alone", run=run)  # on a CPU all of them are in the journal
     spans = traced.spans("paper")
     shapes = len(set(block_shapes(traced, spans, 1).values()))
     print(f"\n## {target}\n\n{table.environment}")

@@ -1,10 +1,10 @@
-"""Create the files that ship with the demo: trained weights, a part of Fashion-MNIST and, on request, the importances.
+"""Makes what the demo ships: its trained network, its part of Fashion-MNIST, and, if asked for, the importances.
 
     python experiments/demo_network.py FASHION_MNIST RUN [--device cuda:0] [--importances 4]
 
-The network is trained on the training set except for a tenth of each class, and scored on the whole test set. The
-training is kept in RUN and resumes if it was interrupted. It takes about 40 minutes on two ARM cores. `--importances`
-measures the importance table on the images that ship, with this number of workers.
+The network is trained on the whole training set but a tenth of each class, and scored on the whole test set. RUN keeps
+the training: interrupted and started again, it goes on. On two ARM cores it takes about 40 minutes. The importances
+are trained on the images that ship, by so many workers.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ import safetensors.torch
 import torch
 
 import depthfold as df
-from depthfold.demo import shipped, show
+from depthfold import demo
+from depthfold.demo.demo import IMPORTANCE_RECIPE, SHIPPED
 from depthfold.demo.network import SmallMobileNet
 from depthfold.jobs import Processes
 from depthfold.tasks.datasets import FashionMnist
 
-SHIPPED = Path(df.__file__).parent / "demo" / "shipped"
 RECIPE = df.Recipe(
     epochs=6, batch=128, lr=0.1, weight_decay=3e-4, warmup=200, flip=True, evaluate=420, checkpoint=105
 )  # fmt: skip
-DROP = 0.4  # drop probability of the last residual
-IMAGES = {"train": 1000, "test": 500}  # images of each class
-LEAST = 91.0  # per cent on the whole test set; nothing is shipped below this accuracy
+DROP = 0.4  # of the last residual
+IMAGES = {"train": 1000, "test": 500}  # of each class
+LEAST = 91.0  # per cent on the whole test set: below it, the network is not worth showing
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--device", help="for example cuda:0; default: chosen by accelerate")
-    parser.add_argument("--importances", type=int, metavar="WORKERS", help="also measure the importances")
+    parser.add_argument("--device", help="such as cuda:0; without it, what accelerate finds")
+    parser.add_argument("--importances", type=int, metavar="WORKERS", help="train for the importances, too")
     options = parser.parse_args()
     torch.manual_seed(0)
     task = df.ClassificationTask.fashion_mnist(options.data)
@@ -50,7 +50,7 @@ def main() -> None:
     score = task.score(model, "test")
     print(f"{score:.2f} % of the 10,000 test images, after {time.perf_counter() - started:.0f} s")
     if score < LEAST:
-        raise SystemExit(f"The accuracy is below {LEAST} %, so nothing is shipped.")
+        raise SystemExit(f"That is less than {LEAST} %: nothing is shipped.")
     SHIPPED.mkdir(exist_ok=True)
     safetensors.torch.save_file(model.state_dict(), SHIPPED / "weights.safetensors")
     for part, number in IMAGES.items():
@@ -69,13 +69,13 @@ def main() -> None:
 
 
 def importances(options: argparse.Namespace) -> df.ImportanceTable:
-    """Measure the importance table of the shipped network on the shipped images, like `depthfold demo --remeasure`."""
+    """Of the network that ships, on the images that ship: what `depthfold demo --measure-importance` does."""
     on_gpu = options.device is not None and options.device != "cpu"
     devices = {"devices": (options.device,), "workers_per_device": options.importances}
     executor = Processes(**devices) if on_gpu else Processes(workers=options.importances, threads=1)
-    traced = df.trace(shipped.model(), torch.randn(1, 1, 28, 28))
-    recipe = df.Recipe(**show.TRAININGS)
-    return df.measure_importance(traced, shipped.task(), recipe, afresh=False, executor=executor, run=options.run)
+    network = df.trace(demo.model(), torch.randn(1, 1, 28, 28))
+    recipe = df.Recipe(**IMPORTANCE_RECIPE)
+    return df.measure_importance(network, demo.task(), recipe, reinit=False, executor=executor, run=options.run)
 
 
 def ship(data: Path, part: str, number: int) -> None:
@@ -87,7 +87,7 @@ def ship(data: Path, part: str, number: int) -> None:
     prefix = {"train": "train", "test": "t10k"}[part]
     for name, array in (("images-idx3", pixels), ("labels-idx1", labels[chosen].astype(np.uint8))):
         header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-        packed = gzip.compress(header + array.tobytes(), mtime=0)  # no time stamp, so that the bytes are reproducible
+        packed = gzip.compress(header + array.tobytes(), mtime=0)  # no time stamp: the same bytes every time
         (SHIPPED / f"{prefix}-{name}-ubyte.gz").write_bytes(packed)
 
 

@@ -20,8 +20,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.importance.entry import EntrySetup
-from depthfold.importance.ledger import job_of
+from depthfold.importance.entry import EntrySetup, job_of
 from depthfold.jobs import Processes
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork

@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import gc
 import json
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -33,7 +34,7 @@ from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
 from depthfold.errors import SpoiledDevice, TableError
 from depthfold.latency import Timer, measure_latency
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
 
@@ -63,25 +64,25 @@ def counts(network: df.Network) -> tuple[int, int]:
     return (8, 10) if network.depth < 20 else (14, 20)
 
 
-def examine(traced: TracedNetwork, backend: PyTorch | Inductor, journal: Path) -> tuple[df.LatencyTable, dict]:
+def examine(traced: TracedNetwork, backend: PyTorch | Inductor, run: Path) -> tuple[df.LatencyTable, dict]:
     networks, tests = counts(traced.network)
     compared = {"original": traced.vanilla, "every block merged": every_block_merged(traced.network)}
     before = end_to_end(traced, backend, compared.values(), WHOLE)
     started = time.perf_counter()
-    table = measure_latency(traced, backend, journal=journal, timer=TIMER, networks=networks)
+    table = measure_latency(traced, backend, run=run, timer=TIMER, networks=networks)
     took = time.perf_counter() - started
-    alone = measure_latency(traced, backend, mode="alone", journal=journal, timer=TIMER)
+    alone = measure_latency(traced, backend, mode="alone", run=run, timer=TIMER)
     random = list(random_plans(traced.network, tests, 1))
     frontier = df.solve(table, made_up_importances(traced.network))
     compared["fastest"] = frontier[0].plan
     solved = [frontier[round(n * (len(frontier) - 1) / 5)].plan for n in range(1, 6)]
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(traced, backend, plans, WHOLE)
-    with Notebook.open(journal, traced, table.environment) as notebook:
-        original = notebook.name_plan(traced.vanilla)
-        if not notebook.timed(original):
-            raise TableError(f"The original network could not be timed: {notebook.reasons.get(original)}")
-        meanwhile = notebook.time(original)
+    with LatencyJournal(run, traced, table.environment) as journal:
+        original = journal.name_plan(traced.vanilla)
+        if not journal.timed(original):
+            raise TableError(f"The original network could not be timed: {journal.reasons.get(original)}")
+        meanwhile = journal.time(original)
     drift = [measured[0] / before[0] - 1, measured[1] / before[1] - 1, measured[0] / meanwhile - 1]
     if max(map(abs, drift)) > DRIFT:
         changes = ", ".join(f"{change:+.1%}" for change in drift)
@@ -116,13 +117,13 @@ def row(record: dict) -> str:
 
 def measure(case: Case, folder: Path) -> dict:
     started = time.monotonic()
-    traced, journal = build(case.name, case.batch, case.size), case.file(folder, ".journal")
+    traced, run = build(case.name, case.batch, case.size), case.file(folder, ".run")
     for left in reversed(range(TRIES)):
         try:
-            table, result = examine(traced, case.backend, journal)
+            table, result = examine(traced, case.backend, run)
             break
         except Disturbed as disturbed:
-            journal.unlink()
+            shutil.rmtree(run)
             print(f"{case.key}: {disturbed}; discarded", flush=True)
             if not left:
                 raise

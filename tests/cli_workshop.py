@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from typer.testing import CliRunner
 
-from depthfold.cli.app import app
+from depthfold.cli.commands import app
 
 NET = textwrap.dedent(
     """
@@ -59,7 +59,7 @@ CONFIG = textwrap.dedent(
     budget = "80%"
     export = ["model.pt2"]
 
-    [trainings]
+    [importance_recipe]
     steps = 3
     batch = 8
 

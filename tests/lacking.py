@@ -15,7 +15,6 @@ import torch
 HAS = {
     "ray": lambda: importlib.util.find_spec("ray"),
     "openvino": lambda: importlib.util.find_spec("openvino"),
-    "plotly": lambda: importlib.util.find_spec("plotly"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
     "chromium": lambda: shutil.which("chromium"),
     "cuda": lambda: False,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from depthfold.merging import Verification as Verification
     from depthfold.merging import merge as merge
     from depthfold.merging import verify as verify
+    from depthfold.pipeline import Options as Options
     from depthfold.pipeline import compress as compress
     from depthfold.reporting import Findings as Findings
     from depthfold.reporting import report as report
@@ -48,6 +49,7 @@ _MODULES = {
     "ImportanceTable": "depthfold.core",
     "LatencyTable": "depthfold.core",
     "Network": "depthfold.core",
+    "Options": "depthfold.pipeline",
     "Plan": "depthfold.core",
     "Recipe": "depthfold.training",
     "Span": "depthfold.core",

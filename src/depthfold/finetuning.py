@@ -66,9 +66,9 @@ def finetuned(student: nn.Module, run: str | Path) -> nn.Module:
     if not (folder / LAST).exists():
         raise CheckpointError(f"The folder {folder} has no fine-tuning yet. Call finetune() first.")
     state = load_weights(trained, folder)
-    if state.identity.about != _about(student):
+    if state.identity.model != _about(student):
         raise CheckpointError(
-            f"The folder {folder} has the fine-tuning of another plan: {state.identity.about or 'unknown'} there, "
+            f"The folder {folder} has the fine-tuning of another plan: {state.identity.model or 'unknown'} there, "
             f"{_about(student) or 'not a student'} here. Use the folder of this plan, or fine-tune it."
         )
     if state.step < state.identity.steps:

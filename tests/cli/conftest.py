@@ -1,16 +1,15 @@
-"""A folder with a user's file and settings, and a run that was compressed there once for all tests."""
+"""A folder with a user's file and settings, and a run that is compressed there once for all tests."""
 
 import shutil
 
 import pytest
 
 from cli_workshop import CONFIG, NET, depthfold, without_memory
-from lacking import stop_without
 
 
 @pytest.fixture(autouse=True)
 def memory_not_measured():
-    """For each test by itself: other tests of this process do measure it."""
+    """Apply to each test separately: other tests in this process measure memory."""
     with without_memory():
         yield
 
@@ -25,8 +24,7 @@ def workshop(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compressed(workshop):
-    """What `depthfold compress` printed, for the run `whole`."""
-    stop_without("plotly")  # compress writes a report
+    """Return the result of `depthfold compress` for the run `whole`."""
     with without_memory():
         result = depthfold("compress", "--config", workshop / "tiny.toml", "--run", workshop / "whole")
     assert result.exit_code == 0, result.output
@@ -35,5 +33,5 @@ def compressed(workshop):
 
 @pytest.fixture
 def run(workshop, compressed, tmp_path):
-    """A copy of the finished run, to do harm to."""
+    """Return a copy of the finished run that the test may damage."""
     return shutil.copytree(workshop / "whole", tmp_path / "run")

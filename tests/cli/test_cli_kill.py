@@ -1,4 +1,4 @@
-"""`depthfold compress` killed with -9 in every stage and run again: it goes on, to the same result bit for bit."""
+"""`depthfold compress` killed with -9 in every stage and run again: it resumes, to the same result bit for bit."""
 
 import os
 import signal
@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from depthfold.pipeline.choice import Choice
-from lacking import needs
+from depthfold.core import SolvedPlan
 
-# The command line in a process that kills itself when it is about to put a certain file on disk for the n-th time.
-# Every stage ends in such a moment, and it is the worst one: the bytes are written, and nothing vouches for them yet.
+# The command line in a process that kills itself when it syncs a certain file for the n-th time. Every stage ends with
+# a sync, and that is the worst moment: the bytes are written, but the file is not complete yet.
 SCRIPT = """
 import os, signal, sys
 name, number = sys.argv[1], int(sys.argv[2])
@@ -26,22 +25,27 @@ def fsync(handle):
     sync(handle)
 
 os.fsync = fsync
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell would not hear of Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background jobs ignore Ctrl-C
 import importlib
 importlib.import_module("depthfold.latency.profile").peak_memory = lambda *_: (None, "not measured in these tests")
 from depthfold.cli import main
 sys.argv = ["depthfold", *sys.argv[3:]]
 main()
 """
-# In the order of the stages: each kill happens in a run that the one before left behind.
+# In the order of the stages: each kill happens in the run that the previous kill left.
 STAGES = (
+    ("run.json.partial", 1),
     ("latency.jsonl", 9),
     ("latency.json.partial", 1),
+    ("run.json.partial", 1),
     ("importance.jsonl", 3),
     ("importance.json.partial", 1),
-    ("choice.json.partial", 1),
+    ("run.json.partial", 1),
+    ("plan.json.partial", 1),
+    ("run.json.partial", 1),
     ("last.safetensors.partial", 2),
     ("result", 1),
+    ("run.json.partial", 1),
     (".model.pt2.partial", 1),
     ("findings.json.partial", 1),
     ("report.html.partial", 1),
@@ -50,13 +54,13 @@ STAGES = (
 
 def start(name, number, *arguments):
     command = [sys.executable, "-c", SCRIPT, name, str(number), *map(str, arguments)]
-    # One thread, as in the tests' own process: sums in another order are other sums in their last bits.
+    # One thread, as in this process: sums in another order differ in their last bits.
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kill is aimed by /proc, which is Linux's")
-def test_killed_in_every_stage_it_goes_on_to_the_same_result(workshop, compressed, tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="the kill needs /proc, which only Linux has")
+def test_a_run_killed_in_every_stage_resumes_to_the_same_result(workshop, compressed, tmp_path):
     run, whole = tmp_path / "killed", workshop / "whole"
     first = ("compress", "--config", workshop / "tiny.toml", "--run", run)
     for name, number in STAGES:
@@ -65,15 +69,14 @@ def test_killed_in_every_stage_it_goes_on_to_the_same_result(workshop, compresse
     done = start("", 0, "compress", "--run", run)
     assert done.returncode == 0, done.stderr
     assert "x as fast" in done.stdout
-    plans = [Choice.loads((folder / "choice.json").read_text()).plan for folder in (run, whole)]
+    plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     for name in ("result/model.safetensors", "latency.json", "importance.json"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-@needs("plotly")
-def test_an_interrupted_run_says_that_it_goes_on(workshop, tmp_path):
-    """A real SIGINT, in the middle of the trainings: the user's own loss raises it, as the terminal would."""
+def test_an_interrupted_run_says_how_to_resume(workshop, tmp_path):
+    """The user's loss sends a real SIGINT in the middle of the trainings, as a terminal would."""
     (tmp_path / "net.py").write_text(
         (workshop / "net.py").read_text()
         + """
@@ -96,5 +99,5 @@ def interrupted():
     done = start("", 0, "compress", *arguments, "--run", tmp_path / "run")
     assert done.returncode == 130
     *progress, last = done.stderr.splitlines()
-    assert last == "Interrupted: run the same command again, and it goes on where it stopped."
+    assert last == "Interrupted: run the same command again to resume."
     assert progress[-1] == "trainings: 0 of 7"

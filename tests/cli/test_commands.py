@@ -1,7 +1,6 @@
-"""The commands as a user runs them: what they print, what they leave in the run, and that they go on there."""
+"""The commands as a user runs them: their output, the files in the run folder, and resuming."""
 
 import importlib
-import json
 import re
 import subprocess
 import sys
@@ -10,15 +9,14 @@ import tomllib
 import pytest
 
 from cli_workshop import depthfold, refused
-from depthfold.core import Network
-from depthfold.pipeline.choice import Choice
+from depthfold.core import Network, SolvedPlan
 from depthfold.reporting import Findings
 
 COMMANDS = ["inspect", "latency", "importance", "solve", "finetune", "merge", "export", "report", "compress", "profile"]
 WEIGHTS = "result/model.safetensors"
 
 
-def test_help_is_there_for_every_command_with_an_example():
+def test_every_command_has_help_with_an_example():
     listed = depthfold("--help").stdout
     for command in COMMANDS:
         assert f" {command} " in listed
@@ -40,7 +38,7 @@ finally:
     assert "depthfold compress" in done.stdout and "LOADED []" in done.stdout
 
 
-def test_compress_ends_with_both_networks_and_where_everything_is(workshop, compressed):
+def test_compress_prints_both_networks_and_the_paths_of_the_results(workshop, compressed):
     findings = Findings.loads((workshop / "whole/findings.json").read_text())
     shown = " ".join(compressed.stdout.split())
     assert f"{findings.before.latency:.4g} ms {findings.after.latency:.4g} ms" in shown
@@ -48,10 +46,10 @@ def test_compress_ends_with_both_networks_and_where_everything_is(workshop, comp
     assert f"{findings.score_after.score:.2%} ±" in shown
     for name in ("report.html", "result", "model.pt2"):
         assert (workshop / "whole" / name).exists() and str(workshop / "whole" / name) in compressed.stdout
-    assert "\x1b" not in compressed.output  # plain where nobody watches
+    assert "\x1b" not in compressed.output  # plain text, because it is not a terminal
 
 
-def test_commands_that_score_say_how_far_they_are(run):
+def test_commands_that_score_report_progress(run):
     for command in (("compress",), ("report", "--target", "cost_model")):
         done = depthfold(*command, "--run", run)
         assert done.exit_code == 0, done.output
@@ -66,28 +64,28 @@ def test_compress_traces_the_model_once(run, monkeypatch):
     assert len(traced) == 1
 
 
-def test_stage_by_stage_the_result_is_that_of_compress(workshop, compressed, tmp_path):
+def test_single_stages_give_the_same_result_as_compress(workshop, compressed, tmp_path):
     run, whole = tmp_path / "staged", workshop / "whole"
     first = depthfold("latency", "--config", workshop / "tiny.toml", "--run", run)
     assert first.exit_code == 0 and "Latency table of Sequential: 6 spans, 3 layers" in first.stdout
-    for command, words in (
+    for command, text in (
         ("importance", "Importance table of Sequential"),
-        ("solve", "Chosen for the budget of 80%, timed end to end"),
-        ("finetune", "Fine-tuned; its metrics are in"),
+        ("solve", "Chosen for the budget of 80%, measured end to end"),
+        ("finetune", "Fine-tuned. The metrics are in"),
         ("merge", "tolerance"),
         ("export", "model.pt2: PyTorch program, for batches of any size"),
         ("report", "report.html"),
     ):
-        result = depthfold(command, "--run", run)  # all else is in its config.toml
+        result = depthfold(command, "--run", run)  # config.toml has the other settings
         assert result.exit_code == 0, result.output
-        assert words in result.stdout
-    plans = [Choice.loads((folder / "choice.json").read_text()).plan for folder in (run, whole)]
+        assert text in result.stdout
+    plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
-def test_a_finished_run_can_be_gone_over_again(command, run):
+def test_commands_can_be_repeated_on_a_finished_run(command, run):
     before = (run / WEIGHTS).read_bytes()
     result = depthfold(command, "--run", run)
     assert result.exit_code == 0, result.output
@@ -98,29 +96,29 @@ def test_a_finished_run_can_be_gone_over_again(command, run):
     ("command", "wants"),
     [
         ("solve", "no latency.json yet. Run: depthfold latency --run"),
-        ("finetune", "no choice.json yet. Run: depthfold solve --run"),
-        ("merge", "no choice.json yet. Run: depthfold solve --run"),
+        ("finetune", "no plan.json yet. Run: depthfold solve --run"),
+        ("merge", "no plan.json yet. Run: depthfold solve --run"),
         ("export", "no result yet. Run: depthfold merge --run"),
-        ("report", "no choice.json yet. Run: depthfold solve --run"),
+        ("report", "no plan.json yet. Run: depthfold solve --run"),
     ],
 )
-def test_a_command_that_comes_too_early_names_the_one_to_run(command, wants, workshop, tmp_path):
+def test_a_command_without_its_inputs_names_the_command_that_makes_them(command, wants, workshop, tmp_path):
     (tmp_path / "new").mkdir()
     assert wants in refused(command, "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
 
 
-def test_merge_wants_a_finished_fine_tuning_of_the_same_plan(run):
+def test_merge_needs_a_finished_fine_tuning_of_the_same_plan(run):
     (last,) = run.glob("students/*/finetuning/last.safetensors")
     kept = last.read_bytes()
     last.unlink()
     wanted = f"Run: depthfold finetune --run {run}"
     assert wanted in refused("merge", "--run", run)
     last.write_bytes(kept)
-    choice = json.loads((run / "choice.json").read_text())
+    plan = SolvedPlan.loads((run / "plan.json").read_text())
     frontier = depthfold("solve", "--run", run, "--budget", "100%")
     assert frontier.exit_code == 0
-    assert json.loads((run / "choice.json").read_text())["plan"]["plan"]["cuts"] != choice["plan"]["plan"]["cuts"]
-    assert wanted in refused("merge", "--run", run)  # the plan has a folder of its own, without a training so far
+    assert SolvedPlan.loads((run / "plan.json").read_text()).plan.cuts != plan.plan.cuts
+    assert wanted in refused("merge", "--run", run)  # the new plan has its own folder, without a training
 
 
 def test_inspect_prints_the_network_or_its_json(workshop):
@@ -130,7 +128,7 @@ def test_inspect_prints_the_network_or_its_json(workshop):
     assert [layer.where for layer in network.layers] == ["0", "3", "6"]
 
 
-def test_inspect_knows_the_models_of_the_libraries():
+def test_inspect_takes_models_of_torchvision_and_timm():
     for model in ("torchvision:resnet18,num_classes=7", "timm:resnet18"):
         shown = depthfold("inspect", model, "--input", "3x64x64")
         assert shown.exit_code == 0, shown.output
@@ -145,14 +143,14 @@ def test_profile_of_a_model_and_of_a_run(workshop, run):
     assert both.exit_code == 0 and "before" in both.stdout and "after" in both.stdout
 
 
-def test_a_given_importance_table_takes_the_place_of_trainings(workshop, compressed, tmp_path):
+def test_a_given_importance_table_replaces_the_trainings(workshop, compressed, tmp_path):
     table = workshop / "whole/importance.json"
     done = depthfold("importance", "--config", workshop / "tiny.toml", "--run", tmp_path, "--importance", table)
     assert done.exit_code == 0 and not (tmp_path / "importance.jsonl").exists()
     assert (tmp_path / "importance.json").read_text() == table.read_text()
 
 
-def test_options_win_over_the_file_and_the_file_over_what_the_run_was_told(workshop, compressed, run, tmp_path):
+def test_options_override_the_file_and_the_file_overrides_the_run(workshop, compressed, run, tmp_path):
     def kept():
         return tomllib.loads((run / "config.toml").read_text())
 
@@ -165,31 +163,31 @@ def test_options_win_over_the_file_and_the_file_over_what_the_run_was_told(works
     assert (kept()["budget"], kept()["alpha"]) == ("95%", 1.6)
 
 
-def test_a_run_forgets_what_failed(run):
+def test_settings_of_a_failed_command_are_not_kept(run):
     refused("solve", "--run", run, "--budget", "1%")
     assert tomllib.loads((run / "config.toml").read_text())["budget"] == "80%"
 
 
-def test_an_interruption_is_one_line_and_130(run, monkeypatch):
+def test_interruption_prints_one_line_and_exits_with_130(run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("depthfold.pipeline.stages.frontier_stage", interrupted)
+    monkeypatch.setattr("depthfold.settings.stages.frontier_stage", interrupted)
     said = refused("solve", "--run", run, code=130)
-    assert said == "Interrupted: run the same command again, and it goes on where it stopped."
+    assert said == "Interrupted: run the same command again to resume."
 
 
-def test_what_nobody_expected_is_1_and_debug_shows_where(run, monkeypatch):
+def test_unexpected_errors_exit_with_1_and_debug_shows_the_traceback(run, monkeypatch):
     def fails(*_, **__):
-        raise ZeroDivisionError("by nought")
+        raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("depthfold.pipeline.stages.frontier_stage", fails)
-    assert "ZeroDivisionError: by nought (run it with --debug" in refused("solve", "--run", run, code=1)
+    monkeypatch.setattr("depthfold.settings.stages.frontier_stage", fails)
+    assert "ZeroDivisionError: by zero (run with --debug" in refused("solve", "--run", run, code=1)
     for debugged in (("--debug", "solve", "--run", run), ("solve", "--run", run, "--debug")):
         result = depthfold(*debugged)
         assert result.exit_code == 1 and "in fails" in result.stderr
 
 
-def test_a_wrong_option_is_typers_to_explain():
+def test_wrong_options_are_explained_by_typer():
     result = depthfold("solve", "--bugdet", "60%")
     assert result.exit_code == 2 and "No such option" in result.stderr

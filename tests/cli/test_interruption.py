@@ -1,12 +1,12 @@
-"""Ctrl-C before a command is under way: the same line and exit code as later, and no traceback of anybody's imports."""
+"""Ctrl-C while the command starts: the same line and exit code as later, and no traceback."""
 
 import subprocess
 import sys
 
 import pytest
 
-# The command line in a process that interrupts itself when it is about to import a certain module; or, for the name
-# "get_command", when everything is imported and typer begins.
+# The command line in a process that interrupts itself before it imports a certain module. The name "get_command"
+# stands for the moment when typer starts.
 SCRIPT = """
 import os, signal, sys
 name = sys.argv[1]
@@ -29,7 +29,7 @@ from depthfold.cli import main
 sys.argv = ["depthfold", *sys.argv[3:]]
 main()
 """
-LINE = "Interrupted: run the same command again, and it goes on where it stopped.\n"
+LINE = "Interrupted: run the same command again to resume.\n"
 
 
 def start(name, handler, *arguments):
@@ -39,15 +39,15 @@ def start(name, handler, *arguments):
 
 @pytest.mark.parametrize(
     "name",
-    ["typer", "depthfold.cli.group", "get_command", "torch", "numpy.exceptions", "depthfold.pipeline.subject"],
+    ["typer", "depthfold.cli.app", "get_command", "torch", "numpy.exceptions", "depthfold.settings.session"],
 )
-def test_interrupted_while_it_starts(name, workshop):
-    """numpy.exceptions is imported by NumPy's C code, which makes another error of whatever comes up there."""
+def test_interruption_during_imports(name, workshop):
+    """numpy.exceptions is imported by NumPy's C code, which replaces any exception by its own."""
     done = start(name, "default_int_handler", "inspect", f"{workshop / 'net.py'}:model", "--input", "1x8x8")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
 
 
-def test_a_shell_that_has_it_ignored_is_obeyed():
+def test_an_ignored_sigint_stays_ignored():
     done = start("typer", "SIG_IGN", "--version")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("depthfold ")

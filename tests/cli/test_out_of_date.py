@@ -1,5 +1,4 @@
-"""A result that is older than the plan or the student of its run: no command takes it for the new one. And a run that
-is younger than its data: what does not need them goes on without."""
+"""A result that is older than the plan or the student of its run is refused, and a run can outlive its data."""
 
 import importlib
 import json
@@ -19,30 +18,30 @@ def done(*arguments):
 
 
 def cuts(document):
-    found = json.loads(document.read_text())["plan"]
+    found = json.loads(document.read_text())
     return found.get("plan", found)["cuts"]
 
 
 @pytest.mark.parametrize(
     "command", [("export", "--export", "new.pt2"), ("profile",), ("report",), ("report", *ELSEWHERE)]
 )
-def test_a_result_of_another_plan_is_not_used(command, run):
+def test_a_result_of_another_plan_is_refused(command, run):
     done("solve", "--run", run, "--budget", "100%")
     done("finetune", "--run", run)
-    assert cuts(run / "choice.json") != cuts(run / "result/config.json")
+    assert cuts(run / "plan.json") != cuts(run / "result/config.json")
     said = refused(*command, "--run", run)
     assert "is of another plan than the one that was chosen since" in said
     assert said.endswith(f"Run: depthfold merge --run {run}")
     assert not (run / "new.pt2").exists()
     done("merge", "--run", run)
-    assert cuts(run / "choice.json") == cuts(run / "result/config.json")
+    assert cuts(run / "plan.json") == cuts(run / "result/config.json")
     done(*command, "--run", run)
 
 
 @pytest.mark.parametrize(
     "command", [("export", "--export", "new.pt2"), ("profile",), ("report",), ("report", *ELSEWHERE)]
 )
-def test_a_result_of_another_student_is_not_used(command, run):
+def test_a_result_of_another_student_is_refused(command, run):
     done("finetune", "--run", run, "--no-distil")
     said = refused(*command, "--run", run)
     assert "was not merged from the student that was fine-tuned last" in said
@@ -53,19 +52,19 @@ def test_a_result_of_another_student_is_not_used(command, run):
         assert Findings.loads((run / "findings.json").read_text()).verification.ok
 
 
-def test_a_report_is_of_the_student_that_was_merged(run, tmp_path):
-    """Another recipe in the settings is no student yet: the result is compared with its own."""
+def test_a_report_uses_the_student_that_was_merged(run, tmp_path):
+    """A new recipe in the settings has no student yet: the result is compared with its own student."""
     (tmp_path / "recipe.toml").write_text("steps = 3\nbatch = 8\n")
     (tmp_path / "own.toml").write_text('recipe = "recipe.toml"\ntarget = "cost_model:launch_us=1.0"\n')
     done("report", "--run", run, "--config", tmp_path / "own.toml", *ELSEWHERE)
     assert Findings.loads((run / "findings.json").read_text()).verification.ok
 
 
-def test_killed_while_the_result_is_kept_it_is_merged_again(run, monkeypatch):
+def test_an_unfinished_result_is_merged_again(run, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.results"), "save", killed)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.artefacts"), "save", killed)
     assert depthfold("merge", "--run", run).exit_code == 130
     monkeypatch.undo()
     assert f"Run: depthfold merge --run {run}" in refused("export", "--run", run)
@@ -75,7 +74,7 @@ def test_killed_while_the_result_is_kept_it_is_merged_again(run, monkeypatch):
 
 @pytest.fixture
 def orphan(run, workshop, tmp_path):
-    """A finished run whose data are gone. Where the images were read from does not matter: any name will do."""
+    """Return a finished run whose data are gone."""
     config = run / "config.toml"
     gone = config.read_text().replace(
         f'data = "{workshop / "net.py"}:data"', f'data = "imagefolder:{tmp_path / "gone"}"'
@@ -85,19 +84,19 @@ def orphan(run, workshop, tmp_path):
     return run
 
 
-def test_a_run_without_its_data_is_of_use(orphan):
+def test_most_commands_work_without_the_data(orphan):
     for command in ("report", "inspect", "latency", "solve", "merge", "export", "profile"):
         done(command, "--run", orphan)
 
 
 @pytest.mark.parametrize("command", [("finetune",), ("importance",), ("compress",), ("report", *ELSEWHERE)])
-def test_what_needs_the_data_says_that_they_are_gone(command, orphan, tmp_path):
+def test_commands_that_need_the_data_say_that_they_are_missing(command, orphan, tmp_path):
     said = refused(*command, "--run", orphan)
     assert f"is missing: there is no folder {tmp_path / 'gone'}" in said
 
 
-def test_where_only_the_size_of_the_images_is_missing_it_can_be_given(orphan):
+def test_the_size_of_missing_images_can_be_given(orphan):
     config = orphan / "config.toml"
     config.write_text(config.read_text().replace('input = "1x8x8"\n', ""))
-    assert "If only the size of its images is needed, --input 3x224x224 says it" in refused("export", "--run", orphan)
+    assert "If only the size of the images is needed, give --input 3x224x224." in refused("export", "--run", orphan)
     done("export", "--run", orphan, "--input", "1x8x8")

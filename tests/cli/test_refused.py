@@ -1,4 +1,4 @@
-"""A command that fails leaves the run as it was: no settings, no table, no file of its own."""
+"""A command that fails leaves the run unchanged: no settings, no table, no file."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ import pytest
 
 from cli_workshop import depthfold, refused
 from depthfold.core import ImportanceTable
-from lacking import needs
 
 
 def done(*arguments):
@@ -23,7 +22,7 @@ def kept(run):
 
 @pytest.fixture
 def tables(run, workshop, tmp_path):
-    """Importance tables: of another network, and of this one with another order of its blocks."""
+    """Return a folder with two importance tables: other.json of another network, and fits.json of this one."""
     other = done("inspect", f"{workshop / 'net.py'}:other", "--input", "1x8x8", "--json").stdout
     table = ImportanceTable.loads((run / "importance.json").read_text()).to_json()
     (tmp_path / "fits.json").write_text(json.dumps(table | {"provenance": "given", "base": table["base"] + 1}))
@@ -35,21 +34,21 @@ def tables(run, workshop, tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("--at", "nope"),
+        ("--submodule", "nope"),
         ("--ignore", "nope"),
         ("--importance", "{tables}/other.json"),
         ("--data", "{net}:broken"),
     ],
 )
-def test_a_first_compress_that_is_refused_leaves_nothing_behind(wrong, workshop, tables, tmp_path):
+def test_a_refused_first_compress_leaves_nothing_behind(wrong, workshop, tables, tmp_path):
     run, again = tmp_path / "new", ("compress", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
     refused(*again, *(text.format(tables=tables, net=workshop / "net.py") for text in wrong))
     assert not run.exists() or not list(run.iterdir())
     done(*again)
-    assert "at" not in kept(run) and kept(run)["ignore"] == [] and "importance" not in kept(run)
+    assert "submodule" not in kept(run) and kept(run)["ignore"] == [] and "importance" not in kept(run)
 
 
-def test_nor_does_one_whose_libraries_are_missing(workshop, tmp_path, monkeypatch):
+def test_a_first_compress_without_its_libraries_leaves_nothing_behind(workshop, tmp_path, monkeypatch):
     asked = ("compress", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnx", None)
@@ -57,27 +56,26 @@ def test_nor_does_one_whose_libraries_are_missing(workshop, tmp_path, monkeypatc
     assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
 
 
-def test_a_first_importance_that_is_refused_leaves_nothing_behind(workshop, tables, tmp_path):
+def test_a_refused_first_importance_leaves_nothing_behind(workshop, tables, tmp_path):
     asked = ("importance", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
     refused(*asked, "--importance", tables / "other.json")
     refused(*asked, "--data", f"{workshop / 'net.py'}:broken")
     assert not list((tmp_path / "new").iterdir())
 
 
-@needs("plotly")
-def test_a_compress_that_is_under_way_can_go_on_with_the_run_alone(workshop, tmp_path, monkeypatch):
+def test_an_interrupted_compress_resumes_with_the_run_alone(workshop, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     run = tmp_path / "new"
-    monkeypatch.setattr("depthfold.pipeline.tables.measure_latency", interrupted)
+    monkeypatch.setattr("depthfold.pipeline.artefacts.measure_latency", interrupted)
     assert depthfold("compress", "--config", workshop / "tiny.toml", "--run", run).exit_code == 130
     monkeypatch.undo()
     done("compress", "--run", run)
 
 
 @pytest.mark.parametrize("command", ["compress", "solve", "importance"])
-def test_a_refused_importance_table_does_not_take_the_place_of_the_runs_own(command, run, tables):
+def test_a_refused_importance_table_does_not_replace_the_runs_own(command, run, tables):
     own = (run / "importance.json").read_bytes()
     assert "is not of the network" in refused(command, "--run", run, "--importance", tables / "other.json")
     assert (run / "importance.json").read_bytes() == own
@@ -85,7 +83,7 @@ def test_a_refused_importance_table_does_not_take_the_place_of_the_runs_own(comm
 
 
 @pytest.mark.parametrize("command", ["compress", "solve"])
-def test_nor_does_one_that_fits_where_the_command_fails(command, run, tables):
+def test_a_valid_importance_table_does_not_replace_the_runs_own_if_the_command_fails(command, run, tables):
     own = (run / "importance.json").read_bytes()
     refused(command, "--run", run, "--importance", tables / "fits.json", "--budget", "1%")
     assert (run / "importance.json").read_bytes() == own and "importance" not in kept(run)
@@ -95,7 +93,7 @@ def test_nor_does_one_that_fits_where_the_command_fails(command, run, tables):
 
 
 @pytest.mark.parametrize("command", [("inspect",), ("profile", "--target", "cost_model")])
-def test_commands_that_only_look_make_no_run(command, workshop, tmp_path):
+def test_commands_that_only_read_create_no_run(command, workshop, tmp_path):
     asked = (*command, f"{workshop / 'net.py'}:model", "--input", "1x8x8", "--run")
     done(*asked, tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -110,7 +108,7 @@ def test_inspect_refuses_the_run_of_another_network(workshop, run):
 
 
 @pytest.mark.parametrize("command", ["compress", "latency", "inspect", "profile", "report", "demo"])
-def test_a_run_without_a_name_is_not_the_current_folder(command, workshop, tmp_path, monkeypatch):
+def test_an_empty_run_name_is_not_the_current_folder(command, workshop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = () if command == "demo" else ("--config", workshop / "tiny.toml")
     for name in ("", " "):

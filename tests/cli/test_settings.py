@@ -1,6 +1,7 @@
-"""Settings: read from text, all problems together; and TOML that reads back as it was."""
+"""Settings: parsed and checked, with all problems together; kept in and read from config.toml."""
 
 import datetime
+import tempfile
 import tomllib
 
 import pytest
@@ -10,45 +11,42 @@ from hypothesis import strategies as st
 from cli_workshop import NET, depthfold, refused
 from depthfold.errors import InvalidValue
 from depthfold.jobs import InProcess, Processes, RayCluster
-from depthfold.pipeline.config_file import as_toml, gather
-from depthfold.pipeline.executors import executor_of
-from depthfold.pipeline.recipes import recipe_of
-from depthfold.pipeline.settings import Settings
+from depthfold.settings import Settings, gather, keep
+from depthfold.settings.data import make_recipe
+from depthfold.settings.executors import make_executor
 from depthfold.training import Recipe, preset
 
-ALL = ("model", "data", "target", "budget", "run", "input", "batch", "space", "executor", "recipe", "export", "alpha")
 
-
-def test_all_problems_are_told_together(tmp_path):
+def test_all_problems_are_reported_together(tmp_path):
     config = tmp_path / "bad.toml"
     config.write_text('bugdet = "60%"\ntarget = "onnxrutime"\nalpha = "much"\nexport = ["model.onx"]\ninput = "3x32"\n')
     said = refused("compress", "x.py:model", "--config", config, "--batch", "0", "--recipe", "quik", "--space", "wide")
-    assert said.startswith("Error: 12 settings cannot be used:")
+    assert said.startswith("Error: 12 settings are missing or not valid:")
     for part in (
         "no setting 'bugdet'. Did you mean 'budget'?",
         "no backend 'onnxrutime'. Did you mean 'onnxruntime'?",
-        "'alpha' must be a number",
+        "'alpha' must be a finite number",
         "'model.onx' cannot be exported",
-        "'3x32' cannot be read. Write channels x height x width",
+        "'3x32' is not valid. Write channels x height x width",
         "'batch' must be an integer of at least 1",
         "no recipe 'quik'. Did you mean 'quick'?",
         "no search space 'wide'",
-        "There is no run folder: name one with --run DIR",
-        "There is no data: name it with --data",
-        "There is no budget: say how long",
+        "There is no run folder. Give one with --run DIR",
+        "There is no data. Give it with --data",
+        "There is no budget. Give the latency to reach",
         "there is no file",
     ):
         assert part in said
 
 
-def test_what_a_command_does_not_use_does_not_stop_it():
+def test_settings_that_a_command_does_not_use_are_not_checked():
     table = {"model": "torchvision:resnet18", "data": "cifar10:/nowhere", "budget": "what?"}
     assert Settings.checked(table, needs=(), uses=("model",)).data == "cifar10:/nowhere"
-    with pytest.raises(InvalidValue, match=r"2 settings cannot be used"):
+    with pytest.raises(InvalidValue, match=r"2 settings are missing or not valid"):
         Settings.checked(table, needs=(), uses=("data", "budget"))
 
 
-def test_paths_are_meant_from_where_they_are_written(tmp_path, monkeypatch):
+def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/net.py").write_text("")
     (tmp_path / "deep/own.toml").write_text('model = "net.py:model"\nrun = "out"\nrecipe = "r.toml"\n')
@@ -58,7 +56,7 @@ def test_paths_are_meant_from_where_they_are_written(tmp_path, monkeypatch):
     assert settings.recipe == f"{tmp_path}/deep/r.toml" and settings.data == f"imagefolder:{tmp_path}/deep"
 
 
-def test_paths_in_the_run_s_own_settings_are_meant_from_where_it_lies(tmp_path, monkeypatch):
+def test_paths_in_config_toml_are_relative_to_the_run_folder(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "net.py").write_text("")
     (tmp_path / "run/config.toml").write_text('model = "../net.py:model"\ndata = "imagefolder:."\n')
@@ -67,8 +65,8 @@ def test_paths_in_the_run_s_own_settings_are_meant_from_where_it_lies(tmp_path, 
     assert settings.model == f"{tmp_path}/run/../net.py:model" and settings.data == f"imagefolder:{tmp_path}/run"
 
 
-def test_settings_of_other_commands_are_kept_as_they_were_found(tmp_path):
-    """Whatever they are: the command that uses them says what is wrong with them."""
+def test_settings_of_other_commands_are_kept_unchanged(tmp_path):
+    """The command that uses a setting reports what is wrong with it."""
     odd = "alpha = inf\nbudget = 2020-01-01\n[recipe.extra]\na = 1\n"
     (tmp_path / "odd.toml").write_text(odd)
     (tmp_path / "net.py").write_text(NET)
@@ -77,7 +75,7 @@ def test_settings_of_other_commands_are_kept_as_they_were_found(tmp_path):
     assert result.exit_code == 0, result.output
     kept = tomllib.loads((tmp_path / "run/config.toml").read_text())
     assert {key: kept[key] for key in ("alpha", "budget", "recipe")} == tomllib.loads(odd)
-    assert "'alpha' must be a number" in refused("solve", "--run", tmp_path / "run")
+    assert "'alpha' must be a finite number" in refused("solve", "--run", tmp_path / "run")
 
 
 PLAIN = st.one_of(
@@ -95,8 +93,10 @@ NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dict
 
 @settings(max_examples=80)
 @given(st.dictionaries(KEYS, NESTED))
-def test_what_is_written_as_toml_is_read_again(table):
-    assert tomllib.loads(as_toml(table)) == table
+def test_config_toml_reads_back_as_written(table):
+    with tempfile.TemporaryDirectory() as run:
+        keep(Settings(run=run, recipe=table))
+        assert gather({"run": run}, None, needs=(), uses=()) == Settings(run=run, recipe=table)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_is_written_as_toml_is_read_again(table):
     ],
 )
 def test_executors_by_name(text, executor):
-    assert executor_of(text) == executor
+    assert make_executor(text) == executor
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_executors_by_name(text, executor):
         ("inline:2", "cannot read '2'"),
     ],
 )
-def test_executors_that_are_not_there(text, said):
+def test_wrong_executors_are_refused(text, said):
     with pytest.raises(InvalidValue, match=said):
-        executor_of(text)
+        make_executor(text)
 
 
 def test_recipes_by_name_by_file_and_by_table(tmp_path):
-    assert recipe_of("quick") == preset("quick")
-    assert recipe_of({"preset": "quick", "steps": 100}) == preset("quick").replace(steps=100)
-    assert recipe_of({"epochs": 2, "randaugment": [2, 9]}) == Recipe(epochs=2, randaugment=(2, 9))
+    assert make_recipe("quick") == preset("quick")
+    assert make_recipe({"preset": "quick", "steps": 100}) == preset("quick").replace(steps=100)
+    assert make_recipe({"epochs": 2, "randaugment": [2, 9]}) == Recipe(epochs=2, randaugment=(2, 9))
     (tmp_path / "a.toml").write_text("steps = 7\nlr = 0.2\n")
     (tmp_path / "b.json").write_text(Recipe(steps=7, lr=0.2).dumps())
-    assert recipe_of(str(tmp_path / "a.toml")) == recipe_of(str(tmp_path / "b.json")) == Recipe(steps=7, lr=0.2)
+    assert make_recipe(str(tmp_path / "a.toml")) == make_recipe(str(tmp_path / "b.json")) == Recipe(steps=7, lr=0.2)
     (tmp_path / "c.toml").write_text("steps = ")
     for given_, said in (
         (str(tmp_path / "c.toml"), "cannot be read"),
@@ -144,4 +144,4 @@ def test_recipes_by_name_by_file_and_by_table(tmp_path):
         (str(tmp_path / "none.json"), "No such file"),
     ):
         with pytest.raises(InvalidValue, match=said):
-            recipe_of(given_)
+            make_recipe(given_)

@@ -1,4 +1,4 @@
-"""A plan whose merging is wrong is found out when it is chosen, not after the training that it would have cost."""
+"""A plan whose merging is wrong is refused when it is chosen, before any training."""
 
 import importlib
 import shutil
@@ -10,26 +10,26 @@ import depthfold as df
 from cli_workshop import depthfold, refused
 from depthfold.errors import VerificationError
 
-# Modules by name: some share theirs with the function inside.
+# By name, because some modules share their name with a function.
 merging, compressing, staging, choosing = (
     importlib.import_module(f"depthfold.{name}")
-    for name in ("merging.merge", "pipeline.compress", "pipeline.stages", "pipeline.choice")
+    for name in ("merging.merge", "pipeline.compression", "settings.stages", "pipeline.artefacts")
 )
 
 
 @pytest.fixture
 def measured(run):
-    """A run with both tables, where nothing was chosen and nothing was trained."""
+    """Return a run with both tables, but without a plan or a training."""
     for name in ("students", "result"):
         shutil.rmtree(run / name)
-    for name in ("choice.json", "result.txt", "findings.json"):
+    for name in ("plan.json", "findings.json"):
         (run / name).unlink()
     return run
 
 
 @pytest.fixture
 def wrong(monkeypatch):
-    """Every merged kernel is a little too large; whoever trains nevertheless fails in other words."""
+    """Make every merged kernel a little too large, and every training fail with another message."""
     right = merging.segment_kernel
 
     def kernel(*given):
@@ -45,26 +45,26 @@ def wrong(monkeypatch):
 
 
 SAID = (
-    "Error: The plan that was chosen for the budget of 80% cannot be used, and nothing was trained for it. The merged "
+    "Error: The plan for the budget of 80% cannot be used, and nothing was trained for it. The merged "
     "network does not compute the same as the rewritten one: largest error at the borders"
 )
 NEXT = (
-    "Meanwhile, ask for another budget, whose plan may merge, or leave out what does not: ignore=... in Python, "
-    "--ignore on the command line, in a run folder of its own."
+    "Try another budget, whose plan may merge, or leave out the layers that do not merge with ignore=... (--ignore), "
+    "in another run folder."
 )
 
 
 @pytest.mark.parametrize("command", ["compress", "solve"])
-def test_no_training_begins(command, measured, wrong):
-    for _ in range(2):  # and it is not taken for granted the second time
+def test_no_training_starts(command, measured, wrong):
+    for _ in range(2):  # the plan is not accepted the second time
         said = refused(command, "--run", measured, "--budget", "80%")
         assert SAID in said and "please report the model." in said and said.endswith(NEXT)
-    assert not (measured / "students").exists() and not (measured / "choice.json").exists()
-    assert "has no choice.json yet. Run: depthfold solve" in refused("finetune", "--run", measured)
+    assert not (measured / "students").exists() and not (measured / "plan.json").exists()
+    assert "has no plan.json yet. Run: depthfold solve" in refused("finetune", "--run", measured)
 
 
-def test_the_error_is_that_of_a_verification(measured, wrong, monkeypatch):
-    """Of the function, for whoever calls it from Python."""
+def test_the_error_is_a_verification_error(measured, wrong, monkeypatch):
+    """Raised by compress() itself, for callers from Python."""
     errors = []
 
     def noted(*given, **more):
@@ -79,7 +79,7 @@ def test_the_error_is_that_of_a_verification(measured, wrong, monkeypatch):
     assert isinstance(errors[0].__cause__, VerificationError) and str(errors[0].__cause__) in str(errors[0])
 
 
-def test_a_run_that_goes_on_does_not_merge_once_more(run, monkeypatch):
+def test_a_resumed_run_does_not_merge_again(run, monkeypatch):
     def merge(_):
         raise AssertionError("merged again")
 

@@ -24,7 +24,7 @@ def tables_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-NEEDS = {"report.md": needs("plotly"), "export.md": needs("openvino")}
+NEEDS = {"export.md": needs("openvino")}
 
 
 @pytest.mark.parametrize(

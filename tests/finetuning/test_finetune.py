@@ -12,7 +12,8 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import CheckpointError, InvalidValue
 from depthfold.finetuning import finetune, finetuned
-from depthfold.training import FunctionTask, Recipe, checkpoint, preset, train
+from depthfold.training import FunctionTask, Recipe, preset, train
+from depthfold.training.checkpoints import read_checkpoint, write_checkpoint
 from small_training import TASK, SmallNet, equal
 
 RECIPE = Recipe(steps=8, batch=8, lr=0.05, evaluate=4, checkpoint=4)
@@ -110,7 +111,7 @@ def test_finetuning_improves_the_score(model):
 def test_run_folder_is_written_and_reused(model, tmp_path):
     first = finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     names = {path.name for path in (tmp_path / "finetuning").iterdir()}
-    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl", "lock"}
+    assert names == {"last.safetensors", "best.safetensors", "metrics.jsonl"}
     never = FunctionTask(loss=_never, score=_never)
     assert equal(first, finetune(SmallNet(), never, RECIPE, run=tmp_path))
 
@@ -124,31 +125,29 @@ def test_run_of_another_plan_is_refused(model, tmp_path):
     one, two = (df.rewrite(traced, df.Plan(cuts, cuts)) for cuts in ((1,), (2,)))
     assert one.state_dict().keys() == two.state_dict().keys()  # only the graphs differ
     finetune(one, TASK, RECIPE, run=tmp_path)
-    with pytest.raises(CheckpointError, match=r"the model is 'network \w+, plan .*\[1\].*' there and .*\[2\].*' here"):
+    with pytest.raises(CheckpointError, match=r"model: network \w+, plan .*\[1\].* there, .*\[2\].* here"):
         finetune(two, TASK, RECIPE, run=tmp_path)
 
 
 def test_run_of_another_task_or_teacher_is_refused(model, tmp_path):
     student = df.rewrite(df.trace(model, INPUTS), df.Plan((2,), (2,)))
     finetune(student, TASK, RECIPE, teacher=model, run=tmp_path)
-    with pytest.raises(CheckpointError, match=r"the teacher is 'Original \w+' there and None here\. Give this one a"):
+    with pytest.raises(CheckpointError, match=r"teacher: Original \w+ there, none here\)\. Use another folder"):
         finetune(student, TASK, RECIPE, run=tmp_path)
     images, labels = torch.zeros(8, 2, 5, 5), torch.tensor([0, 1] * 4)
     other = df.ClassificationTask.tensors(train=(images, labels))
-    with pytest.raises(
-        CheckpointError, match=r"the task is 'FunctionTask' there and '8 images in memory, .*' here\. G"
-    ):
+    with pytest.raises(CheckpointError, match=r"task: FunctionTask there, 8 images in memory, .* here\)\. U"):
         finetune(student, other, RECIPE, teacher=model, run=tmp_path)
 
 
 def test_checkpoint_of_another_version_is_refused(tmp_path):
     finetune(SmallNet(), TASK, RECIPE, run=tmp_path)
     path = tmp_path / "finetuning" / "last.safetensors"
-    document, tensors = checkpoint.read(path)
+    document, tensors = read_checkpoint(path)
     assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, RECIPE))
-    checkpoint.write(path, document.replace('"version": 2', '"version": 1', 1), tensors)
+    write_checkpoint(path, document.replace('"version": 3', '"version": 1', 1), tensors)
     with pytest.raises(
-        CheckpointError, match=r"version 1; State reads .*, version 2\. .* Go on with the depthfold that"
+        CheckpointError, match=r"version 1; State reads .*, version 3\. .* Continue with the depthfold that"
     ):
         finetuned(SmallNet(), tmp_path)
 

@@ -27,7 +27,7 @@ class ByHand(nn.Module):
     def __init__(self, i, j, stands, seed=None):
         super().__init__()
         self.net, self.i, self.j, self.stands = Tiny(), i, j, stands
-        if seed is not None:  # layer j begins afresh
+        if seed is not None:  # layer j is reinitialised
             torch.manual_seed(seed)
             old = getattr(self.net, f"conv{j}")
             sizes = old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding
@@ -99,7 +99,7 @@ def test_the_blocks_are_those_worked_out_by_hand():
 
 
 @pytest.mark.parametrize("key", STANDS, ids=str)
-def test_activations_padding_and_what_begins_afresh(key):
+def test_activations_padding_and_what_is_reinitialised(key):
     block, (i, j, _, _) = FlaggedSpan(*key), key
     assert importance_plan(NETWORK.network, block).activations == STANDS[key]
     seed = 123
@@ -108,9 +108,9 @@ def test_activations_padding_and_what_begins_afresh(key):
     found = student.state_dict()
     assert close(found, reference.net.state_dict(), 0.0)
     changed = {name for name, value in Tiny().state_dict().items() if not torch.equal(found[name], value)}
-    afresh = {f"norm{j}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
-    afresh |= {f"conv{j}.weight"} | ({"conv2.bias"} if j == 2 else set())
-    assert changed == (afresh if j == i + 1 else set())
+    reset = {f"norm{j}.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    reset |= {f"conv{j}.weight"} | ({"conv2.bias"} if j == 2 else set())
+    assert changed == (reset if j == i + 1 else set())
     x, _ = batch(0, 99)
     for mode in (True, False):  # in training the statistics of the batch norms see the moved padding, too
         torch.testing.assert_close(student.train(mode)(x), reference.train(mode)(x), rtol=0, atol=1e-6)
@@ -128,7 +128,7 @@ def test_the_trained_weights(key):
     assert trained.score == pytest.approx(holdout_score(reference), abs=1e-6)
 
 
-def test_a_layer_that_begins_afresh_leaves_those_alone_that_share_its_weights():
+def test_a_layer_that_is_reinitialised_leaves_those_alone_that_share_its_weights():
     model = Tiny()
     model.conv3.weight, model.norm3.weight = model.conv2.weight, model.norm2.weight
     traced = df.trace(model, batch(0, 0)[0])
@@ -141,12 +141,12 @@ def test_a_layer_that_begins_afresh_leaves_those_alone_that_share_its_weights():
         assert not (own and torch.equal(tensor, before[name])), name
     assert student.conv2.weight.requires_grad
     assert all(torch.equal(tensor, before[name]) for name, tensor in traced.graph.state_dict().items())
-    # Where nothing begins afresh, what is shared stays so.
-    kept = importance_student(traced, FlaggedSpan(1, 2, True, True), seed=0, afresh=False)
+    # Where nothing is reinitialised, what is shared stays so.
+    kept = importance_student(traced, FlaggedSpan(1, 2, True, True), seed=0, reinit=False)
     assert kept.conv3.weight is kept.conv2.weight
 
 
-def test_what_no_training_could_put_there_does_not_begin_afresh():
+def test_what_no_training_could_put_there_does_not_get_reinitialised():
     model = Tiny()
     model.norm2.eval().bias.requires_grad_(False)
     model.conv2.weight.requires_grad_(False)

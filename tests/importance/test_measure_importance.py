@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import depthfold as df
 from depthfold.core import FlaggedSpan, ImportanceTable
-from depthfold.errors import InvalidValue, TableError
+from depthfold.errors import InvalidValue, JournalError, TableError
 from depthfold.importance import IncompleteTable, importance_plan, importance_student, measure_importance
 from depthfold.importance.entry import EntrySetup
+from depthfold.importance.journal import importance_inputs
 from depthfold.jobs import Processes
 from depthfold.store import Journal
 from depthfold.tracing.inputs import ExampleInputs
@@ -84,16 +85,15 @@ def kept(tmp_path_factory):
 
 def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     def refused(text, traced=NETWORK, task=TinyTask(), recipe=RECIPE):  # noqa: B008
-        with pytest.raises(TableError, match=text) as raised:
+        with pytest.raises(JournalError, match=text) as raised:
             measure_importance(traced, task, recipe, run=kept)
         return str(raised.value)
 
-    start, end = r"The journal \S*importance.jsonl belongs to other importances \(", r"\)\. Continue with what it was"
-    refused(f"{start}recipe: lr: 0.05 there, 0.1 here{end}", recipe=RECIPE.replace(lr=0.1))
-    text = refused(
-        f"{start}recipe: steps: 3 there, 4 here; recipe: seed: 5 there, 6", recipe=RECIPE.replace(steps=4, seed=6)
-    )
-    assert text.endswith("give this run a folder of its own, or delete the journal to start again.")
+    start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Use another run folder"
+    refused(f"{start}recipe.lr: 0.05 there, 0.1 here{end}", recipe=RECIPE.replace(lr=0.1))
+    changed = RECIPE.replace(steps=4, seed=6)
+    text = refused(f"{start}recipe.steps: 3 there, 4 here; recipe.seed: 5 there, 6", recipe=changed)
+    assert text.endswith("Use another run folder, or delete the journal to start again.")
     refused(f"{start}task: tiny there, other here{end}", task=TinyTask(identity="other"))
     refused(f"{start}weights: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", traced=tiny_network(seed=1))
     larger = df.trace(Tiny(), torch.zeros(1, 2, SIZE + 1, SIZE + 1))
@@ -104,9 +104,9 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     measure_importance(tiny_network(), TinyTask(), RECIPE, run=kept)  # the same once more
 
 
-def test_layers_that_begin_as_they_are_share_the_training_of_the_original(tmp_path):
+def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_path):
     task, run = TinyTask(folder=str(tmp_path)), tmp_path / "run"
-    table = measure_importance(NETWORK, task, RECIPE, afresh=False, run=run)
+    table = measure_importance(NETWORK, task, RECIPE, reinit=False, run=run)
     vanilla = df.rewrite(NETWORK, NETWORK.vanilla)
     train(vanilla, TinyTask(), RECIPE)
     unchanged = {
@@ -128,17 +128,16 @@ def test_layers_that_begin_as_they_are_share_the_training_of_the_original(tmp_pa
             student = df.rewrite(NETWORK, importance_plan(NETWORK.network, entry.span))
             train(student, TinyTask(), RECIPE)
             assert entry.samples == (holdout_score(student.eval()),) != fresh[entry.span].samples
-    assert measure_importance(NETWORK, task, RECIPE, afresh=False, run=run) == table
-    assert "one layer begin as they are" in table.provenance
+    assert measure_importance(NETWORK, task, RECIPE, reinit=False, run=run) == table
+    assert table.provenance.endswith("; reinit=False")
 
 
-def test_a_journal_of_layers_that_begin_otherwise_is_refused(kept, tmp_path):
-    differ = r"other importances \(blocks of one layer: {} there, {} here\)"
-    as_they_are, nothing = "begin as they are", "nothing about it"
-    with pytest.raises(TableError, match=differ.format(nothing, as_they_are)):
-        measure_importance(NETWORK, TinyTask(), RECIPE, afresh=False, run=kept)
-    measure_importance(PAIR, TinyTask(), RECIPE, afresh=False, run=tmp_path)
-    with pytest.raises(TableError, match=differ.format(as_they_are, nothing)):
+def test_a_journal_with_another_reinit_is_refused(kept, tmp_path):
+    differ = r"other inputs \(reinit: {} there, {} here\)"
+    with pytest.raises(JournalError, match=differ.format(True, False)):
+        measure_importance(NETWORK, TinyTask(), RECIPE, reinit=False, run=kept)
+    measure_importance(PAIR, TinyTask(), RECIPE, reinit=False, run=tmp_path)
+    with pytest.raises(JournalError, match=differ.format(False, True)):
         measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path)
 
 
@@ -148,7 +147,7 @@ def test_two_functions_have_the_name_that_they_are_given(tmp_path):
 
     table = measure_importance(PAIR, task("one"), RECIPE, run=tmp_path)
     assert table.provenance.startswith("one; seeds 5; ")
-    with pytest.raises(TableError, match=r"belongs to other importances \(task: one there, two here\)"):
+    with pytest.raises(JournalError, match=r"was made from other inputs \(task: one there, two here\)"):
         measure_importance(PAIR, task("two"), RECIPE, run=tmp_path)
     assert measure_importance(PAIR, task(""), RECIPE).provenance.startswith("FunctionTask; seeds 5; ")
 
@@ -174,7 +173,7 @@ def test_what_makes_no_sense():
     )
     refused("with the method run, found <class .*Processes'>", executor=Processes)
     refused("with the method run, found 2", executor=2)
-    refused("^The folder of a run must be a path, found 5. Pass a string or a pathlib.Path.$", run=5)
+    refused("^The run folder must be a path, found 5. Pass a string or a pathlib.Path.$", run=5)
     for seeds in (0, -1, 1.5, "2", True):
         refused(f"The number of seeds must be an integer of at least 1, found {seeds!r}", seeds=seeds)
 
@@ -281,18 +280,15 @@ def test_a_submodule(tmp_path):
     assert changed == {"body.conv2.weight", "body.conv2.bias", *(f"body.norm2.{part}" for part in parts)}
     # Weights of the whole model count, not only those of the part that was traced.
     run = tmp_path / "run"
-    Journal.open(run / "importance.jsonl", header_of(traced)).close()
+    Journal(run / "importance.jsonl", header_of(traced)).close()
     with torch.no_grad():
         model.last.bias += 1
-    with pytest.raises(TableError, match="weights: "):
+    with pytest.raises(JournalError, match="weights: "):
         measure_importance(df.trace(model, INPUTS, at="body"), TinyTask(), RECIPE, run=run)
 
 
 def header_of(traced):
-    return {
-        "network": traced.network.fingerprint, "weights": traced.weights_digest, "task": "tiny",
-        "recipe": RECIPE.to_json(),
-    }  # fmt: skip
+    return importance_inputs(traced, TinyTask(), RECIPE, reinit=True)
 
 
 class Fused(Pair):
@@ -300,7 +296,7 @@ class Fused(Pair):
         return self.head(self.norm2(self.conv2(self.norm1(self.conv1(x)))).mean((2, 3)))
 
 
-def test_a_batch_norm_with_its_activation_inside_begins_afresh():
+def test_a_batch_norm_with_its_activation_inside_is_reinitialised():
     model = Fused(timm.layers.BatchNormAct2d)
     traced = df.trace(model, INPUTS)
     assert traced.network.activations == {1, 2}

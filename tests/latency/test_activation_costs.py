@@ -15,7 +15,7 @@ from depthfold.core import LatencyTable, Plan, Score
 from depthfold.core.latency_table import LEAST
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_is_active, block_shape
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import fast_plans, plans_of_all_depths
 from latency_workshop import COST, QUICK, Small, plans
 from latency_workshop import milliseconds as milliseconds_on
@@ -164,12 +164,11 @@ def test_the_activation_at_the_end_stays():
 
 
 def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(traced, tmp_path):
-    journal = tmp_path / "latency.jsonl"
-    measure_latency(traced, CostModel(gflops=0.2), timer=QUICK, networks=20, journal=journal)
+    measure_latency(traced, CostModel(gflops=0.2), timer=QUICK, networks=20, run=tmp_path)
     spans = traced.spans("paper")
-    with Notebook.open(journal, traced, CostModel(gflops=0.2).environment(traced.example_tensors())) as notebook:
+    with LatencyJournal(tmp_path, traced, CostModel(gflops=0.2).environment(traced.example_tensors())) as journal:
         random = {plan.cuts for plan in plans_of_all_depths(traced.network, spans, 14, thin=True)}
-        fast = [plan for plan in notebook.plans.values() if plan.cuts not in random]
+        fast = [plan for plan in journal.plans.values() if plan.cuts not in random]
     assert len(fast) > 3
     assert {bool(changed_segments(traced.network, plan)) for plan in fast} == {True, False}
 
@@ -219,13 +218,12 @@ def test_thinned_plans_leave_any_share_of_their_activations_out(traced):
 
 def test_what_choosing_measured_counts_as_it_is(traced, tmp_path):
     """A plan that leaves activations out, timed by choose(): its latency does not make other plans look cheap."""
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, journal=journal)
-    with Notebook.open(journal, traced, UNFUSED.environment(traced.example_tensors())) as notebook:
+    before = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
+    with LatencyJournal(tmp_path, traced, UNFUSED.environment(traced.example_tensors())) as journal:
         for plan in plans(traced, 6):
             bare = Plan((), plan.cuts)
-            notebook.keep_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
-    after = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, journal=journal)
+            journal.keep_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
+    after = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
     for plan in without_activations(traced):
         assert after.predict(traced.network, plan) == pytest.approx(milliseconds(traced, plan), rel=0.01)

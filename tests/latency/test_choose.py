@@ -10,8 +10,8 @@ from depthfold.core import Network
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.calibration import DoubtfulTable
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.measure import wholes
-from depthfold.latency.notebook import Notebook
 from depthfold.merging import sketch
 from depthfold.progress import progress_lines
 from depthfold.rewriting import rewrite
@@ -82,14 +82,13 @@ def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(traced
 
 
 def test_choosing_teaches_the_table(traced, frontier, tmp_path):
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(traced, COST, timer=QUICK, networks=6, journal=journal)
-    choose(traced, frontier, "80%", COST, timer=QUICK, journal=journal)
-    after = measure_latency(traced, COST, timer=QUICK, networks=6, journal=journal)
+    before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
+    choose(traced, frontier, "80%", COST, timer=QUICK, run=tmp_path)
+    after = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
-    with Notebook.open(journal, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as notebook:
-        learnt = [plan for key, plan in notebook.plans.items() if key in notebook.shares and not notebook.timed(key)]
-        _, *found = wholes(traced.network, notebook, before.times, (traced.vanilla, *learnt))
+    with LatencyJournal(tmp_path, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as journal:
+        learnt = [plan for key, plan in journal.plans.items() if key in journal.shares and not journal.timed(key)]
+        _, *found = wholes(traced.network, journal, before.times, (traced.vanilla, *learnt))
     assert found and [whole.segments for whole in found] == [traced.network.segments(plan) for plan in learnt]
     for whole, plan in zip(found, learnt, strict=True):
         assert whole.latency == pytest.approx(milliseconds(traced, plan))
@@ -101,16 +100,15 @@ def test_choosing_teaches_the_table(traced, frontier, tmp_path):
 
 def test_what_choosing_measured_changes_the_prediction(traced, frontier, tmp_path):
     """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
-    journal = tmp_path / "latency.jsonl"
-    before = measure_latency(traced, COST, timer=QUICK, networks=6, journal=journal)
+    before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     surprising = list(frontier)[: len(frontier) // 2]
-    with Notebook.open(journal, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as notebook:
+    with LatencyJournal(tmp_path, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as journal:
         for solved in surprising:
-            notebook.keep_share(
+            journal.keep_share(
                 solved.plan, 2 * milliseconds(traced, solved.plan) / milliseconds(traced, traced.vanilla)
             )
     with pytest.warns(DoubtfulTable):
-        after = measure_latency(traced, COST, timer=QUICK, networks=6, journal=journal)
+        after = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     for solved in surprising:
         was = before.predict(traced.network, solved.plan)
         assert was == pytest.approx(milliseconds(traced, solved.plan), rel=0.02)

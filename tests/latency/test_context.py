@@ -133,7 +133,7 @@ def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(traced
     """
     slow = CostModel(gflops=0.2)
     journal = tmp_path / "latency.jsonl"
-    table = measure_latency(traced, slow, timer=QUICK, networks=6, journal=journal)
+    table = measure_latency(traced, slow, timer=QUICK, networks=6, run=tmp_path)
     ways = {0: [()]}
     for end in range(1, traced.depth + 1):
         ways[end] = [(*way, span) for span in table.times if span.j == end for way in ways[span.i]]

@@ -7,10 +7,11 @@ from itertools import count
 import pytest
 
 from depthfold.backends.cost_model import CostModel
-from depthfold.cli.printing import hush_libraries
+from depthfold.cli.printing import show_own_warnings_only
 from depthfold.latency import DoubtfulTable, measure_latency
 from depthfold.latency.calibration import DOUBTFUL
-from depthfold.pipeline.tables import latency_of
+from depthfold.pipeline import Options
+from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
 from latency_workshop import COST, QUICK
 
@@ -40,14 +41,13 @@ COMPILED = count()
 
 
 def test_a_machine_that_does_something_else_is_noticed(traced, tmp_path):
-    journal = tmp_path / "latency.jsonl"
     text = (
         r"The latency table is doubtful: it is calibrated on \d+ whole networks: .* with an error of [\d.]+% in the "
-        r"median.* If something else ran on this machine, delete the journal .*latency\.jsonl \(in a run folder, "
-        r"latency\.json, too\), and measure again when it is quiet; otherwise trust what choose\(\) times"
+        r"median.* If something else ran on this machine, delete the journal .*latency\.jsonl \(and latency\.json "
+        r"beside it\), and measure again when it is quiet; otherwise trust what choose\(\) times"
     )
     with pytest.warns(DoubtfulTable, match=text) as caught:
-        table = measure_latency(traced, Busy(), timer=QUICK, journal=journal)
+        table = measure_latency(traced, Busy(), timer=QUICK, run=tmp_path)
     assert table.calibration.median_error > DOUBTFUL
     assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
     with pytest.warns(DoubtfulTable, match="on this machine, measure again when it is quiet"):
@@ -66,7 +66,7 @@ class Stopped(Exception):
     pass
 
 
-def begun(traced, journal, blocks=20):
+def begun(traced, run, blocks=20):
     """A journal that was given up after so many blocks had all their turns."""
     turns = count(1)
 
@@ -78,12 +78,12 @@ def begun(traced, journal, blocks=20):
         return tick
 
     with pytest.raises(Stopped):
-        measure_latency(traced, COST, timer=QUICK, journal=journal, networks=12, progress=stop)
+        measure_latency(traced, COST, timer=QUICK, run=run, networks=12, progress=stop)
 
 
 @dataclass(frozen=True)
 class Slower(CostModel):
-    """The same machine in another hour."""
+    """The same machine, slower or faster."""
 
     factor: float = 2.0
 
@@ -97,18 +97,17 @@ class Slower(CostModel):
 @pytest.mark.parametrize("factor", [1.3, 0.7])
 @pytest.mark.parametrize("mode", ["in context", "alone"])
 def test_a_journal_that_goes_on_in_another_hour_is_noticed(traced, tmp_path, factor, mode):
-    journal = tmp_path / "latency.jsonl"
-    begun(traced, journal)
-    text = rf"the journal .*latency\.jsonl .* another hour: a block takes {factor:.2f} times as long now\. .* Delete it"
+    begun(traced, tmp_path)
+    text = rf"A block of the journal .*latency\.jsonl .* now takes {factor:.2f} times as long as .*\. Delete it"
     with pytest.warns(DoubtfulTable, match=text) as caught:
-        measure_latency(traced, Slower(factor=factor), timer=QUICK, journal=journal, networks=12, mode=mode)
+        measure_latency(traced, Slower(factor=factor), timer=QUICK, run=tmp_path, networks=12, mode=mode)
     assert {warning.filename for warning in caught if warning.category is DoubtfulTable} == {__file__}
 
 
 def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
-    begun(traced, journal)
-    given = dict(timer=QUICK, journal=journal, networks=12)
+    begun(traced, tmp_path)
+    given = dict(timer=QUICK, run=tmp_path, networks=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
         table = measure_latency(traced, Slower(factor=1.05), **given)
@@ -119,8 +118,8 @@ def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(t
 
 def test_the_command_line_shows_it(traced, tmp_path, capsys):
     with warnings.catch_warnings():
-        hush_libraries()
-        latency_of(RunFolder.open(tmp_path / "run"), traced, Busy(), "paper", no_progress)
+        show_own_warnings_only()
+        make_latency_table(RunFolder.open(tmp_path / "run"), traced, Busy(), Options(), no_progress)
     assert "The latency table is doubtful" in " ".join(capsys.readouterr().err.split())
 
 

@@ -63,10 +63,9 @@ def worst(traced, table):
 
 def test_blocks_in_context_are_timed_as_they_run_inside_a_network(traced, tmp_path):
     """One journal for both: neither takes the times of the other for its own."""
-    journal = tmp_path / "latency.jsonl"
-    alone = measure_latency(traced, WAITING, mode="alone", journal=journal, timer=QUICK)
-    inside = measure_latency(traced, WAITING, journal=journal, timer=QUICK, networks=12)
-    again = measure_latency(traced, WAITING, mode="alone", journal=journal, timer=QUICK)
+    alone = measure_latency(traced, WAITING, mode="alone", run=tmp_path, timer=QUICK)
+    inside = measure_latency(traced, WAITING, run=tmp_path, timer=QUICK, networks=12)
+    again = measure_latency(traced, WAITING, mode="alone", run=tmp_path, timer=QUICK)
     assert alone.entries == again.entries
     medians = {entry.span: entry.quartiles[1] for entry in inside.entries}
     for entry in alone.entries:

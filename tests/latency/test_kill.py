@@ -36,20 +36,20 @@ SCRIPT = textwrap.dedent(
 
     timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=3, extra=0)
     table = df.measure_latency(
-        network, "cost_model", journal=sys.argv[1], timer=timer, networks=6, progress=progress
+        network, "cost_model", run=sys.argv[1], timer=timer, networks=6, progress=progress
     )
     print(table.dumps(), flush=True)
     """
 )
 
 
-def start(journal, pause):
-    command = [sys.executable, "-c", SCRIPT, str(journal), str(pause)]
+def start(run, pause):
+    command = [sys.executable, "-c", SCRIPT, str(run), str(pause)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def finish(journal):
-    with start(journal, 0.0) as process:
+def finish(run):
+    with start(run, 0.0) as process:
         text = process.stdout.read()
     assert process.returncode == 0
     _, _, table = text.rpartition("turn\n")
@@ -62,10 +62,10 @@ def turns_in(journal):
 
 
 def test_killed_twice_it_loses_at_most_one_entry_each_time_and_the_table_is_the_same(tmp_path):
-    journal = tmp_path / "killed.jsonl"
+    journal = tmp_path / "killed/latency.jsonl"
     said = 0
     for turns in (7, 25):
-        process = start(journal, 0.01)
+        process = start(journal.parent, 0.01)
         for _ in range(turns):
             assert process.stdout.readline() == "turn\n"
         process.send_signal(signal.SIGKILL)
@@ -74,17 +74,17 @@ def test_killed_twice_it_loses_at_most_one_entry_each_time_and_the_table_is_the_
         process.stdout.close()
         assert said <= len(turns_in(journal)) <= said + 1  # a turn may be on disk that was not said yet
         said = len(turns_in(journal))
-    table, rest = finish(journal)
-    whole, all_turns = finish(tmp_path / "whole.jsonl")
+    table, rest = finish(journal.parent)
+    whole, all_turns = finish(tmp_path / "whole")
     assert table == whole
     assert said + rest == all_turns == len(turns_in(journal))
 
 
 def test_a_torn_last_line_is_measured_again_and_a_damaged_one_is_an_error(tmp_path):
-    journal = tmp_path / "torn.jsonl"
-    whole, _ = finish(journal)
+    journal = tmp_path / "torn/latency.jsonl"
+    whole, _ = finish(journal.parent)
     journal.write_bytes(journal.read_bytes()[:-9])
-    table, again = finish(journal)
+    table, again = finish(journal.parent)
     assert table == whole and again == 1
     lines = journal.read_bytes().split(b"\n")
     lines[4] = lines[4][:-5]
@@ -93,4 +93,4 @@ def test_a_torn_last_line_is_measured_again_and_a_damaged_one_is_an_error(tmp_pa
 
     header = json.loads(lines[0])["header"]
     with pytest.raises(JournalError, match="line 5: expected a JSON object"):
-        Journal.open(journal, header)
+        Journal(journal, header)

@@ -96,7 +96,7 @@ def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(tr
 
     first, second = Watcher(), Watcher()
     for watcher in (first, second):
-        given = dict(mode="alone", timer=QUICK, journal=tmp_path / "latency.jsonl")
+        given = dict(mode="alone", timer=QUICK, run=tmp_path)
         measure_latency(traced, Picky(), progress=watcher, **given)
     states = first.told["compiling blocks"]
     assert states[-1][0] == states[-1][1] < states[0][0]

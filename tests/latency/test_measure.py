@@ -10,7 +10,7 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Span
-from depthfold.errors import BackendError, InvalidValue, OutOfMemory, TableError
+from depthfold.errors import BackendError, InvalidValue, JournalError, OutOfMemory, TableError
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import block_module, block_shape, block_shapes
 from depthfold.store import Journal
@@ -85,7 +85,7 @@ def test_a_killed_measurement_goes_on_where_it_was(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
     for _ in range(200):
         try:
-            table = measure_latency(traced, COST, timer=QUICK, networks=6, journal=journal, progress=killer)
+            table = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path, progress=killer)
             break
         except Killed:
             continue
@@ -97,10 +97,9 @@ def test_a_killed_measurement_goes_on_where_it_was(traced, tmp_path):
 
 
 def test_a_journal_of_another_environment_is_refused_and_both_are_shown(traced, tmp_path):
-    journal = tmp_path / "latency.jsonl"
-    measure_latency(traced, COST, mode="alone", timer=QUICK, journal=journal)
-    with pytest.raises(TableError, match=r"measured with: .*cost_model.*this run has: .*cost_model:gflops=1"):
-        measure_latency(traced, CostModel(gflops=1.0), mode="alone", timer=QUICK, journal=journal)
+    measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path)
+    with pytest.raises(JournalError, match=r"environment.runtime: cost_model there, cost_model:gflops=1.0 here"):
+        measure_latency(traced, CostModel(gflops=1.0), mode="alone", timer=QUICK, run=tmp_path)
 
 
 def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(traced):
@@ -169,23 +168,21 @@ def test_what_was_rejected_is_tried_again_when_asked(traced, tmp_path):
                 raise OutOfMemory("the neighbours took it all")
             return CostModel.compile(self, module, inputs)
 
-    journal = tmp_path / "latency.jsonl"
-    some = measure_latency(traced, Full(), mode="alone", timer=QUICK, journal=journal)
+    some = measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path)
     lacking.clear()
-    assert measure_latency(traced, Full(), mode="alone", timer=QUICK, journal=journal) == some
-    whole = measure_latency(traced, Full(), mode="alone", timer=QUICK, journal=journal, retry=True)
+    assert measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path) == some
+    whole = measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path, retry=True)
     assert len(some.times) < len(whole.times) == len(whole.entries)
 
 
 def test_a_journal_of_another_network_or_of_something_else_is_refused(traced, tmp_path):
     other = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(1, 3, 32, 32))
-    journal = tmp_path / "latency.jsonl"
-    measure_latency(traced, COST, mode="alone", timer=QUICK, journal=journal)
-    with pytest.raises(TableError, match=r"belongs to something else"):
-        measure_latency(other, COST, mode="alone", timer=QUICK, journal=journal)
-    Journal.open(tmp_path / "other.jsonl", {"task": "something"}).close()
-    with pytest.raises(TableError, match="is not one of latencies"):
-        measure_latency(traced, COST, mode="alone", timer=QUICK, journal=tmp_path / "other.jsonl")
+    measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path)
+    with pytest.raises(JournalError, match=r"latency.jsonl was made from other inputs \(network: \w+ there, \w+ here"):
+        measure_latency(other, COST, mode="alone", timer=QUICK, run=tmp_path)
+    Journal(tmp_path / "other/latency.jsonl", {"task": "something"}).close()
+    with pytest.raises(JournalError, match=r"was made from other inputs.*task: something there, none here"):
+        measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path / "other")
 
 
 def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():

@@ -59,7 +59,7 @@ def reasons_in(journal):
 def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(traced, tmp_path, calls, error):
     """At whatever call it happens: while blocks are compiled, while they are timed, or later, with whole networks."""
     journal = tmp_path / "latency.jsonl"
-    given = dict(timer=QUICK, networks=6, journal=journal)
+    given = dict(timer=QUICK, networks=6, run=tmp_path)
     with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is unusable.*Start again"):
         measure_latency(traced, Spoilt(calls=[calls], error=error), **given)
     assert reasons_in(journal) == []

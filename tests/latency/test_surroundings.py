@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.errors import TableError
+from depthfold.errors import JournalError
 from depthfold.latency import measure_latency
-from depthfold.pipeline.tables import latency_of
+from depthfold.pipeline import Options
+from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
 from latency_workshop import COST, QUICK
 
@@ -37,10 +38,9 @@ def traced(**differences):
 def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
     one, other = traced(), traced(**difference)
     assert one.network.fingerprint == other.network.fingerprint and one.surroundings_digest != other.surroundings_digest
-    journal = tmp_path / "latency.jsonl"
-    measure_latency(one, COST, timer=QUICK, networks=4, journal=journal)
-    with pytest.raises(TableError, match=r"the same layers and something else around them \(stem, head, pooling\)"):
-        measure_latency(other, COST, timer=QUICK, networks=4, journal=journal)
+    measure_latency(one, COST, timer=QUICK, networks=4, run=tmp_path)
+    with pytest.raises(JournalError, match=r"around the layers \(stem, head, pooling\): \w+ there, \w+ here"):
+        measure_latency(other, COST, timer=QUICK, networks=4, run=tmp_path)
 
 
 def test_names_and_weights_are_not_what_it_takes_long_for():
@@ -51,10 +51,10 @@ def test_names_and_weights_are_not_what_it_takes_long_for():
 
 def test_a_finished_table_of_a_run_is_not_taken_for_it(tmp_path):
     run = RunFolder.open(tmp_path / "run")
-    table = latency_of(run, traced(), COST, "paper", no_progress)
-    assert latency_of(run, traced(), COST, "paper", no_progress) == table
-    with pytest.raises(TableError, match="something else around them"):
-        latency_of(run, traced(stem=15), COST, "paper", no_progress)
+    table = make_latency_table(run, traced(), COST, Options(), no_progress)
+    assert make_latency_table(run, traced(), COST, Options(), no_progress) == table
+    with pytest.raises(JournalError, match="operations around the layers"):
+        make_latency_table(run, traced(stem=15), COST, Options(), no_progress)
 
 
 def no_progress(what, total, done=0):

@@ -68,7 +68,7 @@ def is_whole(module):
 def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(traced, tmp_path, at, error, reason):
     fragile = Fragile(at=at, broken=lambda module: largest_kernel(module) >= 5, error=error)
     journal = tmp_path / "latency.jsonl"
-    table = measure_latency(traced, fragile, timer=QUICK, networks=8, journal=journal)
+    table = measure_latency(traced, fragile, timer=QUICK, networks=8, run=tmp_path)
     large = {span for span in traced.spans("paper") if max(traced.network.merged_shape(span).kernel) >= 5}
     assert large and {entry.span: entry.reason for entry in table.entries if entry.times is None} == dict.fromkeys(
         large, reason
@@ -85,7 +85,7 @@ def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(traced,
     fragile = Fragile(
         broken=lambda module: broken and largest_kernel(module) >= 5, error=RuntimeError("the fan stood still")
     )
-    given = dict(mode="alone", timer=QUICK, journal=tmp_path / "latency.jsonl")
+    given = dict(mode="alone", timer=QUICK, run=tmp_path)
     some = measure_latency(traced, fragile, **given)
     broken.clear()
     fragile.compiled.clear()
@@ -124,10 +124,9 @@ def test_inputs_and_networks_that_cannot_be_built_have_reasons(traced, monkeypat
     def too_large(*_):
         raise MemoryError("no room")
 
-    journal = tmp_path / "latency.jsonl"
     monkeypatch.setattr(candidates, "sketch", too_large)
     with pytest.raises(TableError, match=r"Only 0 whole networks.*: It cannot be built: no room\."):
-        measure_latency(traced, COST, timer=QUICK, networks=4, journal=journal)
+        measure_latency(traced, COST, timer=QUICK, networks=4, run=tmp_path)
     monkeypatch.setattr(BlockShape, "inputs", too_large)
     table = measure_latency(traced, COST, timer=QUICK, mode="alone")
     assert {entry.reason for entry in table.entries} == {"It cannot be built: no room"}

@@ -2,11 +2,14 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from depthfold.store.files import put_all_in_place, put_in_place
+from depthfold.errors import RunError
+from depthfold.store.files import lock, put_all_in_place, put_in_place
 
 
 def names(folder):
@@ -89,3 +92,35 @@ def test_what_a_killed_writer_left_is_written_over(tmp_path):
         partial.write_text("new")
     assert names(tmp_path) == ["document.json"]
     assert (tmp_path / "document.json").read_text() == "new"
+
+
+def test_a_lock_keeps_a_second_one_out_and_ends_with_its_block(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    for path in (tmp_path, tmp_path / "file"):
+        busy = pytest.raises(RunError, match=r" is in use by another process\. Wait for it")
+        with lock(path, RunError), busy, lock(path, RunError):
+            raise AssertionError("locked twice")
+        with lock(path, RunError):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_lock_ends_with_a_killed_process(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path\n"
+        "from depthfold.store import lock; from depthfold.errors import RunError\n"
+        "with lock(Path(sys.argv[1]), RunError): print('locked', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(RunError, match="in use by another process"), lock(tmp_path, RunError):
+            pass
+        holder.kill()
+    with lock(tmp_path, RunError):
+        pass
+
+
+def test_what_does_not_exist_cannot_be_locked(tmp_path):
+    missing = pytest.raises(RunError, match="gone cannot be locked: No such file or directory")
+    with missing, lock(tmp_path / "gone", RunError):
+        pass

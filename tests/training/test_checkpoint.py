@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from depthfold.errors import CheckpointError
-from depthfold.training import checkpoint
+from depthfold.training.checkpoints import read_checkpoint, write_checkpoint
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
 from small_training import TASK, SmallNet
@@ -27,8 +27,8 @@ def path(tmp_path):
 
 
 def test_tensors_of_every_kind_come_back(path):
-    checkpoint.write(path, '{"step": 1}', TENSORS)
-    document, tensors = checkpoint.read(path)
+    write_checkpoint(path, '{"step": 1}', TENSORS)
+    document, tensors = read_checkpoint(path)
     assert document == '{"step": 1}'
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -40,29 +40,29 @@ def test_tensors_of_every_kind_come_back(path):
 def test_tensors_that_share_memory_or_are_not_contiguous_are_kept(path):
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"base": base, "view": base[1:], "turned": base.t(), "again": base}
-    checkpoint.write(path, "", tensors)
-    _, found = checkpoint.read(path)
+    write_checkpoint(path, "", tensors)
+    _, found = read_checkpoint(path)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_cut_at_every_byte_it_is_refused(path):
-    checkpoint.write(path, "{}", TENSORS)
+    write_checkpoint(path, "{}", TENSORS)
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"last.safetensors (cannot be read|is damaged): "):
-            checkpoint.read(path)
+            read_checkpoint(path)
 
 
 def test_changed_at_any_byte_it_is_refused(path):
-    checkpoint.write(path, '{"step": 1}', TENSORS)
+    write_checkpoint(path, '{"step": 1}', TENSORS)
     whole = path.read_bytes()
     for at in range(len(whole)):
         changed = bytearray(whole)
         changed[at] ^= 1
         path.write_bytes(bytes(changed))
         try:
-            document, tensors = checkpoint.read(path)
+            document, tensors = read_checkpoint(path)
         except CheckpointError as error:
             assert "last.safetensors" in str(error)
             continue
@@ -74,9 +74,9 @@ def test_changed_at_any_byte_it_is_refused(path):
 def test_somebody_elses_file_is_refused(path):
     save_file(TENSORS, path)
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.read(path)
+        read_checkpoint(path)
     assert str(caught.value) == (
-        f"{path} is no checkpoint of depthfold's: it holds tensors only. Restore it, or delete it to start again."
+        f"{path} is not a checkpoint of depthfold: it holds only tensors. Restore it, or delete it to start again."
     )
 
 
@@ -96,14 +96,14 @@ def test_a_training_refuses_a_damaged_checkpoint(name, tmp_path):
 
 
 def test_a_document_of_another_kind_is_refused(tmp_path):
-    checkpoint.write(tmp_path / "last.safetensors", '{"format": "x", "version": 1}', {})
+    write_checkpoint(tmp_path / "last.safetensors", '{"format": "x", "version": 1}', {})
     with pytest.raises(CheckpointError, match=r"cannot be read: This document has format 'x', version 1; State reads"):
         train(SmallNet(), TASK, Recipe(steps=3), folder=tmp_path)
 
 
 def test_a_failed_write_leaves_the_file_before(path, monkeypatch):
-    checkpoint.write(path, "one", TENSORS)
+    write_checkpoint(path, "one", TENSORS)
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(CheckpointError, match=r"cannot be written: .*Input/output error. Check the folder"):
-        checkpoint.write(path, "two", TENSORS)
-    assert checkpoint.read(path)[0] == "one"
+        write_checkpoint(path, "two", TENSORS)
+    assert read_checkpoint(path)[0] == "one"

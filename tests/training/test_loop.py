@@ -11,7 +11,7 @@ from torch import nn
 
 from depthfold.errors import InvalidValue, NotFinite
 from depthfold.training import FunctionTask, Recipe, Step, derive_seed, train
-from depthfold.training.curve import Point
+from depthfold.training.metrics import Point
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
 
 RECIPE = Recipe(steps=12, batch=8, lr=0.1, weight_decay=1e-3, warmup=3, clip=0.5)

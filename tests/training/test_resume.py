@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from depthfold.errors import CheckpointError, InvalidValue, NotFinite
-from depthfold.training import checkpoint
-from depthfold.training.keeper import Keeper, load_weights
+from depthfold.training.checkpoints import Checkpoints, load_weights, read_checkpoint, write_checkpoint
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import FunctionTask
@@ -241,14 +240,14 @@ def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, checkpoint, 
 
 
 def test_interrupted_between_the_last_line_and_the_last_checkpoint(tmp_path, monkeypatch):
-    save = Keeper.save
+    save = Checkpoints.save
 
-    def interrupted(keeper, state, stepper):
+    def interrupted(checkpoints, state, stepper):
         if state.curve and state.curve[-1].step == 12:
             raise Interruption
-        save(keeper, state, stepper)
+        save(checkpoints, state, stepper)
 
-    monkeypatch.setattr(Keeper, "save", interrupted)
+    monkeypatch.setattr(Checkpoints, "save", interrupted)
     with pytest.raises(Interruption):
         train(SmallNet(), TASK, RECIPE, folder=tmp_path)
     monkeypatch.undo()
@@ -312,19 +311,17 @@ class Other(SmallNet):
 
 
 OTHERS = {
-    "the recipe's lr is 0.1 there and 0.2 here": dict(recipe=RECIPE.replace(lr=0.2)),
-    "the seed is 0 there and 5 here": dict(seed=5),
-    "the model starts from other weights": dict(model=SmallNet(seed=1)),
-    "the model has parameters of other names or shapes": dict(model=torch.nn.Sequential(SmallNet())),
-    "the model is 'plan A' there and 'plan B' here": dict(about="plan B"),
-    "the split that is scored is 'holdout' there and 'test' here": dict(split="test"),
-    "the number of steps is 12 there and 15 here": dict(
-        task=FunctionTask(loss=loss, score=score, epoch_steps=5),
-    ),
-    "the task is 'FunctionTask' there and 'another' here": dict(task=named("another")),
-    "the teacher is 'SmallNet A' there and 'SmallNet B' here": dict(teacher=SmallNet(seed=3)),
-    "the teacher is 'SmallNet A' there and None here": dict(teacher=None),
-    "the teacher is 'SmallNet A' there and 'Other B' here": dict(teacher=Other(seed=2)),
+    "recipe.lr: 0.1 there, 0.2 here": dict(recipe=RECIPE.replace(lr=0.2)),
+    "seed: 0 there, 5 here": dict(seed=5),
+    "weights: A there, B here": dict(model=SmallNet(seed=1)),
+    "shapes: A there, B here; weights: C there, D here": dict(model=torch.nn.Sequential(SmallNet())),
+    "model: plan A there, plan B here": dict(about="plan B"),
+    "split: holdout there, test here": dict(split="test"),
+    "steps: 12 there, 15 here": dict(task=FunctionTask(loss=loss, score=score, epoch_steps=5)),
+    "task: FunctionTask there, another here": dict(task=named("another")),
+    "teacher: SmallNet A there, SmallNet B here": dict(teacher=SmallNet(seed=3)),
+    "teacher: SmallNet A there, none here": dict(teacher=None),
+    "teacher: SmallNet A there, Other B here": dict(teacher=Other(seed=2)),
 }
 
 
@@ -336,11 +333,10 @@ def test_the_folder_of_another_training_is_refused(difference, tmp_path):
         train(**given | dict(model=SmallNet()) | OTHERS[difference])
     digests = dict.fromkeys(re.findall(r"[0-9a-f]{16}", str(caught.value)))
     message = str(caught.value)
-    for digest, letter in zip(digests, "AB", strict=False):  # two that are equal have the same letter
+    for digest, letter in zip(digests, "ABCD", strict=False):  # two that are equal have the same letter
         message = message.replace(digest, letter)
     assert message == (
-        f"The folder {tmp_path} holds another training: {difference}. Give this one a folder of its own, or delete "
-        "that one to start again."
+        f"The folder {tmp_path} holds another training ({difference}). Use another folder, or delete it to start again."
     )
 
 
@@ -348,7 +344,7 @@ def test_the_functions_of_a_task_with_a_name_may_change(tmp_path):
     given = dict(recipe=RECIPE, folder=tmp_path)
     train(SmallNet(), named("one"), **given)
     train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch_steps=4, identity="one"), **given)
-    with pytest.raises(CheckpointError, match="the task is 'one' there and 'FunctionTask' here"):
+    with pytest.raises(CheckpointError, match="task: one there, FunctionTask here"):
         train(SmallNet(), TASK, **given)
     with pytest.raises(InvalidValue, match=r"^The identity of a task must be text, found 5\.$"):
         named(5)
@@ -366,10 +362,10 @@ def test_the_same_teacher_is_the_same_training(tmp_path):
 def of_before(folder):
     """The checkpoint as the first version wrote it: without task and teacher."""
     for path in folder.glob("*.safetensors"):
-        document, tensors = checkpoint.read(path)
+        document, tensors = read_checkpoint(path)
         found = json.loads(document) | {"version": 1}
         del found["identity"]["task"], found["identity"]["teacher"]
-        checkpoint.write(path, json.dumps(found), tensors)
+        write_checkpoint(path, json.dumps(found), tensors)
 
 
 def test_a_folder_of_the_first_version_is_refused(tmp_path):
@@ -379,9 +375,9 @@ def test_a_folder_of_the_first_version_is_refused(tmp_path):
         train(SmallNet(), TASK, RECIPE, folder=tmp_path)
     assert str(caught.value) == (
         f"The checkpoint {tmp_path / 'last.safetensors'} cannot be read: This document has format "
-        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 2. Was it written by "
-        "another command, or by an older or newer depthfold? Go on with the depthfold that wrote it, give this "
-        "training a folder of its own, or delete that one to start again."
+        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 3. Was it written by "
+        "another command, or by an older or newer depthfold? Continue with the depthfold that wrote it, use another "
+        "folder, or delete it to start again."
     )
 
 
@@ -389,14 +385,14 @@ def test_a_folder_in_use_is_refused(tmp_path):
     def second(step):
         train(SmallNet(), TASK, RECIPE, folder=tmp_path)
 
-    with pytest.raises(CheckpointError, match=r"is in use by another process. Wait for it, or give this training a"):
+    with pytest.raises(CheckpointError, match=r"is in use by another process. Wait for it, or use another"):
         train(SmallNet(), failing_at(3, second), RECIPE, folder=tmp_path)
     train(SmallNet(), TASK, RECIPE, folder=tmp_path)  # the lock has gone with its holder
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file/run cannot be written: Not a directory. Name another.$"):
+    with pytest.raises(CheckpointError, match=r"file/run cannot be written: Not a directory. Use another folder.$"):
         train(SmallNet(), TASK, RECIPE, folder=tmp_path / "file" / "run")
 
 

@@ -1,25 +1,25 @@
-"""The command line: parsing and printing. What it does is in `pipeline`."""
+"""The command line: options and output. The work is done in `settings` and `pipeline`."""
 
 from __future__ import annotations
 
 import sys
 
-from depthfold.cli.encoding import spell_out
-from depthfold.cli.interruption import expect_interruption
+from depthfold.cli import terminal
 
 
 def main() -> None:
-    """The console script `depthfold`."""
-    expect_interruption()  # before anything that takes its time to import
-    spell_out()
+    """Run the console script `depthfold`."""
+    terminal.exit_on_interrupt()  # before the slow imports
+    terminal.replace_unknown_characters()
     from depthfold.errors import MissingDependency
     from depthfold.support.optional import load
 
     try:
-        load("typer", "cli")
+        for library in ("typer", "tomli_w"):
+            load(library, "cli")
     except MissingDependency as error:
         sys.exit(f"Error: {error}")
-    from depthfold.cli.app import app
+    from depthfold.cli.commands import app
 
     app(prog_name="depthfold")
 

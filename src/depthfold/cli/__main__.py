@@ -1,4 +1,4 @@
-"""`python -m depthfold.cli`, for where the console script is not on the path."""
+"""Run `python -m depthfold.cli` like the console script."""
 
 from depthfold.cli import main
 

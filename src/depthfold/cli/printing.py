@@ -1,10 +1,10 @@
-"""What the commands print: calm, and plain text where nobody watches."""
+"""Output of the commands: plain text where it is not a terminal."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -12,50 +12,39 @@ from rich.table import Table
 from rich.text import Text
 
 from depthfold.progress import Progress, progress_lines
+from depthfold.store.run_folder import REPORT, RESULT
 
 if TYPE_CHECKING:
     from depthfold.pipeline import Compressed
     from depthfold.reporting import Evaluation
 
 
-def say(text: object) -> None:
-    """A text on stdout as it is: no line of it is broken, nothing in it is markup."""
+def print_text(text: object) -> None:
+    """Print a text to stdout without markup and without breaking its lines."""
     Console(highlight=False).print(Text(str(text)), soft_wrap=True)
 
 
-def watched() -> Progress | None:
-    """How far a stage is: nobody's business here where a terminal shows bars, lines on stderr where none does."""
+def print_error(kind: str, text: str, style: str) -> None:
+    """Print a paragraph to stderr."""
+    Console(stderr=True, highlight=False).print(Text.assemble((f"{kind}: ", style), text), soft_wrap=True)
+
+
+def progress() -> Progress | None:
+    """Return a progress that prints lines to stderr; None on a terminal, where the stages show bars."""
     console = Console(stderr=True, highlight=False)
     return None if console.is_terminal else progress_lines(lambda line: console.print(Text(line), soft_wrap=True))
 
 
-def complain(kind: str, text: str, style: str) -> None:
-    """A paragraph on stderr."""
-    Console(stderr=True, highlight=False).print(Text.assemble((f"{kind}: ", style), text), soft_wrap=True)
-
-
-def show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Takes the place of warnings.showwarning: what depthfold says of a run, without the line of code."""
-    complain("Warning", str(message), "bold yellow")
-
-
-def hush_libraries() -> None:
-    """Only depthfold's own warnings: those of the libraries are for whoever writes code with them."""
+def show_own_warnings_only() -> None:
+    """Print depthfold's warnings as paragraphs. Those of libraries are meant for programmers."""
     warnings.simplefilter("ignore")
     for category in (UserWarning, RuntimeWarning):
         warnings.filterwarnings("default", category=category, module=r"depthfold(\..*)?")
-    warnings.showwarning = show_warning
+    warnings.showwarning = lambda message, *_, **__: print_error("Warning", str(message), "bold yellow")
 
 
-def summary(done: Compressed, files: Iterable[str]) -> None:
-    """Before and after, and where everything is."""
+def print_summary(done: Compressed, exports: Iterable[str]) -> None:
+    """Print both networks side by side, and the paths of the results."""
     findings = done.findings
     before, after = findings.before, findings.after
     table = Table("", "before", "after", "", box=box.SIMPLE_HEAD, title=findings.title, title_justify="left")
@@ -71,8 +60,8 @@ def summary(done: Compressed, files: Iterable[str]) -> None:
         table.add_row(f"{one.metric}, {one.split}", _score(one), _score(two), _change(one, two))
     table.add_row("traced convolutions", str(findings.network.depth), str(len(done.plan.segments)), "")
     Console(highlight=False).print(table)
-    for name in files:
-        say(f"  {name}")
+    for name in (REPORT, RESULT, *exports):
+        print_text(f"  {done.folder / name}")
 
 
 def _score(evaluation: Evaluation) -> str:

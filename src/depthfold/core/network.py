@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from depthfold.core.plan import Plan
 from depthfold.core.shape import ConvShape, FixedPadding
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
+from depthfold.support.digest import digest
 from depthfold.support.document import Document, encode
 from depthfold.support.text import count, text_table
 
@@ -148,7 +147,8 @@ def free_positions(network: Network) -> frozenset[Position]:
     return frozenset(range(1, network.depth + 1)) - own - ends - set(network.barriers)
 
 
-def check_space(space: str) -> None:
+def check_space(space: object) -> None:
+    """Raise InvalidValue if this is not the name of a search space."""
     if space not in get_args(Space):
         raise InvalidValue(f"There is no search space {space!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
 
@@ -213,7 +213,7 @@ class Network(Document):
             "skips": sorted((s.source, s.target, str(encode(s.projection))) for s in self.skips),
             "barriers": self.barriers,
         }
-        return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:16]
+        return digest(structure)
 
     @property
     def activations(self) -> frozenset[Position]:

@@ -1,4 +1,4 @@
-"""The demo's network: a MobileNetV2 in small, for images of 28x28 in grey."""
+"""The network of the demo: a small MobileNetV2 for grey images of 28x28."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STEM, HEAD, CLASSES = 16, 128, 10
 class SmallMobileNet(nn.Sequential):
     """31 convolutions in ten inverted residuals, a stem and a head; 82,000 parameters.
 
-    `drop` is for training from the start: the probability with which the last residual is left out for an image. It
-    falls evenly towards the first (stochastic depth).
+    `drop` is the rate of stochastic depth in training: the last residual is dropped for an image with this
+    probability, earlier ones with a linearly smaller one.
     """
 
     def __init__(self, drop: float = 0.0) -> None:
@@ -39,11 +39,12 @@ class SmallMobileNet(nn.Sequential):
 
 
 def small_mobilenet() -> nn.Module:
+    """Return the network with random weights."""
     return SmallMobileNet()
 
 
 class InvertedResidual(nn.Module):
-    """Expand, filter each channel by itself, project; around it a skip where the shapes allow."""
+    """Expansion, depthwise convolution and projection, with a skip if the shapes allow it."""
 
     def __init__(self, before: int, after: int, stride: int, expansion: int, drop: float) -> None:
         super().__init__()

@@ -29,15 +29,14 @@ def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
     return Plan(activations=stands, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
 
 
-def importance_student(traced: TracedNetwork, block: FlaggedSpan, seed: int, *, afresh: bool = True) -> nn.Module:
+def importance_student(traced: TracedNetwork, block: FlaggedSpan, seed: int, *, reinit: bool = True) -> nn.Module:
     """The network that is trained for the block's entry.
 
-    A block of one layer has lost nothing. What it is worth is what training can put there from nothing, as for the
-    other blocks; so, if `afresh`, its convolution and its batch norm begin afresh, with PyTorch's own initialisation,
-    drawn by the seed.
+    With `reinit`, the convolution and the batch norm of a block of one layer are reinitialised as PyTorch does it,
+    drawn by the seed: as for longer blocks, its importance is what training can recover.
     """
     student = rewrite(traced, importance_plan(traced.network, block)).cpu()  # where draws are the same on every machine
-    if afresh and len(block.span) == 1:
+    if reinit and len(block.span) == 1:
         _reset(student, traced, block.j, seed)
     return student
 
@@ -53,17 +52,17 @@ def _reset(student: nn.Module, traced: TracedNetwork, l: int, seed: int) -> None
             module: Any = None if name is None else part.get_submodule(str(nodes[name].target))
             # A batch norm of the frozen kind has no such method: it holds constants.
             if hasattr(module, "reset_parameters"):
-                _begin_afresh(module, trained=module.training or not student.training)
+                _reinitialise(module, trained=module.training or not student.training)
 
 
-def _begin_afresh(module: nn.Module, *, trained: bool) -> None:
+def _reinitialise(module: nn.Module, *, trained: bool) -> None:
     """Put what training will change back to its beginning. What it will not, it could not put there either, so that
     stays: frozen parameters and, unless the statistics are `trained`, buffers."""
     before = {}
     for name, parameter in list(module.named_parameters(recurse=False)):
         if not parameter.requires_grad:
             before[name] = parameter.detach().clone()
-        # Its own, lest another layer that shares it should begin afresh, too.
+        # A parameter of its own: another layer may share the old one, and must keep it.
         setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
     if not trained:
         before |= {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}

@@ -11,13 +11,25 @@ import torch
 from depthfold.core import FlaggedSpan
 from depthfold.errors import NotFinite
 from depthfold.importance.definition import importance_student
-from depthfold.jobs import Work
+from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train
 
 # What a job is called with: the block's (i, j, a, b) and the seed of the training, or None for the original network.
 Payload = tuple[tuple[int, int, bool, bool], int] | None
+
+
+BASE = "base"  # the key of the original network
+
+
+def key_of(block: FlaggedSpan, seed: int) -> str:
+    return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
+
+
+def job_of(block: FlaggedSpan, seed: int) -> Job:
+    payload: Payload = ((block.i, block.j, block.a, block.b), seed)
+    return Job(key=key_of(block, seed), payload=payload)
 
 
 class Result(TypedDict):
@@ -31,12 +43,12 @@ class Result(TypedDict):
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
     """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
-    device; the task without its data; the recipe; and whether a block of one layer begins afresh."""
+    device; the task without its data; the recipe; and whether a block of one layer is reinitialised."""
 
     traced: TracedNetwork
     task: Task
     recipe: Recipe
-    afresh: bool = True
+    reinit: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traced", self.traced.cpu())
@@ -50,7 +62,7 @@ class EntrySetup:
             return self._original()
         ends, seed = payload
         block = FlaggedSpan(*ends)
-        student = importance_student(self.traced, block, seed=derive_seed(seed, "reset", ends), afresh=self.afresh)
+        student = importance_student(self.traced, block, seed=derive_seed(seed, "reset", ends), reinit=self.reinit)
         try:
             trained = train(student, self.task, self.recipe, seed=seed)
         finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from depthfold.errors import BackendError
 from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import random_module
 from depthfold.rewriting.activations import activation_module, activation_names
+from depthfold.support.digest import digest
 from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
 
@@ -45,7 +44,7 @@ class BlockShape:
     @property
     def key(self) -> str:
         """A name for journals: the same in every run."""
-        return hashlib.sha256(json.dumps(encode(self), sort_keys=True).encode()).hexdigest()[:16]
+        return digest(encode(self))
 
     @property
     def elements(self) -> tuple[int, int]:

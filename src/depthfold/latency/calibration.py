@@ -24,7 +24,7 @@ from depthfold.core.latency_table import COSTS, NEVER_NEGATIVE
 from depthfold.errors import BackendError
 from depthfold.latency.blocks import BlockShape
 from depthfold.latency.candidates import build_block, held
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.timer import Timer, Turns, milliseconds
 from depthfold.tracing import TracedNetwork
 
@@ -163,7 +163,7 @@ class DoubtfulTable(UserWarning):
     timed while the machine was slower or faster than for the others."""
 
 
-def doubt_calibration(calibration: Calibration, journal: str | Path | None) -> None:
+def doubt_calibration(calibration: Calibration, journal: Path | None) -> None:
     """For measure_latency(), whose caller is warned."""
     if calibration.median_error > DOUBTFUL:
         kept = "" if journal is None else f" delete {_journal(journal)}, and"
@@ -179,14 +179,13 @@ def doubt_journal(
     traced: TracedNetwork,
     backend: Backend,
     blocks: Mapping[str, BlockShape],
-    notebook: Notebook,
+    journal: LatencyJournal,
     timer: Timer,
-    journal: str | Path | None,
 ) -> None:
     """For measure_latency(), whose caller is warned: where others are to be added to what a journal holds, one block of
     it is timed once more. It is one in the middle: as long as most of them, and not the first, which was timed cold."""
-    earlier = sorted((key for key in blocks if notebook.timed(key)), key=notebook.time)
-    missing = any(key not in notebook.reasons and not timer.enough(notebook.turns[key]) for key in blocks)
+    earlier = sorted((key for key in blocks if journal.timed(key)), key=journal.time)
+    missing = any(key not in journal.reasons and not timer.enough(journal.turns[key]) for key in blocks)
     if not earlier or not missing:
         return
     key = earlier[len(earlier) // 2]
@@ -196,15 +195,15 @@ def doubt_journal(
             timer.measure(again, turns)
     except BackendError:  # there is no room for it today, say: then the blocks to come will tell
         return
-    change = milliseconds(turns[key]) / notebook.time(key)
+    change = milliseconds(turns[key]) / journal.time(key)
     if abs(change - 1) > ANOTHER_HOUR:
         warnings.warn(
-            f"What {_journal(journal)} holds was measured in another hour: a block takes {change:.2f} times as long "
-            "now. What is added to it will not compare. Delete it and measure again, when nothing else runs.",
+            f"A block of {_journal(journal.path)} now takes {change:.2f} times as long as when it was measured, so new "
+            "entries are not comparable. Delete it, and measure again when nothing else runs.",
             DoubtfulTable,
             stacklevel=3,
         )
 
 
-def _journal(path: str | Path | None) -> str:
-    return f"the journal {path} (in a run folder, latency.json, too)"
+def _journal(path: Path | None) -> str:
+    return f"the journal {path} (and latency.json beside it)"

@@ -14,7 +14,7 @@ from depthfold.backends.base import Inputs, backend_errors
 from depthfold.core import Plan
 from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.timer import Timer
 from depthfold.merging import sketch
 from depthfold.progress import Progress
@@ -94,25 +94,23 @@ def time_blocks(
     traced: TracedNetwork,
     backend: Backend,
     blocks: Mapping[str, BlockShape],
-    notebook: Notebook,
+    journal: LatencyJournal,
     timer: Timer,
     progress: Progress,
 ) -> None:
-    """Blocks by their keys in the notebook, each alone."""
+    """Blocks by their keys in the journal, each alone."""
 
     def compiled(block: BlockShape) -> Compiled:
         return build_block(traced, backend, block)
 
-    _measure(
-        "blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), notebook, timer, progress
-    )
+    _measure("blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), journal, timer, progress)
 
 
 def time_plans(
     traced: TracedNetwork,
     backend: Backend,
     plans: Iterable[Plan],
-    notebook: Notebook,
+    journal: LatencyJournal,
     timer: Timer,
     progress: Progress,
     what: str = "networks",
@@ -128,7 +126,7 @@ def time_plans(
     def size(plan: Plan) -> int:
         return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
 
-    _measure(what, {notebook.name_plan(plan): plan for plan in plans}, compiled, size, notebook, timer, progress)
+    _measure(what, {journal.name_plan(plan): plan for plan in plans}, compiled, size, journal, timer, progress)
 
 
 def _numbers_outside(traced: TracedNetwork, inputs: Inputs) -> int:
@@ -144,7 +142,7 @@ def _measure(
     items: Mapping[str, Item],
     compiled: Callable[[Item], Compiled],
     size: Callable[[Item], int],
-    notebook: Notebook,
+    journal: LatencyJournal,
     timer: Timer,
     progress: Progress,
 ) -> None:
@@ -154,12 +152,10 @@ def _measure(
     is spoiled ends it, and nobody gets a reason: run again, with the journal, it goes on.
     """
     missing = {
-        key: item
-        for key, item in items.items()
-        if key not in notebook.reasons and not timer.enough(notebook.turns[key])
+        key: item for key, item in items.items() if key not in journal.reasons and not timer.enough(journal.turns[key])
     }
-    taken = sum(len(notebook.turns[key]) for key in items)
-    tally = Tally(what, progress, taken, {key: timer.left(notebook.turns[key]) for key in missing})
+    taken = sum(len(journal.turns[key]) for key in items)
+    tally = Tally(what, progress, taken, {key: timer.left(journal.turns[key]) for key in missing})
     if not missing:
         return
     compiling = Tally(f"compiling {what}", progress, 0, dict.fromkeys(missing, 1))  # may take longer than the turns
@@ -170,8 +166,8 @@ def _measure(
         return candidate
 
     def keep(key: str, samples: tuple[float, ...]) -> None:
-        notebook.keep_turn(key, samples)
-        tally.turn(key, timer.left(notebook.turns[key]))
+        journal.keep_turn(key, samples)
+        tally.turn(key, timer.left(journal.turns[key]))
 
     def fail(key: str, error: BackendError) -> None:
         if isinstance(error, OutOfMemory) and len(candidates) > 1:  # perhaps only beside the others: alone, later
@@ -180,7 +176,7 @@ def _measure(
             reject(key, str(error))
 
     def reject(key: str, reason: str) -> None:
-        notebook.keep_reason(key, reason)
+        journal.keep_reason(key, reason)
         tally.failed(key)
         compiling.failed(key)
 
@@ -190,7 +186,7 @@ def _measure(
         while queue:
             candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject)
             with held(candidates):
-                timer.measure(candidates, notebook.turns, keep, fail)
+                timer.measure(candidates, journal.turns, keep, fail)
 
 
 def _compile_some(

@@ -11,7 +11,7 @@ from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency.candidates import build_plan, held
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.timer import Timer, Turns, milliseconds
 from depthfold.progress import Progress, progress_bars
 from depthfold.tracing import TracedNetwork, expect_traced
@@ -27,7 +27,7 @@ def choose(
     budget: Budget | str | float,
     target: str | Backend,
     *,
-    journal: str | Path | None = None,
+    run: str | Path | None = None,
     timer: Timer | None = None,
     steps: int = 10,
     progress: Progress | None = None,
@@ -37,14 +37,14 @@ def choose(
     Each candidate is built with random weights and timed in turns with the original (its batch norms folded, nothing
     else). Shares and speed-ups refer to what the original takes then. What each candidate takes beyond its prediction
     corrects the predictions of its neighbours; at most `steps` candidates are built, and where none of them fits, the
-    fastest one of all, before a budget is said to be out of reach. With the `journal` of measure_latency() the table
-    learns from these measurements when it is made again. A candidate that the runtime rejects is passed over.
+    fastest one of all, before a budget is said to be out of reach. With the run folder, `run`, of measure_latency() the
+    table learns from these measurements when it is made again. A candidate that the runtime rejects is passed over.
     """
     backend, timer, budget = get(target), timer or Timer(turns=8), Budget.parse(budget)
     _expect(traced, frontier, steps)
     inputs = traced.example_tensors()
     with contextlib.ExitStack() as stack:
-        notebook = stack.enter_context(Notebook.open(journal, traced, backend.environment(inputs)))
+        journal = stack.enter_context(LatencyJournal(run, traced, backend.environment(inputs)))
         tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
         try:
             vanilla = {traced.vanilla: build_plan(traced, backend, traced.vanilla, inputs)}
@@ -72,7 +72,7 @@ def choose(
                 search.rejected[n] = _words(failed[plan])
                 return
             search.measured[n] = Measured(found[plan], found[traced.vanilla])
-            notebook.keep_share(plan, search.measured[n].share)
+            journal.keep_share(plan, search.measured[n].share)
 
         for left in range(steps, 0, -1):
             if (n := search.candidate(last=left == 1)) is None:

@@ -17,7 +17,7 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes
 from depthfold.latency.calibration import Whole, doubt_calibration, doubt_journal, fit
 from depthfold.latency.candidates import time_blocks, time_plans
-from depthfold.latency.notebook import Notebook
+from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
@@ -36,7 +36,7 @@ def measure_latency(
     *,
     space: Space = "paper",
     mode: Mode = "in context",
-    journal: str | Path | None = None,
+    run: str | Path | None = None,
     timer: Timer | None = None,
     networks: int = 20,
     retry: bool = False,
@@ -48,8 +48,8 @@ def measure_latency(
     a network, where it can say how that differs; some whole networks (`networks` of them) are timed, too, and the table
     is calibrated so that its sum over a plan predicts the latency of the merged network, with what the activations cost
     that the plan leaves out or inserts. "alone" is the paper's table.
-    With a `journal` everything measured is kept as it comes: run again, it goes on; with `retry`, what the runtime
-    rejected before (out of memory, say) is tried once more.
+    With a run folder, `run`, everything measured is kept in its journal: run again, it continues there. With `retry`,
+    what the runtime rejected before, for example because it ran out of memory, is tried once more.
     The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
     one, a terminal shows bars with the time that is left.
     """
@@ -75,55 +75,57 @@ def measure_latency(
     runtime = "" if block_backend == backend else f"{block_backend.environment(inputs).runtime} "
     keys = {span: runtime + block.key for span, block in blocks.items()}
     with contextlib.ExitStack() as stack:
-        notebook = stack.enter_context(Notebook.open(journal, traced, environment))
+        journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
-            notebook.reasons.clear()
+            journal.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
         distinct = {keys[span]: block for span, block in blocks.items()}
-        doubt_journal(traced, block_backend, distinct, notebook, timer, journal)
-        time_blocks(traced, block_backend, distinct, notebook, timer, progress)
-        times = {span: notebook.time(key) for span, key in keys.items() if notebook.timed(key)}
+        doubt_journal(traced, block_backend, distinct, journal, timer)
+        time_blocks(traced, block_backend, distinct, journal, timer, progress)
+        times = {span: journal.time(key) for span, key in keys.items() if journal.timed(key)}
         calibration = None
         if mode == "in context":
             some = max(2, round(RANDOM_SHARE * networks))
             usable = passable(traced.depth, times)
             if not usable:
-                raise _no_way(notebook)
+                raise _no_way(journal)
             thin = some >= len(COSTS)  # with fewer, a fit could not tell what activations cost from what else differs
             plans = tuple(plans_of_all_depths(traced.network, usable, some, thin=thin))
-            time_plans(traced, backend, plans, notebook, timer, progress)
+            time_plans(traced, backend, plans, journal, timer, progress)
             # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
-            first = fit(wholes(traced.network, notebook, times, plans), blocks, times)
+            first = fit(wholes(traced.network, journal, times, plans), blocks, times)
             guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
             fast = fast_plans(traced.network, guess, networks - some, thin=thin)
-            time_plans(traced, backend, fast, notebook, timer, progress, "fast networks")
-            calibration = fit(wholes(traced.network, notebook, times, notebook.plans.values()), blocks, times)
-            doubt_calibration(calibration, journal)
+            time_plans(traced, backend, fast, journal, timer, progress, "fast networks")
+            calibration = fit(wholes(traced.network, journal, times, journal.plans.values()), blocks, times)
+            doubt_calibration(calibration, journal.path)
     return LatencyTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
         environment=environment,
         calibration=calibration,
         activations=traced.network.activations,
-        entries=tuple(_entry(span, block, keys[span], notebook, calibration) for span, block in blocks.items()),
+        entries=tuple(_entry(span, block, keys[span], journal, calibration) for span, block in blocks.items()),
     )
 
 
-def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], plans: Iterable[Plan]) -> list[Whole]:
+def wholes(
+    network: Network, journal: LatencyJournal, times: Mapping[Span, float], plans: Iterable[Plan]
+) -> list[Whole]:
     """Those of the plans that were timed as whole networks and whose blocks were timed, too."""
     found = []
-    original = notebook.name_plan(network.vanilla)
+    original = journal.name_plan(network.vanilla)
     for plan in plans:
-        key = notebook.name_plan(plan)
+        key = journal.name_plan(plan)
         segments, activations = network.segments(plan), network.final_activations(plan)
         if all(span in times for span in segments):
-            if notebook.timed(key):
-                found.append(Whole(segments, notebook.time(key), activations))
-            elif notebook.shares.get(key) and notebook.timed(original):
-                found.append(Whole(segments, median(notebook.shares[key]) * notebook.time(original), activations))
+            if journal.timed(key):
+                found.append(Whole(segments, journal.time(key), activations))
+            elif journal.shares.get(key) and journal.timed(original):
+                found.append(Whole(segments, median(journal.shares[key]) * journal.time(original), activations))
     if len({whole.segments for whole in found}) < 2:
         advice = "Measure with more networks"
-        if said := _all_reasons(notebook):
+        if said := _all_reasons(journal):
             advice = f"The runtime says: {said}. {_WAYS_OUT}"
         raise TableError(
             f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones. {advice}; "
@@ -132,24 +134,24 @@ def wholes(network: Network, notebook: Notebook, times: Mapping[Span, float], pl
     return found
 
 
-def _no_way(notebook: Notebook) -> TableError:
-    if not notebook.reasons:
+def _no_way(journal: LatencyJournal) -> TableError:
+    if not journal.reasons:
         return TableError("This network has no layers that can be timed. Print it: every convolution has its reason.")
     return TableError(
-        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(notebook)}. {_WAYS_OUT}; in "
+        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(journal)}. {_WAYS_OUT}; in "
         'Python, mode="alone" gives a table with the reasons.'
     )
 
 
-def _all_reasons(notebook: Notebook) -> str:
+def _all_reasons(journal: LatencyJournal) -> str:
     """Each one once, to stand in a sentence: some of them end with a full stop."""
-    return "; ".join(dict.fromkeys(reason.removesuffix(".") for reason in notebook.reasons.values()))
+    return "; ".join(dict.fromkeys(reason.removesuffix(".") for reason in journal.reasons.values()))
 
 
-def _entry(span: Span, block: BlockShape, key: str, notebook: Notebook, calibration: Calibration | None) -> Timing:
-    if key in notebook.reasons:
-        return Timing(span=span, reason=notebook.reasons[key])
-    samples, time = notebook.samples(key), notebook.time(key)
+def _entry(span: Span, block: BlockShape, key: str, journal: LatencyJournal, calibration: Calibration | None) -> Timing:
+    if key in journal.reasons:
+        return Timing(span=span, reason=journal.reasons[key])
+    samples, time = journal.samples(key), journal.time(key)
     if calibration is None:
         return Timing.measured(span, samples, (time, time))
     without, with_one = (_in_context(span, time, block, calibration, block.activated(b)) for b in (False, True))

@@ -200,8 +200,8 @@ def _record(
             recorder.run(*inputs.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise VerificationError(
-            f"The {which} network does not run on the inputs: {describe_error(error)}. Pass inputs as for trace(), and do "
-            "not modify the results of rewrite() and merge()."
+            f"The {which} network does not run on the inputs: {describe_error(error)}. Pass inputs as for trace(), and "
+            "do not modify the results of rewrite() and merge()."
         ) from error
     return recorder.kept
 

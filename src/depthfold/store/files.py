@@ -1,20 +1,23 @@
-"""Files that are complete or not there at all."""
+"""Atomic writes and locks: a file is complete or absent, and one process at a time uses it."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from depthfold.errors import DepthfoldError
+
 
 @contextlib.contextmanager
 def put_in_place(path: Path) -> Iterator[Path]:
-    """A path to write to, beside `path`; what was written there takes its place when the block ends without an error.
+    """Yield a path beside `path` to write to. It replaces `path` when the block ends without an error.
 
-    When it ends with one, nothing is left of it. Killed at any byte, `path` is what it was. The file of a killed writer
-    stays beside it and is written over by the next, so there may be only one writer at a time.
+    After an error nothing is left of it. After a kill at any byte `path` is unchanged. The partial file of a killed
+    writer stays and the next writer overwrites it, so there may be only one writer at a time.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -23,22 +26,22 @@ def put_in_place(path: Path) -> Iterator[Path]:
         partial.replace(path)
         sync(path.parent)  # a file is on disk under its name only when its folder is
     except BaseException:
-        with contextlib.suppress(OSError):  # it may not be there, and the first error is the one to tell
+        with contextlib.suppress(OSError):  # it may not exist, and the first error is the one to report
             partial.unlink()
         raise
 
 
 @contextlib.contextmanager
 def put_all_in_place(path: Path) -> Iterator[Path]:
-    """The same for a file that has others beside it: a path of the same name, in an empty folder beside `path`.
+    """Do the same for a file that has others beside it: yield a path of the same name in an empty folder beside `path`.
 
-    When the block ends without an error, every file in that folder takes its place beside `path`, and `path` itself
-    comes last: where it is, the others are. When it ends with one, nothing is left of it. Parent folders are made.
+    When the block ends without an error, every file in that folder is moved to the folder of `path`, and `path` itself
+    last: if it exists, so do the others. After an error nothing is left. Parent folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(f".{path.name}.partial")
     if folder.exists():
-        shutil.rmtree(folder)  # of a killed writer
+        shutil.rmtree(folder)  # left by a killed writer
     folder.mkdir()
     try:
         yield folder / path.name
@@ -48,6 +51,27 @@ def put_all_in_place(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def lock(path: Path, error: type[DepthfoldError]) -> Iterator[None]:
+    """Hold an existing file or folder for this process. Raise `error` if another process holds it.
+
+    The lock is the kernel's: it ends with its process, however that ends, and leaves no file behind.
+    """
+    handle = -1
+    try:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as busy:
+            raise error(f"{path} is in use by another process. Wait for it, or use another run folder.") from busy
+        except OSError as failure:
+            raise error(f"{path} cannot be locked: {failure.strerror}. Use another run folder.") from failure
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 def sync(path: Path) -> None:

@@ -1,22 +1,22 @@
 """An append-only journal that survives a kill at any byte.
 
-One JSON object per line. The first line is the header: the format, the version and a document that says what the
-journal belongs to. A line counts once its line break is on disk: a torn last line is what a killed process left, and is
-dropped. A damaged line before the last cannot come from a kill, and is an error.
+One JSON object per line. The first line is the header: the format, the version, and what the journal was made from. A
+line counts once its line break is on disk: a torn last line is what a killed process left, and is dropped. A damaged
+line before the last cannot come from a kill, and is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from depthfold.errors import JournalError
-from depthfold.store.files import sync
+from depthfold.errors import InvalidValue, JournalError
+from depthfold.store.files import lock, sync
+from depthfold.support.coerce import as_path
 from depthfold.support.text import one_line
 
 FORMAT, VERSION = "depthfold.journal", 1
@@ -27,76 +27,55 @@ _START = f'{{"format":"{FORMAT}"'.encode()  # of every header
 
 
 class HeaderMismatch(JournalError):
-    """The journal belongs to something else. `found` and `expected` are both documents, for their difference."""
+    """The journal was made from other inputs."""
 
     def __init__(self, path: Path, found: Record, expected: Record) -> None:
         self.path, self.found, self.expected = path, found, expected
         super().__init__(
-            f"The journal {path} belongs to something else.\n  found:    {_dumps(found)}\n"
-            f"  expected: {_dumps(expected)}\nContinue in another folder, or delete the file to start again."
+            f"The journal {path} was made from other inputs ({'; '.join(differences(found, expected))}). Use another "
+            "run folder, or delete the journal to start again."
         )
 
 
 class Journal:
-    """An open journal: iterate over its records, append to it, close it (or use it in a `with`)."""
+    """An open journal: iterate over its records, append to it, and close it (or use it in a `with`).
 
-    __slots__ = ("_file", "_records", "path")
+    A subclass gives the records a meaning in `take`. Without a path nothing is written.
+    """
 
-    def __init__(self, path: Path, file: int, records: list[Record]) -> None:
-        self.path, self._file, self._records = path, file, records
+    def __init__(self, path: str | Path | None, header: Mapping[str, Any]) -> None:
+        """Create the journal, or continue the one that is there if it has the same header."""
+        self.path = None if path is None else Path(path)
+        self._records: list[Record] = []
+        self._file = -1
+        self._held = contextlib.ExitStack()
+        if self.path is not None:
+            try:
+                self._open(self.path, _plain(header))
+                self._replay(self.path)
+            except BaseException:
+                self.close()
+                raise
 
-    @classmethod
-    def open(cls, path: str | Path, header: Mapping[str, Any]) -> Self:
-        """Create the journal, or go on with the one that is there if it has the same header."""
-        path, expected = Path(path), _plain(header)
-        with _clearly(path, "opened"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            _lock(path, file)
-            with _clearly(path, "read"):
-                lines, whole = _lines(path, path.read_bytes())
-            if lines:
-                _check_header(path, lines[0], expected)
-            with _clearly(path, "written"):
-                os.ftruncate(file, whole)  # the torn line, if any: what comes next must not be glued to it
-                if not lines:
-                    _write(file, {"format": FORMAT, "version": VERSION, "header": expected})
-                    sync(path.parent)  # a new file is on disk only when its folder is
-        except BaseException:
-            os.close(file)
-            raise
-        return cls(path, file, lines[1:])
+    def take(self, record: Record) -> None:
+        """Take in a record that was read. An error that this raises is reported with the line of the record."""
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record. When this returns it is on disk; if it raises, the journal is as it was."""
+        """Write one record. When this returns, it is on disk; if it raises, the journal is unchanged."""
+        if self.path is None:
+            return
+        plain = _plain(record)
         if self._file < 0:
             raise JournalError(f"The journal {self.path} is closed; open it again to append to it.")
-        plain = _plain(record)
         size = os.fstat(self._file).st_size
         try:
             with _clearly(self.path, "written"):
                 _write(self._file, plain)
         except BaseException:
-            with contextlib.suppress(OSError):  # a half line on a full disk is a torn tail: dropped when opened again
+            with contextlib.suppress(OSError):  # half a line on a full disk is a torn tail: dropped on the next open
                 os.ftruncate(self._file, size)
             raise
         self._records.append(plain)
-
-    def replay(self, take: Callable[[Record], None]) -> None:
-        """Hand each record to `take`, in order; one that it cannot use is an error that names its line, and the
-        journal is closed: nobody else may have it yet, and its lock must not outlive it."""
-        for number, record in enumerate(self._records, start=2):  # the header is line 1
-            try:
-                take(record)
-            except (LookupError, TypeError, ValueError) as error:
-                self.close()
-                missing = f"it has no {error}" if isinstance(error, KeyError) else one_line(error).rstrip(".")
-                raise JournalError(
-                    f"{self.path}, line {number} is no record of this journal: {missing}; found "
-                    f"{_dumps(record)[:60]!r}. Delete that line, and what it stood for is done again; or restore the "
-                    "file."
-                ) from error
 
     def __iter__(self) -> Iterator[Record]:
         return iter(tuple(self._records))
@@ -105,9 +84,8 @@ class Journal:
         return len(self._records)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)  # gives the lock back, too
-            self._file = -1
+        self._held.close()
+        self._file = -1
 
     def __enter__(self) -> Self:
         return self
@@ -115,12 +93,59 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open(self, path: Path, expected: Record) -> None:
+        with _clearly(path, "opened"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._held.callback(os.close, self._file)
+        self._held.enter_context(lock(path, JournalError))
+        with _clearly(path, "read"):
+            lines, whole = _lines(path, path.read_bytes())
+        if lines:
+            _check_header(path, lines[0], expected)
+        with _clearly(path, "written"):
+            os.ftruncate(self._file, whole)  # drop the torn line, if any: the next one must not be glued to it
+            if not lines:
+                _write(self._file, {"format": FORMAT, "version": VERSION, "header": expected})
+                sync(path.parent)  # a new file is on disk only when its folder is
+        self._records = lines[1:]
+
+    def _replay(self, path: Path) -> None:
+        for number, record in enumerate(self._records, start=2):  # the header is line 1
+            try:
+                self.take(record)
+            except (LookupError, TypeError, ValueError) as error:
+                missing = f"it has no {error}" if isinstance(error, KeyError) else one_line(error).rstrip(".")
+                raise JournalError(
+                    f"{path}, line {number} is not a record of this journal: {missing}; found {_dumps(record)[:60]!r}. "
+                    "Delete that line, and its work is done again; or restore the file."
+                ) from error
+
+
+def journal_in(run: str | Path | None, name: str) -> Path | None:
+    """Return the path of a journal in a run folder; None without a run folder."""
+    return None if run is None else as_path("The run folder", run, InvalidValue) / name
+
+
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a text for each value that differs between two documents."""
+    for name in {**found, **expected}:
+        there, here = found.get(name), expected.get(name)
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            yield from differences(there, here, f"{prefix}{name}.")
+        elif there != here:
+            yield f"{prefix}{name}: {_shown(there)} there, {_shown(here)} here"
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
 
 def _lines(path: Path, data: bytes) -> tuple[list[Record], int]:
-    """The whole lines, and how many bytes they take."""
+    """Return the whole lines, and the number of bytes that they take."""
     whole = data.rfind(b"\n") + 1
-    if not whole and data[: len(_START)] != _START[: len(data)]:  # no torn header: somebody's file, not ours to cut
-        raise JournalError(f"{path} is no journal: it begins with {data[:30]!r}. Name another file.")
+    if not whole and data[: len(_START)] != _START[: len(data)]:  # not a torn header, so a file of the user's
+        raise JournalError(f"{path} is not a journal: it begins with {data[:30]!r}. Use another run folder.")
     lines: list[Record] = []
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
@@ -130,7 +155,7 @@ def _lines(path: Path, data: bytes) -> tuple[list[Record], int]:
         if not isinstance(record, dict):
             raise JournalError(
                 f"{path}, line {number}: expected a JSON object, found {line[:60]!r}. The file is damaged in the "
-                "middle, which no interruption does; restore it, or delete it to start again."
+                "middle; restore it, or delete it to start again."
             )
         lines.append(record)
     return lines, whole
@@ -140,22 +165,11 @@ def _check_header(path: Path, line: Record, expected: Record) -> None:
     found = line.get("format"), line.get("version")
     if found != (FORMAT, VERSION) or not isinstance(line.get("header"), dict):
         raise JournalError(
-            f"{path} is no journal that this depthfold reads: its first line has format {found[0]!r}, version "
-            f"{found[1]!r}; expected {FORMAT!r}, version {VERSION}. Name another file."
+            f"{path} is not a journal that this depthfold reads: its first line has format {found[0]!r}, version "
+            f"{found[1]!r}; expected {FORMAT!r}, version {VERSION}. Use another run folder."
         )
     if line["header"] != expected:
         raise HeaderMismatch(path, line["header"], expected)
-
-
-def _lock(path: Path, file: int) -> None:
-    # A lock of the kernel's: it ends with its process, however that ends, so none is ever left behind.
-    try:
-        with _clearly(path, "locked", but=BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise JournalError(
-            f"The journal {path} is in use by another process. Wait for it, or give this run a folder of its own."
-        ) from error
 
 
 def _write(file: int, record: Record) -> None:
@@ -166,7 +180,7 @@ def _write(file: int, record: Record) -> None:
 
 
 def _plain(record: Mapping[str, Any]) -> Record:
-    """The record as it will be read back: tuples as lists, and so on."""
+    """Return the record as it will be read back: tuples as lists, and so on."""
     return dict(json.loads(_dumps(record)))
 
 
@@ -174,17 +188,15 @@ def _dumps(record: Mapping[str, Any]) -> str:
     try:
         return json.dumps(record, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise JournalError(f"A journal holds plain JSON; this record has no such form: {error}.") from error
+        raise JournalError(f"A journal holds plain JSON, and this record has no such form: {error}.") from error
 
 
 @contextlib.contextmanager
-def _clearly(path: Path, what: str, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+def _clearly(path: Path, what: str) -> Iterator[None]:
     try:
         yield
-    except but:
-        raise
     except OSError as error:
         raise JournalError(
-            f"The journal {path} cannot be {what}: {error.strerror}. Check the folder and its "
-            "free space, or name another."
+            f"The journal {path} cannot be {what}: {error.strerror}. Check the folder and its free space, or use "
+            "another run folder."
         ) from error

@@ -1,47 +1,68 @@
-"""The folder of a run: what each stage leaves there, under which name."""
+"""The run folder: the artefacts of a run under fixed names, and run.json, which records what each was made from."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from depthfold.core import Document, Network
 from depthfold.errors import DepthfoldError, InvalidValue, RunError
-from depthfold.store.files import put_in_place
+from depthfold.store.files import lock, put_in_place
 from depthfold.support.coerce import as_path
+from depthfold.support.document import encode
 
 D = TypeVar("D", bound=Document)
 T = TypeVar("T")
 
-CONFIG = "config.toml"  # what the command line was told
+RUN = "run.json"
+CONFIG = "config.toml"  # the settings of the command line
 NETWORK = "network.json"
-WEIGHTS = "weights.txt"  # their digest: importances and trainings of other weights are of no use
 LATENCY, LATENCY_JOURNAL = "latency.json", "latency.jsonl"
-IMPORTANCE = "importance.json"  # its journal is importance.jsonl
-CHOICE = "choice.json"
-FALLBACK = "fallback.json"  # the demo's budget where the one that it asks for is out of reach
+IMPORTANCE, IMPORTANCE_JOURNAL = "importance.json", "importance.jsonl"
+PLAN = "plan.json"
+FALLBACK = "fallback.json"  # the demo's budget if the machine cannot meet the one it asks for
 STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
-RESULT_OF = "result.txt"  # the student that the result was merged from, by the name of its folder
 FINDINGS = "findings.json"
 REPORT = "report.html"
+
+# The names that no export may take.
+_TABLES = (LATENCY, LATENCY_JOURNAL, IMPORTANCE, IMPORTANCE_JOURNAL)
+NAMES = frozenset((RUN, CONFIG, NETWORK, *_TABLES, PLAN, FALLBACK, STUDENTS, RESULT, FINDINGS, REPORT))
+
+Inputs = Mapping[str, Any]
+_NOTHING: Inputs = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records(Document):
+    """The contents of run.json: the digest of the weights, and the inputs of each artefact as text."""
+
+    FORMAT: ClassVar[str] = "depthfold.run"
+
+    weights: str | None = None
+    made_from: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Documents by name. Each is complete or not there at all, so whatever can be read was finished."""
+    """A run folder of one network and its weights.
+
+    Each artefact is complete or absent. An artefact is reused if it was made from the same inputs, and otherwise built
+    again: see `make`.
+    """
 
     path: Path
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The folder, which is made if it is not there."""
-        folder = as_path("The folder of a run", expect_name(path), InvalidValue)
+        """Return the folder; create it if it does not exist."""
+        folder = as_path("The run folder", expect_name(path), InvalidValue)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -50,69 +71,48 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: str | Path) -> RunFolder:
-        """The folder, which must be there."""
+        """Return the folder; raise RunError if it does not exist."""
         if not Path(path).is_dir():
-            raise RunError(f"There is no run folder {path}. Check the path, or begin with depthfold latency.")
+            raise RunError(f"There is no run folder {path}. Check the path, or start with depthfold latency.")
         return cls(Path(path))
 
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes out: two at once would overwrite each other's files and disturb each other's timing."""
+        return lock(self.path, RunError)
+
+    def make(self, name: str, kind: type[D], made_from: Inputs, build: Callable[[], D]) -> D:
+        """Return the artefact if it was made from these inputs; otherwise build it, write it and return it."""
+        found = self.find(name, kind, made_from)
+        if found is None:
+            found = build()
+            self.write(name, found, made_from)
+        return found
+
+    def find(self, name: str, kind: type[D], made_from: Inputs) -> D | None:
+        """Return the artefact if it was made from these inputs."""
+        return self.read(name, kind) if self.made_from(name) == _as_text(made_from) else None
+
+    def made_from(self, name: str) -> Mapping[str, str] | None:
+        """Return the inputs of an artefact; None if it was not finished."""
+        return self._records().made_from.get(name)
+
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes out: two at once would overwrite each other's files, and measure each other."""
-        # The kernel's lock on the folder itself: it ends with its process, however that ends, and leaves no file.
-        try:
-            handle = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise _unusable(self.path, error) from error
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(
-                    f"The run folder {self.path} is in use by another process. Wait for it, or name another folder."
-                ) from error
-            yield
-        finally:
-            os.close(handle)
+    def making(self, name: str, made_from: Inputs) -> Iterator[Path]:
+        """Yield the path of an artefact to write, and record its inputs when the block ends without an error.
 
-    def claim(self, network: Network) -> None:
-        """Make the folder this network's; one that belongs to another network is refused. What an older depthfold wrote
-        of the same network is brought up to date: later stages read it without tracing again."""
-        if not self.knows(network) or self.read(NETWORK, Network) != network:
-            self.write(NETWORK, network)
+        Until then it has no record, so a kill leaves an artefact that is built again.
+        """
+        self._record(name, None)
+        yield self.path / name
+        self._record(name, _as_text(made_from))
 
-    def knows(self, network: Network) -> bool:
-        """Whether the folder is this network's already; one that belongs to another network is refused."""
-        there = self.read(NETWORK, Network)
-        if there is not None and there.fingerprint != network.fingerprint:
-            raise RunError(
-                f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
-                f"({there.fingerprint}); this one is {network.name} with {network.depth} ({network.fingerprint}). "
-                "Name another folder, or trace with the same options as before."
-            )
-        return there is not None
-
-    def claim_weights(self, digest: str) -> None:
-        """Make the folder that of these weights; what was trained with others is not reused in silence."""
-        there = self.read_line(WEIGHTS)
-        if not there:
-            self.write_text(WEIGHTS, digest + "\n")
-        elif there != digest:
-            raise RunError(
-                f"The run folder {self.path} belongs to other weights of this network ({there}; these are {digest}). "
-                "Give the weights of before, or name another folder."
-            )
-
-    def forget(self, name: str) -> None:
-        """Take away a document that no longer holds."""
-        try:
-            (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise _unusable(self.path / name, error) from error
-
-    def write(self, name: str, document: Document) -> None:
-        self.write_text(name, document.sealed() + "\n")
+    def write(self, name: str, document: Document, made_from: Inputs = _NOTHING) -> None:
+        """Write an artefact and record its inputs."""
+        with self.making(name, made_from):
+            self.write_text(name, document.dumps() + "\n")
 
     def write_text(self, name: str, text: str) -> None:
+        """Write a file that has no inputs."""
         path = self.path / name
         try:
             with put_in_place(path) as partial:
@@ -120,16 +120,8 @@ class RunFolder:
         except OSError as error:
             raise _unusable(path, error) from error
 
-    def read_line(self, name: str) -> str:
-        """The text of a file of one line, or nothing if it was never written."""
-        path = self.path / name
-        try:
-            return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-        except OSError as error:
-            raise _unusable(path, error) from error
-
     def read(self, name: str, kind: type[D]) -> D | None:
-        """The document, or None if it was never written."""
+        """Return the document, whatever it was made from; None if it does not exist."""
         path = self.path / name
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -140,25 +132,82 @@ class RunFolder:
         try:
             return kind.loads(text)
         except DepthfoldError as error:
-            raise RunError(f"{path} is damaged: {error} Delete it, and run again: it will be made anew.") from error
+            raise RunError(f"{path} is damaged: {error} Delete it and run again: it will be rebuilt.") from error
 
     def need(self, name: str, kind: type[D], command: str) -> D:
-        """The document, or an error that names the command that makes it."""
+        """Return the document; raise RunError with the command that makes it if it does not exist."""
         found = self.read(name, kind)
         if found is None:
             raise RunError(f"The run folder {self.path} has no {name} yet. Run: {command}")
         return found
 
+    def forget(self, name: str) -> None:
+        """Delete a document and its record."""
+        self._record(name, None)
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self.path / name, error) from error
+
+    def claim(self, network: Network) -> None:
+        """Assign the folder to this network. Raise RunError if it belongs to another one.
+
+        A description of the same network by an older depthfold is replaced: later stages read it without tracing.
+        """
+        if not self.knows(network) or self.read(NETWORK, Network) != network:
+            self.write_text(NETWORK, network.dumps() + "\n")
+
+    def knows(self, network: Network) -> bool:
+        """Return True if the folder belongs to this network, False if it has none. Raise RunError for another one."""
+        there = self.read(NETWORK, Network)
+        if there is not None and there.fingerprint != network.fingerprint:
+            raise RunError(
+                f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
+                f"({there.fingerprint}); this one is {network.name} with {network.depth} ({network.fingerprint}). Use "
+                "another folder, or trace with the same options as before."
+            )
+        return there is not None
+
+    def claim_weights(self, digest: str) -> None:
+        """Assign the folder to the weights with this digest. Raise RunError if it belongs to others."""
+        records = self._records()
+        if records.weights is None:
+            self._save(replace(records, weights=digest))
+        elif records.weights != digest:
+            raise RunError(
+                f"The run folder {self.path} belongs to other weights of this network ({records.weights}; these are "
+                f"{digest}). Give the same weights as before, or use another folder."
+            )
+
+    def _records(self) -> Records:
+        return self.read(RUN, Records) or Records()
+
+    def _record(self, name: str, made_from: Mapping[str, str] | None) -> None:
+        records = self._records()
+        if records.made_from.get(name) != made_from:
+            others = {key: value for key, value in records.made_from.items() if key != name}
+            self._save(replace(records, made_from=others if made_from is None else others | {name: made_from}))
+
+    def _save(self, records: Records) -> None:
+        self.write_text(RUN, records.dumps() + "\n")
+
 
 def expect_name(path: T) -> T:
-    """The name of a run's folder. An empty one, of a variable that is not set, would be the folder one stands in."""
+    """Return the name of a run folder unless it is empty: that would be the current folder."""
     if isinstance(path, str) and not path.strip():
         raise InvalidValue("The run folder has an empty name. Name one with --run DIR; --run . is the current folder.")
     return path
 
 
+def _as_text(made_from: Inputs) -> dict[str, str]:
+    return {
+        name: value if isinstance(value, str) else json.dumps(encode(value), sort_keys=True)
+        for name, value in made_from.items()
+    }
+
+
 def _unusable(path: Path, error: OSError) -> RunError:
     return RunError(
-        f"{path} cannot be used: {error.strerror}. Check the folder, its permissions and its free space, or name "
+        f"{path} cannot be used: {error.strerror}. Check the folder, its permissions and its free space, or use "
         "another run folder."
     )

@@ -2,13 +2,11 @@
 
 A data class that is written to its own file has a format and a version; nested data classes do not. Reading is strict:
 an unknown field, a missing field or a wrong type raises InvalidValue with the path of the field.
-A document may be sealed: with a digest of its contents, so that a change from outside is noticed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import types
 import typing
@@ -16,8 +14,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from depthfold.errors import InvalidValue
-
-SEAL = "seal"
 
 
 class Document:
@@ -45,11 +41,6 @@ class Document:
     def dumps(self) -> str:
         return json.dumps(self.to_json(), indent=1, allow_nan=False)
 
-    def sealed(self) -> str:
-        """As dumps() has it, with a seal."""
-        data = self.to_json()
-        return json.dumps({SEAL: _seal_of(data)} | data, indent=1, allow_nan=False)
-
     @classmethod
     def loads(cls, text: str) -> Self:
         try:
@@ -58,16 +49,7 @@ class Document:
             raise InvalidValue(f"This is not JSON: {error}. Expected a {cls.FORMAT!r} document.") from error
         if not isinstance(data, dict):
             raise InvalidValue(f"Expected a JSON object with a {cls.FORMAT!r} document, found {type(data).__name__}.")
-        if SEAL in data and data.pop(SEAL) != _seal_of(data):
-            raise InvalidValue(
-                f"It was changed after depthfold wrote it: its seal does not fit. If that was you, delete its line "
-                f"{SEAL!r}."
-            )
         return cls.from_json(data)
-
-
-def _seal_of(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def encode(value: Any) -> Any:

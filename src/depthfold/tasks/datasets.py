@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from depthfold.errors import DataError, InvalidValue
+from depthfold.support.digest import digest
 from depthfold.support.text import one_line
 from depthfold.tasks.images import MemoryImages
-from depthfold.tasks.source import DatasetPart, MeanStd, Part, digest, indented
+from depthfold.tasks.source import DatasetPart, MeanStd, Part, indented
 
 # --- CIFAR-10 and CIFAR-100, in the binary layout. The other official layout is pickled and is not read. ---
 
@@ -42,7 +43,7 @@ class _Cifar:
     @property
     def identity(self) -> str:
         folder = self._complete("train")
-        return f"{self.name}, {digest((folder / file).read_bytes() for file in self.files['train'])}"
+        return f"{self.name}, {digest(*((folder / file).read_bytes() for file in self.files['train']))}"
 
     def read(self, part: Part) -> DatasetPart:
         folder = self._complete(part)
@@ -147,7 +148,7 @@ class FashionMnist:
     def identity(self) -> str:
         # By contents, so that it does not depend on compression.
         images, labels = self._files("train")
-        return f"Fashion-MNIST, {digest((_idx(images, dimensions=3).tobytes(), _idx(labels, dimensions=1).tobytes()))}"
+        return f"Fashion-MNIST, {digest(_idx(images, dimensions=3).tobytes(), _idx(labels, dimensions=1).tobytes())}"
 
     def read(self, part: Part) -> DatasetPart:
         images, labels = self._files(part)
@@ -231,7 +232,7 @@ class InMemory:
 
     @property
     def identity(self) -> str:
-        found = digest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.train)
+        found = digest(*(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data for tensor in self.train))
         return f"{len(self.train[0])} images in memory, {found}"
 
     def read(self, part: Part) -> DatasetPart:

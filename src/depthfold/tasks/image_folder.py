@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from depthfold.errors import DataError, InvalidValue
 from depthfold.support.coerce import as_tuple_of
+from depthfold.support.digest import digest
 from depthfold.support.optional import load
 from depthfold.support.text import count, did_you_mean
 from depthfold.tasks.images import MemoryImages, centre_box, crop_boxes
-from depthfold.tasks.source import BatchRequest, DatasetPart, Images, MeanStd, Part, Size, digest, indented
+from depthfold.tasks.source import BatchRequest, DatasetPart, Images, MeanStd, Part, Size, indented
 
 _CHANNELS = 3  # all images are converted to RGB
 _CACHE_BATCH = 256  # images per batch when all of them are read into memory
@@ -181,7 +182,7 @@ class ImageFolder:
         folder = self._folder("train")
         classes = self._classes(folder)
         listing = [f"{name}/{file} {size}\n" for name in classes for file, size in _sizes(folder / name)]
-        found = digest((*map(os.fsencode, listing), *(_first(folder / name) for name in classes)))
+        found = digest(*map(os.fsencode, listing), *(_first(folder / name) for name in classes))
         parts = f"{len(listing)} images in {len(classes)} classes"
         return f"image folder of {parts}, {found} ({self.train}, {self.test}; crop ratio {self.crop_ratio})"
 

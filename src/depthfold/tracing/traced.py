@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,8 +13,9 @@ from torch import Tensor, fx, nn
 from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Span
 from depthfold.core.network import Space, summary
 from depthfold.errors import InvalidValue
+from depthfold.support.digest import digest
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.tracing.weights import digest_of, weights
+from depthfold.tracing.weights import digest_tensors, weights
 
 # Key in the meta of a padding node that rewriting inserted, which merging removes.
 INSERTED = "depthfold.inserted_padding"
@@ -137,7 +137,7 @@ class TracedNetwork:
     @property
     def weights_digest(self) -> str:
         """A digest of the weights of the whole model: sixteen hex digits."""
-        return digest_of(weights(self.graph if self.model is None else self.model))[:16]
+        return digest_tensors(weights(self.graph if self.model is None else self.model))
 
     @property
     def surroundings_digest(self) -> str:
@@ -147,8 +147,7 @@ class TracedNetwork:
         tables have no entries. The digest does not depend on the values of weights or the names of modules.
         """
         numbers = {node: f"%{n}" for n, node in enumerate(self.graph.graph.nodes)}
-        lines = (f"{_operation(self.graph, node)} {_arguments(node, numbers)}" for node in numbers)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        return digest([f"{_operation(self.graph, node)} {_arguments(node, numbers)}" for node in numbers])
 
     def cpu(self) -> TracedNetwork:
         """Return the network on the CPU, as a copy if it is on another device."""

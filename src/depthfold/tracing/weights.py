@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from depthfold.support.digest import digest
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -27,11 +28,11 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def digest_of(tensors: Mapping[str, Tensor], document: str = "") -> str:
-    """Return the SHA-256 digest of a document and of the names, dtypes, shapes and bytes of tensors."""
-    digest = hashlib.sha256(document.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def digest_tensors(tensors: Mapping[str, Tensor], document: str = "") -> str:
+    """Return the digest of a document, and of the names, dtypes, shapes and bytes of tensors."""
+    return digest(document, *(_digest_tensor(name, tensors[name]) for name in sorted(tensors)))
+
+
+def _digest_tensor(name: str, tensor: Tensor) -> str:
+    tensor = tensor.detach().cpu().contiguous()
+    return digest(name, str(tensor.dtype), [*tensor.shape], tensor.reshape(-1).view(torch.uint8).numpy().data)

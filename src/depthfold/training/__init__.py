@@ -6,16 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from depthfold.training.checkpoints import LAST as LAST
+    from depthfold.training.checkpoints import load_weights as load_weights
     from depthfold.training.contexts import disable_autocast as disable_autocast
     from depthfold.training.contexts import fork_rng as fork_rng
     from depthfold.training.contexts import moved_to as moved_to
     from depthfold.training.contexts import preserve_modes as preserve_modes
-    from depthfold.training.curve import Trained as Trained
     from depthfold.training.device import DeviceContext as DeviceContext
     from depthfold.training.device import device_context as device_context
-    from depthfold.training.keeper import LAST as LAST
-    from depthfold.training.keeper import load_weights as load_weights
     from depthfold.training.loop import train as train
+    from depthfold.training.metrics import Trained as Trained
     from depthfold.training.recipe import Recipe as Recipe
     from depthfold.training.recipe import preset as preset
     from depthfold.training.task import FunctionTask as FunctionTask
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _HOME = {
     "DeviceContext": "device",
     "FunctionTask": "task",
-    "LAST": "keeper",
+    "LAST": "checkpoints",
     "Recipe": "recipe",
     "Split": "task",
     "Step": "task",
     "Task": "task",
-    "Trained": "curve",
+    "Trained": "metrics",
     "derive_seed": "task",
     "device_context": "device",
     "disable_autocast": "contexts",
@@ -45,7 +45,7 @@ _HOME = {
     "expect_task": "task",
     "fork_rng": "contexts",
     "has_holdout": "task",
-    "load_weights": "keeper",
+    "load_weights": "checkpoints",
     "moved_to": "contexts",
     "preserve_modes": "contexts",
     "preset": "recipe",

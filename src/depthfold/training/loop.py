@@ -17,6 +17,7 @@ from depthfold.errors import InvalidValue, NotFinite
 from depthfold.progress import Progress, silent
 from depthfold.support.coerce import as_path
 from depthfold.tracing.weights import weights
+from depthfold.training.checkpoints import Checkpoints, Identity, State
 from depthfold.training.contexts import (
     SeedFunction,
     channels_last,
@@ -25,11 +26,9 @@ from depthfold.training.contexts import (
     preserve_modes,
     teacher_outputs,
 )
-from depthfold.training.curve import Point, Trained
 from depthfold.training.device import DeviceContext, device_context
-from depthfold.training.keeper import Keeper
+from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
-from depthfold.training.state import Identity, State
 from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, total_steps
 from depthfold.training.task import Split, Step, Task, derive_seed, expect_task
 
@@ -107,7 +106,7 @@ class TrainingRun:
     losses: Losses
     seed: int
     reseed: SeedFunction  # of the global generators
-    checkpoints: Keeper | None = None
+    checkpoints: Checkpoints | None = None
     identity: Identity | None = None  # set together with the checkpoints
     done: int = 0
     loss: float = math.nan
@@ -331,7 +330,7 @@ def train(
             run.identity = Identity.of(
                 model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
             )
-            run.checkpoints = Keeper(folder, context, tensorboard)
+            run.checkpoints = Checkpoints(folder, context, tensorboard)
             run.resume(stack.enter_context(run.checkpoints.resumed(run.identity, stepper)))
         return run.finish(outputs, progress)
 

@@ -1,25 +1,51 @@
-"""The metrics of a training, as it goes: JSON lines in its folder, and TensorBoard where it is asked for."""
+"""The metrics of a training: its learning curve, and the files that follow it (JSON lines and TensorBoard)."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from depthfold.errors import CheckpointError
-from depthfold.store.files import put_in_place
+from depthfold.store import put_in_place
 from depthfold.support.optional import load
 
 FILE, BOARD = "metrics.jsonl", "tensorboard"
 
 
-class Metrics:
-    """One line for every so many steps: step, epoch, lr, loss, score (if it was taken) and seconds since the start.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The score after a step, and the mean loss of the steps right before it."""
 
-    `after` is the step that the training goes on from: lines of later steps, which an interrupted process wrote and
-    which are now taken again, are dropped.
+    step: int
+    loss: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A finished training: its steps, its time in seconds, and its learning curve.
+
+    `loss` is the mean of the last steps. `score` belongs to the weights that the model ends with; `best` is the point
+    of the best score. Without a split to score on, both are None and the curve is empty.
+    """
+
+    steps: int
+    seconds: float
+    loss: float
+    curve: tuple[Point, ...] = ()
+    best: Point | None = None
+    score: float | None = None
+
+
+class Metrics:
+    """The file of metrics. Each line has step, epoch, lr, loss, score (if it was taken) and seconds since the start.
+
+    `after` is the step from which the training continues: lines of later steps, which an interrupted process wrote and
+    which will be written again, are dropped.
     """
 
     def __init__(self, folder: Path, after: int, tensorboard: bool) -> None:
@@ -43,7 +69,7 @@ class Metrics:
                     self._board.add_scalar(name, line[name], line["step"])
 
     def sync(self) -> None:
-        """A checkpoint must not be on disk before the lines that led to it."""
+        """Wait until the lines are on disk: a checkpoint must not be there before them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -68,7 +94,7 @@ def _lines_until(text: str, step: int) -> Iterator[str]:
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 yield line
         except (ValueError, TypeError, KeyError):
-            continue  # torn by a kill: a line that was never whole says nothing
+            continue  # torn by a kill
 
 
 def _board(folder: Path, after: int) -> Any:
@@ -79,5 +105,5 @@ def _board(folder: Path, after: int) -> Any:
 
 def _cannot(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"The metrics {path} cannot be written: {error.strerror}. Check the folder and its free space, or name another."
+        f"The metrics {path} cannot be written: {error.strerror}. Check the folder and its free space, or use another."
     )

@@ -1,5 +1,6 @@
 """What compress() cannot use is refused before anything is measured, in a sentence."""
 
+import dataclasses
 import importlib
 import sys
 
@@ -14,9 +15,6 @@ from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, MissingDependency, TraceError
 from depthfold.jobs import Processes, RayCluster
 from depthfold.training import FunctionTask
-from lacking import needs
-
-pytestmark = needs("plotly")  # compress() asks for it before it looks at anything else
 
 
 class MeasuredTooEarly(Exception):
@@ -28,7 +26,7 @@ def nothing_is_measured(monkeypatch):
     def stop(*_, **__):
         raise MeasuredTooEarly
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compress"), "latency_of", stop)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compression"), "make_latency_table", stop)
 
 
 def model(channels=1):
@@ -62,7 +60,10 @@ def own_task(**attributes):
 @pytest.fixture
 def compress(tmp_path):
     def command(given=None, **changed):
-        arguments = {"target": "cost_model", "budget": "80%", "run": tmp_path / "run", "exports": ("m.pt2",)} | changed
+        arguments = {"target": "cost_model", "budget": "80%", "run": tmp_path / "run"}
+        names = [field.name for field in dataclasses.fields(df.Options)]
+        options = {"exports": ("m.pt2",)} | {name: changed.pop(name) for name in names if name in changed}
+        arguments |= {"options": df.Options(**options)} | changed
         df.compress(model(arguments.pop("channels", 1)), given or task(), **arguments)
 
     return command
@@ -112,7 +113,7 @@ def test_a_hold_out_that_is_missing(compress):
 
 @pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs,), lambda inputs: {"input": inputs}])
 def test_images_of_other_channels_than_the_model_takes(wrap, compress):
-    with pytest.raises(DataError, match=r"The images of the task have 1 channel, and the inputs .* have 3\. Give"):
+    with pytest.raises(DataError, match=r"The images of the task have 1 channel, and the example inputs .* have 3\."):
         compress(channels=3, example_inputs=wrap(torch.rand(1, 3, 8, 8)))
 
 
@@ -157,20 +158,21 @@ def test_a_model_that_cannot_take_the_images(tmp_path):
     ("changed", "said"),
     [
         ({"exports": ("model.tflite",)}, "'model.tflite' cannot be exported: its suffix must be one of .onnx"),
-        ({"exports": "model.onnx"}, "exports must be several names of files, such as"),
-        ({"exports": (5,)}, "exports must be several names of files, such as"),
-        ({"exports": ("../m.pt2",)}, "would lie outside the run folder"),
+        ({"exports": "model.onnx"}, "The option exports is a tuple of file names, such as"),
+        ({"exports": (5,)}, "The option exports is a tuple of file names, such as"),
+        ({"exports": ("../m.pt2",)}, "is outside the run folder"),
         ({"alpha": "1.2"}, "alpha must be a finite number, found '1.2'"),
         ({"alpha": float("nan")}, "alpha must be a finite number, found nan"),
-        ({"recipe": 5}, "compress() takes as recipe a Recipe or the name of one, found 5. preset("),
+        ({"recipe": 5}, "The option recipe is a Recipe or the name of a preset, found 5. Make one with preset("),
         ({"recipe": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
-        ({"trainings": None}, "compress() takes as trainings a Recipe or the name of one, found None."),
-        ({"trainings": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
-        ({"importance": "path.json"}, "compress() takes as importance an ImportanceTable, found 'path.json'."),
+        ({"importance_recipe": None}, "The option importance_recipe is a Recipe or the name of a preset, found None."),
+        ({"importance_recipe": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
+        ({"importance": "path.json"}, "The option importance is an ImportanceTable, found 'path.json'."),
         ({"executor": "ray"}, "An executor is an object with the method run"),
         ({"space": "papr"}, "There is no search space 'papr'"),
         ({"target": "onnxrutime"}, "no backend 'onnxrutime'"),
         ({"budget": "what?"}, "what?"),
+        ({"options": {"alpha": 1.2}}, "compress() takes options=Options(...), found {'alpha': 1.2}."),
         ({"given": [1, 2], "example_inputs": torch.rand(1, 1, 8, 8)}, "A task has the methods loss, score and steps"),
     ],
 )
@@ -189,7 +191,7 @@ class Undecided(nn.Sequential):
 @pytest.mark.parametrize("given", [Undecided(*model()), [model()]])
 def test_a_model_that_cannot_be_traced_leaves_no_folder_behind(given, tmp_path):
     with pytest.raises(TraceError):
-        df.compress(given, task(), target="cost_model", budget="80%", run=tmp_path / "run", exports=("m.pt2",))
+        df.compress(given, task(), target="cost_model", budget="80%", run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -236,8 +238,8 @@ def test_an_input_that_images_of_the_user_s_own_do_not_have(command, tmp_path):
     (tmp_path / "tiny.toml").write_text(CONFIG)
     told = ("--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x64x32")
     said = refused(command, *told)
-    assert "The images of the data are 8x8, and --input asks for 64x32. Images that a function in a file gives" in said
-    assert "leave --input out" in said
+    assert "The images of the data are 8x8, but --input asks for 64x32. Images from a function in" in said
+    assert "leave out --input" in said
 
 
 def test_an_input_that_says_what_the_images_are(tmp_path):
@@ -249,7 +251,7 @@ def test_an_input_that_says_what_the_images_are(tmp_path):
 
 def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
     """Trainings begin with it; a look at it, or its latency, needs no weights."""
-    monkeypatch.setattr("depthfold.pipeline.subject.model_of", lambda *_: model())
+    monkeypatch.setattr("depthfold.settings.session.make_model", lambda *_: model())
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "tiny.toml").write_text(CONFIG)
 
@@ -257,9 +259,9 @@ def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
         told = "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options
         return " ".join(depthfold(command, name, *told).stderr.split())
 
-    random = "Warning: The model 'torchvision:resnet18' has random weights: no others were given"
+    random = "Warning: The model 'torchvision:resnet18' has random weights, because none were given"
     assert random in said("compress", "torchvision:resnet18")
-    assert "--weights DEFAULT for torchvision's" in said("compress", "torchvision:resnet18,num_classes=3")
+    assert "--weights DEFAULT for torchvision," in said("compress", "torchvision:resnet18,num_classes=3")
     assert "random weights" not in said("compress", "torchvision:resnet18", "--weights", "DEFAULT")
     assert "random weights" not in said("compress", "timm:resnet18,pretrained=True")
     assert "random weights" not in said("compress", f"{tmp_path / 'net.py'}:model")
@@ -269,21 +271,22 @@ def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
 def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
     one, other = model(), model()
     nn.init.zeros_(other[0].weight)
-    traced, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")
+    network, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")
 
-    def compress(given, **said):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))  # each of its own
-        df.compress(given, task(), "cost_model", "80%", run=folder, exports=("m.pt2",), **said)
+    def compress(given, traced, **options):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))  # another one each time
+        options = df.Options(exports=("m.pt2",), **options)
+        df.compress(given, task(), "cost_model", "80%", run=folder, traced=traced, options=options)
 
     with pytest.raises(MeasuredTooEarly):
-        compress(one, traced=traced)
+        compress(one, traced=network)
     with pytest.raises(MeasuredTooEarly):
         compress(nn.Sequential(one), traced=body)
     for wrong in (other, nn.Sequential(one)):
-        with pytest.raises(InvalidValue, match=r"not traced from this model as it is: 0\.weight differs\. Trace the"):
-            compress(wrong, traced=traced)
+        with pytest.raises(InvalidValue, match=r"not traced from this model: 0\.weight differs\. Trace the"):
+            compress(wrong, traced=network)
     for said in ({"ignore": ["0"]}, {"at": "0"}):
-        with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network was traced already"):
-            compress(one, traced=traced, **said)
+        with pytest.raises(InvalidValue, match="ignore and at say how to trace, and the network is traced already"):
+            compress(one, traced=network, **said)
     with pytest.raises(InvalidValue, match=r"compress\(\) takes a TracedNetwork, found Sequential\."):
         compress(one, traced=one)

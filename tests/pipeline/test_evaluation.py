@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.pipeline import examination
+from depthfold.pipeline import evaluation
 from depthfold.training import DeviceContext, FunctionTask
 
 ELSEWHERE = torch.device("cuda", 3)
@@ -45,7 +45,7 @@ def network():
 
 
 def test_scores_are_taken_where_trainings_run(monkeypatch, told):
-    monkeypatch.setattr(examination, "device_context", lambda: DeviceContext(device=ELSEWHERE))
+    monkeypatch.setattr(evaluation, "device_context", lambda: DeviceContext(device=ELSEWHERE))
     seen, both = [], (Traveller(2, 2).train(), Traveller(2, 2).eval())
 
     def score(model, split):
@@ -53,29 +53,29 @@ def test_scores_are_taken_where_trainings_run(monkeypatch, told):
         seen.append((both.index(model), model.at, split))
         return len(seen)
 
-    found = examination.scores(*both, FunctionTask(loss=max, score=score), told)
+    found = evaluation.scores(*both, FunctionTask(loss=max, score=score), told)
     assert seen == [(0, ELSEWHERE, "test"), (1, ELSEWHERE, "test")]
-    assert [evaluation.score for evaluation in found] == [1, 2]
+    assert [each.score for each in found] == [1, 2]
     assert [(model.at.type, model.training) for model in both] == [("cpu", True), ("cpu", False)]
     assert told.lines == [("scores", 2, 0), "tick", "tick"]
 
 
 def test_networks_come_back_from_a_score_that_fails(monkeypatch, told):
-    monkeypatch.setattr(examination, "device_context", lambda: DeviceContext(device=ELSEWHERE))
+    monkeypatch.setattr(evaluation, "device_context", lambda: DeviceContext(device=ELSEWHERE))
     one = Traveller(2, 2).train()
 
     def score(*_):
         raise RuntimeError("no images")
 
     with pytest.raises(RuntimeError, match="no images"):
-        examination.scores(one, one, FunctionTask(loss=max, score=score), told)
+        evaluation.scores(one, one, FunctionTask(loss=max, score=score), told)
     assert one.at.type == "cpu" and one.training
 
 
 @pytest.mark.parametrize(("score_batch", "batches"), [(10, 3), (24, 1)])
 def test_a_classification_tells_of_every_batch(score_batch, batches, told):
     one, two, task = network(), network(), classification(score_batch)
-    found = examination.scores(one, two, task, told)
+    found = evaluation.scores(one, two, task, told)
     assert told.lines == [("scored batches", 2 * batches, 0), *["tick"] * 2 * batches]
     assert found[0].score == task.score(one.eval(), "test") / 100 and found[0].images == 24
     assert not one._forward_hooks and not two._forward_hooks
@@ -90,5 +90,5 @@ def test_scores_are_in_the_precision_of_the_networks(told):
         return 0.0
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        examination.scores(one, one, FunctionTask(loss=max, score=score), told)
+        evaluation.scores(one, one, FunctionTask(loss=max, score=score), told)
     assert seen == [torch.float32] * 2

@@ -1,0 +1,161 @@
+"""The commands. Each states the settings that it needs and uses, and runs a stage.
+
+Stages are imported inside the commands, so that --help does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from depthfold.cli import terminal
+from depthfold.cli.app import Call, Debug, app, command
+from depthfold.cli.printing import print_summary, print_text, progress
+from depthfold.store.run_folder import expect_name
+
+MODEL = "model weights data input batch ignore submodule"
+TRAINING = "importance_recipe executor importance reinit"
+
+
+@command(
+    needs="model",
+    uses=f"run {MODEL}",
+    flags="json",
+    keeps=False,
+    example="depthfold inspect torchvision:mobilenet_v2 --input 3x224x224",
+)
+def inspect(call: Call) -> None:
+    """Show which layers can be merged, and why others cannot."""
+    network = call.session().trace().network
+    print_text(network.dumps() if call.json else network)
+
+
+@command(
+    needs="run model target",
+    uses=f"{MODEL} space",
+    flags="retry",
+    example="depthfold latency file.py:model --input 3x32x32 --target onnxruntime:threads=2 --run out",
+)
+def latency(call: Call) -> None:
+    """Measure the latency of every block on the target (T in the paper). Writes latency.json."""
+    from depthfold.settings import stages
+
+    print_text(stages.latency_stage(call.session(), retry=call.retry))
+
+
+@command(
+    needs="run model",
+    uses=f"{MODEL} space {TRAINING}",
+    flags="retry",
+    example="depthfold importance --run out --data cifar10:data --executor processes:2",
+)
+def importance(call: Call) -> None:
+    """Measure the importance of every block by one short training each (I in the paper). Writes importance.json."""
+    from depthfold.settings import stages
+
+    print_text(stages.importance_stage(call.session(), retry=call.retry))
+
+
+@command(needs="run", uses=f"{MODEL} target budget importance alpha", example="depthfold solve --run out --budget 60%")
+def solve(call: Call) -> None:
+    """Show all optimal plans. With a budget, choose the plan that meets it when measured; writes plan.json."""
+    from depthfold.settings import stages
+
+    session = call.session()
+    frontier = stages.frontier_stage(session)
+    print_text(frontier)
+    if session.settings.budget is not None:
+        plan = stages.plan_stage(session, frontier)
+        print_text(f"\nChosen for the budget of {session.settings.budget}, measured end to end:\n{plan}")
+    stages.keep_importance(session)
+
+
+@command(needs="run model data", uses=f"{MODEL} recipe distil", example="depthfold finetune --run out --recipe quick")
+def finetune(call: Call) -> None:
+    """Fine-tune the network of the chosen plan. Keeps checkpoints in students/."""
+    from depthfold.settings import stages
+
+    folder = stages.finetune_stage(call.session())
+    print_text(f"Fine-tuned. The metrics are in {folder}.")
+
+
+@command(needs="run model", uses=MODEL, example="depthfold merge --run out")
+def merge(call: Call) -> None:
+    """Merge the fine-tuned network, verify that it computes the same, and save it. Writes result/."""
+    from depthfold.settings import stages
+
+    print_text(stages.merge_stage(call.session()))
+
+
+@command(
+    needs="run model",
+    uses=f"{MODEL} export",
+    example="depthfold export --run out --export model.onnx --export model.pt2",
+)
+def export(call: Call) -> None:
+    """Write the merged network to files that run without depthfold, and compare each with PyTorch."""
+    from depthfold.settings import stages
+
+    for exported in stages.export_stage(call.session()):
+        print_text(exported)
+
+
+@command(needs="run", uses=f"{MODEL} target alpha", keeps=False, example="depthfold report --run out")
+def report(call: Call) -> None:
+    """Write report.html. Measures and scores both networks, unless that was done before and only --run is given."""
+    from depthfold.settings import stages
+
+    print_text(stages.report_stage(call.session(), remeasure=call.changed))
+
+
+@command(
+    needs="run model data target budget",
+    uses=f"{MODEL} space {TRAINING} alpha recipe distil export",
+    flags="retry",
+    example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
+)
+def compress(call: Call) -> None:
+    """Run all stages: from a CNN to a faster one, with a report. Run it again to resume after an interruption."""
+    from depthfold.settings import stages
+
+    session = call.session()
+    done = stages.compress_stage(session, stages.preflight(session), retry=call.retry)
+    print_summary(done, call.settings.export)
+
+
+@app.command(epilog="Example: depthfold demo --run demo")
+def demo(
+    run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=expect_name)] = "demo",
+    measure_importance: Annotated[
+        bool,
+        typer.Option(
+            "--measure-importance", help="Measure the importance table here instead of using the shipped one."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Compress a small network that ships with depthfold for this machine's CPU, with real data."""
+    from depthfold.demo import demo_settings, run_demo
+
+    terminal.raise_on_interrupt()
+    settings = demo_settings(run, measure_importance=measure_importance)
+    print_text(f"The settings are in {Path(run) / 'config.toml'}. Run the same command again to resume.")
+    print_summary(run_demo(settings, say=print_text, progress=progress()), settings.export)
+
+
+@command(
+    needs="model target",
+    uses=f"run {MODEL}",
+    keeps=False,
+    example="depthfold profile torchvision:resnet18 --input 3x224x224 --target openvino",
+)
+def profile(call: Call) -> None:
+    """Measure latency, multiply-adds, parameters and memory of a model, or of a run before and after."""
+    from depthfold.settings import stages
+
+    print_text(stages.profile_stage(call.session()))
+
+
+__all__ = ["app"]

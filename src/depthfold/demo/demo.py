@@ -1,0 +1,119 @@
+"""The demo: settings, weights, images and importances that ship with the package, and run_demo()."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from safetensors.torch import load_file
+from torch import nn
+
+from depthfold.backends import get
+from depthfold.core import Document, ImportanceTable
+from depthfold.demo import network as network_file
+from depthfold.errors import BudgetError
+from depthfold.latency.choose import MARGIN
+from depthfold.pipeline import Compressed
+from depthfold.progress import Progress
+from depthfold.settings import Session, Settings, keep
+from depthfold.settings.stages import compress_stage, preflight
+from depthfold.store.run_folder import FALLBACK
+from depthfold.tasks.classification import ClassificationTask
+
+SHIPPED = Path(__file__).parent / "shipped"  # its README.md says where the files come from
+WEIGHTS = SHIPPED / "weights.safetensors"
+IMPORTANCE = SHIPPED / "importance.json"
+
+BUDGET = "71%"  # at least 1.4 times as fast
+ALPHA = 1.6  # the paper uses 1.2 to 1.8
+
+# A few steps per entry: 143 entries take half an hour on two cores, not a day.
+IMPORTANCE_RECIPE = MappingProxyType({"steps": 24, "batch": 64, "lr": 0.02, "clip": 5.0, "flip": True})
+RECIPE = MappingProxyType(
+    {
+        "steps": 400, "batch": 64, "lr": 0.02, "weight_decay": 1e-4, "warmup": 10, "clip": 5.0, "flip": True,
+        "distillation": 0.9, "temperature": 2.0, "ema": 0.98, "evaluate": 100, "checkpoint": 50,
+    }
+)  # fmt: skip
+
+
+def model() -> nn.Module:
+    """Return the small MobileNetV2, trained on Fashion-MNIST, in evaluation mode."""
+    network = network_file.small_mobilenet()
+    network.load_state_dict(load_file(WEIGHTS))
+    return network.eval()
+
+
+def task() -> ClassificationTask:
+    """Return the task: 10,000 training and 5,000 test images of Fashion-MNIST."""
+    return ClassificationTask.fashion_mnist(SHIPPED)
+
+
+def importance() -> ImportanceTable:
+    """Return the importance table of the network, which we measured once."""
+    return ImportanceTable.loads(IMPORTANCE.read_text(encoding="utf-8"))
+
+
+def demo_settings(run: str | Path, *, measure_importance: bool = False) -> Settings:
+    """Return the settings of the demo, with the shipped importance table unless it is to be measured here."""
+    return Settings(
+        run=str(Path(run).expanduser().absolute()),
+        model=f"{Path(network_file.__file__)}:{network_file.small_mobilenet.__name__}",
+        weights=str(WEIGHTS),
+        data=f"fashion-mnist:{SHIPPED}",
+        target="onnxruntime",
+        budget=BUDGET,
+        importance_recipe=dict(IMPORTANCE_RECIPE),
+        importance=None if measure_importance else str(IMPORTANCE),
+        executor=f"processes:{os.cpu_count() or 1},threads=1",
+        reinit=False,  # a reinitialised layer does not recover in so few steps
+        alpha=ALPHA,
+        recipe=dict(RECIPE),
+        export=("model.onnx", "model.pt2"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback(Document):
+    """The budget that the demo uses because this environment cannot meet the one that was asked for."""
+
+    FORMAT: ClassVar[str] = "depthfold.fallback"
+
+    budget: str
+
+
+def run_demo(settings: Settings, *, say: Callable[[str], None], progress: Progress | None = None) -> Compressed:
+    """Compress with these settings; if this machine cannot meet the budget, with the nearest budget that it can.
+
+    A resumed run uses the same budget again: another one might be met by now, because latencies vary.
+    """
+    session, asked = Session(settings=settings, progress=progress), settings.need("budget")
+    traced = preflight(session)
+    environment = get(session.target).environment(traced.example_tensors())
+    made_from, budget = {"asked": asked, "environment": environment}, asked
+    if (before := session.folder.find(FALLBACK, Fallback, made_from)) is not None:
+        budget = before.budget
+        say(
+            f"This machine could not meet the budget of {asked} before, so the demo continues with {budget}. To try "
+            f"{asked} again, delete {session.folder.path / FALLBACK}."
+        )
+    while True:
+        keep(replace(settings, budget=budget))  # so that other commands can use this run with --run alone
+        try:
+            return compress_stage(session, traced, budget=budget)
+        except BudgetError as error:
+            if error.fastest is None:
+                raise
+            budget = reachable_budget(error.fastest)
+            session.folder.write(FALLBACK, Fallback(budget=budget), made_from)
+            say(f"{error} The demo continues with {budget}, which this machine can meet.")
+
+
+def reachable_budget(fastest: float) -> str:
+    """Return a budget that a plan of this share of the latency meets, with the margin and one per cent for noise."""
+    return f"{math.ceil(100 * fastest / (1 - MARGIN)) + 1}%"

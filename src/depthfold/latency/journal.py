@@ -1,0 +1,86 @@
+"""The journal of latencies: what was measured so far, in memory and in the run folder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from depthfold.core import Environment, Plan
+from depthfold.errors import InvalidValue
+from depthfold.latency.timer import Turns, milliseconds
+from depthfold.store import Journal, journal_in
+from depthfold.store.run_folder import LATENCY_JOURNAL
+from depthfold.support.document import decode
+from depthfold.tracing import TracedNetwork
+
+
+def latency_inputs(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
+    """Return what latencies depend on: the layers, the operations around them, and the environment."""
+    return {
+        "network": traced.network.fingerprint,
+        "operations around the layers (stem, head, pooling)": traced.surroundings_digest,
+        "environment": environment.to_json(),
+    }
+
+
+class LatencyJournal(Journal):
+    """Turns, and reasons of what could not be measured, by key. A key names a block or a plan."""
+
+    def __init__(self, run: str | Path | None, traced: TracedNetwork, environment: Environment) -> None:
+        self.turns: dict[str, Turns] = defaultdict(list)
+        self.reasons: dict[str, str] = {}
+        self.plans: dict[str, Plan] = {}
+        self.shares: dict[str, list[float]] = defaultdict(list)
+        super().__init__(journal_in(run, LATENCY_JOURNAL), latency_inputs(traced, environment))
+
+    def keep_turn(self, key: str, samples: tuple[float, ...]) -> None:
+        """Write a turn. The timer has added it to `turns` already."""
+        self.append({"key": key, "samples": samples})
+
+    def keep_reason(self, key: str, reason: str) -> None:
+        self.reasons[key] = reason
+        self.append({"key": key, "reason": reason})
+
+    def name_plan(self, plan: Plan) -> str:
+        """Return the key of a plan, and keep the plan, so that later fits can use its latency."""
+        key = f"plan {sorted(plan.activations)} {list(plan.cuts)}"
+        if key not in self.plans:
+            self.plans[key] = plan
+            self.append({"key": key, "activations": sorted(plan.activations), "cuts": list(plan.cuts)})
+        return key
+
+    def keep_share(self, plan: Plan, share: float) -> None:
+        """Keep the latency that choose() measured, as a share of the original timed beside it.
+
+        The machine may be faster or slower than when the table was made, so milliseconds would not be comparable.
+        """
+        key = self.name_plan(plan)
+        self.shares[key].append(share)
+        self.append({"key": key, "share": share})
+
+    def timed(self, key: str) -> bool:
+        """Return True if it has a time. A block that failed in its third turn has samples, and a reason."""
+        return bool(self.turns.get(key)) and key not in self.reasons
+
+    def samples(self, key: str) -> tuple[float, ...]:
+        return tuple(sample for turn in self.turns.get(key, []) for sample in turn)
+
+    def time(self, key: str) -> float:
+        return milliseconds(self.turns[key])
+
+    def take(self, record: dict[str, Any]) -> None:
+        key = decode(str, record["key"], "key")
+        if "samples" in record:
+            samples = decode(tuple[float, ...], record["samples"], "samples")
+            if not samples:
+                raise InvalidValue("samples: expected at least one, found none.")
+            self.turns[key].append(samples)
+            self.reasons.pop(key, None)  # it was retried after that, and ran
+        elif "share" in record:
+            self.shares[key].append(decode(float, record["share"], "share"))
+        elif "reason" in record:
+            self.reasons[key] = decode(str, record["reason"], "reason")
+        else:
+            activations, cuts = (decode(tuple[int, ...], record[name], name) for name in ("activations", "cuts"))
+            self.plans[key] = Plan(activations, cuts)

@@ -1,0 +1,138 @@
+"""The artefacts of a run: tables, plan, students and result. Each is reused if its inputs are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from depthfold.backends import Backend, get
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan
+from depthfold.errors import RunError, VerificationError
+from depthfold.exporting import save
+from depthfold.importance import measure_importance
+from depthfold.importance.journal import importance_inputs
+from depthfold.latency import choose, measure_latency
+from depthfold.latency.journal import latency_inputs
+from depthfold.merging import merge
+from depthfold.pipeline.options import Options
+from depthfold.progress import Progress
+from depthfold.rewriting import rewrite
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, RunFolder
+from depthfold.support.digest import digest
+from depthfold.tracing import TracedNetwork
+from depthfold.training.recipe import Recipe, preset
+from depthfold.training.task import Task
+
+
+def make_latency_table(
+    folder: RunFolder, traced: TracedNetwork, target: str | Backend, options: Options, progress: Progress | None
+) -> LatencyTable:
+    """Return the latency table of the run; measure it if it was not made from the same inputs.
+
+    A finished table stays: measured again, it would learn from what choose() has timed since, and another plan might be
+    chosen. With `retry`, failed entries are measured again, and the table is replaced if any of them now has a time.
+    """
+    environment = get(target).environment(traced.example_tensors())
+    made_from = latency_inputs(traced, environment) | {"space": options.space}
+    found = folder.find(LATENCY, LatencyTable, made_from)
+    if found is not None and not (options.retry and len(found.times) < len(found.entries)):
+        return found
+    table = measure_latency(
+        traced, target, space=options.space, run=folder.path, retry=options.retry, progress=progress
+    )
+    if found is not None and table.times.keys() == found.times.keys():
+        return found
+    folder.write(LATENCY, table, made_from)
+    return table
+
+
+def make_importance_table(
+    folder: RunFolder, traced: TracedNetwork, task: Task, options: Options, progress: Progress | None
+) -> ImportanceTable:
+    """Return the importance table of the run; train what its journal lacks if it was not made from the same inputs.
+
+    A table with failed entries is made again, which warns about them and, with `retry`, repeats their trainings.
+    """
+    recipe = _resolved(options.importance_recipe)
+    made_from = importance_inputs(traced, task, recipe, reinit=options.reinit) | {"space": options.space}
+    found = folder.find(IMPORTANCE, ImportanceTable, made_from)
+    if found is not None and all(entry.reason is None for entry in found.entries):
+        return found
+    table = measure_importance(
+        traced, task, recipe, space=options.space, reinit=options.reinit, executor=options.executor, run=folder.path,
+        retry=options.retry, progress=progress,
+    )  # fmt: skip
+    folder.write(IMPORTANCE, table, made_from)
+    return table
+
+
+def keep_importance(folder: RunFolder, table: ImportanceTable) -> None:
+    """Make a table that the user gave the importance table of the run."""
+    folder.write(IMPORTANCE, table, {"given table": digest(table.to_json())})
+
+
+def choose_plan(
+    folder: RunFolder,
+    traced: TracedNetwork,
+    frontier: Frontier,
+    budget: Budget,
+    target: str | Backend,
+    progress: Progress | None,
+) -> SolvedPlan:
+    """Return the plan that choose() finds; reuse the one that it found for the same frontier, budget and environment.
+
+    Only a plan that merges is kept, so that no later stage has to check that before a training.
+    """
+
+    def build() -> SolvedPlan:
+        plan = choose(traced, frontier, budget, target, run=folder.path, progress=progress)
+        _expect_merging(traced, plan, budget)
+        return plan
+
+    plans = [[one.latency, one.importance, sorted(one.plan.activations), list(one.plan.cuts)] for one in frontier.plans]
+    environment = get(target).environment(traced.example_tensors())
+    made_from = {"budget": str(budget), "environment": environment, "frontier": digest(plans)}
+    return folder.make(PLAN, SolvedPlan, made_from, build)
+
+
+def chosen_plan(folder: RunFolder, command: str) -> tuple[SolvedPlan, Budget]:
+    """Return the plan of the run and its budget. Raise RunError with the command that chooses one if there is none."""
+    plan, made_from = folder.need(PLAN, SolvedPlan, command), folder.made_from(PLAN)
+    if made_from is None:
+        raise RunError(f"The run folder {folder.path} has no {PLAN} yet. Run: {command}")
+    return plan, Budget.parse(made_from["budget"])
+
+
+def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, distil: bool) -> Path:
+    """Return the folder in which the student of a plan is trained. Each plan and recipe has its own."""
+    name = digest(sorted(plan.activations), sorted(plan.cuts), _resolved(recipe).to_json(), distil)
+    return folder.path / STUDENTS / name
+
+
+def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path) -> None:
+    """Save the merged network, made from this plan and student. Delete the findings of the one before."""
+    folder.forget(FINDINGS)
+    with folder.making(RESULT, {"plan": str(plan.plan), "student": student.name}) as path:
+        save(shallow, path)
+
+
+def findings_inputs(folder: RunFolder) -> dict[str, object]:
+    """Return what the findings are made from: the plan and the result of the run."""
+    return {"plan": folder.made_from(PLAN), "result": folder.made_from(RESULT)}
+
+
+def _resolved(recipe: Recipe | str) -> Recipe:
+    return preset(recipe) if isinstance(recipe, str) else recipe
+
+
+def _expect_merging(traced: TracedNetwork, plan: SolvedPlan, budget: Budget) -> None:
+    """Merge the plan with the present weights: choose() times random weights, and compares no outputs."""
+    try:
+        merge(rewrite(traced, plan))
+    except VerificationError as error:
+        raise VerificationError(
+            f"The plan for the budget of {budget} cannot be used, and nothing was trained for it. {error} Try another "
+            "budget, whose plan may merge, or leave out the layers that do not merge with ignore=... (--ignore), in "
+            "another run folder."
+        ) from error

@@ -1,0 +1,117 @@
+"""compress(): fold a CNN into a faster one, stage by stage, in a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from depthfold.backends import Backend, get
+from depthfold.core import Budget, SolvedPlan
+from depthfold.exporting import export
+from depthfold.finetuning import finetune
+from depthfold.merging import merge
+from depthfold.pipeline.artefacts import (
+    choose_plan,
+    findings_inputs,
+    keep_importance,
+    make_importance_table,
+    make_latency_table,
+    save_result,
+    student_folder,
+)
+from depthfold.pipeline.evaluation import Networks, Solution, evaluate
+from depthfold.pipeline.options import Options
+from depthfold.pipeline.preflight import check_libraries, checked_options, expect_data, expect_network, inputs_of
+from depthfold.progress import Progress
+from depthfold.reporting import Findings, report
+from depthfold.rewriting import rewrite
+from depthfold.solver import solve
+from depthfold.store.run_folder import FINDINGS, REPORT, RunFolder
+from depthfold.tracing import TracedNetwork, trace
+from depthfold.training.task import Task, expect_task
+
+_DEFAULTS = Options()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """The fast network, the plan that made it, and everything that was found out about it."""
+
+    shallow: nn.Module
+    plan: SolvedPlan
+    findings: Findings
+    folder: Path
+
+    def __repr__(self) -> str:
+        """Return one line: the findings in full would fill pages."""
+        found, parts = self.findings, []
+        if found.before and found.after:
+            before, after = found.before.latency, found.after.latency
+            parts.append(f"latency {before:.4g} ms -> {after:.4g} ms ({before / after:.2f}x as fast)")
+        if (one := found.score_before) and (two := found.score_after):
+            form = ".2%" if one.share else ".4g"
+            parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
+        parts.append(f"{found.network.depth} traced convolutions -> {len(self.plan.segments)}")
+        return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
+
+
+def compress(
+    model: nn.Module,
+    task: Task,
+    target: str | Backend,
+    budget: Budget | str | float,
+    *,
+    run: str | Path,
+    example_inputs: Any = None,
+    traced: TracedNetwork | None = None,
+    options: Options = _DEFAULTS,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Fold the model so that it meets the budget on the target, and fine-tune it.
+
+    All artefacts are kept in the folder `run`. Interrupted at any moment and run again, it continues there, to the same
+    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the model if
+    it was traced already.
+    """
+    options = checked_options(options)
+    expect_task(task)
+    get(target)
+    check_libraries(options.exports, options.executor if options.importance is None else None)
+    if traced is not None:
+        expect_network(traced, model, options)
+    budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
+    expect_data(task, model, inputs, importances=options.importance is None)
+    traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
+    folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
+    with folder.lock():
+        folder.claim(traced.network)
+        folder.claim_weights(traced.weights_digest)
+
+        latency = make_latency_table(folder, traced, target, options, progress)
+        importance = options.importance
+        if importance is None:
+            importance = make_importance_table(folder, traced, task, options, progress)
+        frontier = solve(latency, importance, network=traced.network, alpha=options.alpha)
+        plan = choose_plan(folder, traced, frontier, budget, target, progress)
+        if options.importance is not None:  # not before it has led to a plan: it replaces a table that took hours
+            keep_importance(folder, options.importance)
+
+        place = student_folder(folder, plan.plan, options.recipe, distil=options.distil)
+        student = finetune(
+            rewrite(traced, plan), task, options.recipe, teacher=model if options.distil else None, run=place,
+            progress=progress,
+        )  # fmt: skip
+        shallow = merge(student)
+        save_result(folder, shallow, plan, place)
+        for name in options.exports:
+            export(shallow, folder.path / name)
+
+        networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
+        solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
+        findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
+        folder.write(FINDINGS, findings, findings_inputs(folder))
+        report(findings, folder.path / REPORT)
+    return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)

@@ -1,0 +1,137 @@
+"""evaluate(): measure and score the original and the merged network side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import shlex
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from depthfold.backends import Backend, get
+from depthfold.backends.registry import describe_target
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
+from depthfold.latency import profile_all
+from depthfold.merging import sketch, verify
+from depthfold.progress import Progress, Tick, progress_bars
+from depthfold.reporting import Evaluation, Findings, Verified
+from depthfold.rewriting import rewrite
+from depthfold.store.run_folder import CONFIG
+from depthfold.tasks.classification import ClassificationTask
+from depthfold.tracing import TracedNetwork
+from depthfold.training import device_context, disable_autocast, moved_to, preserve_modes
+from depthfold.training.task import Task
+
+PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """The four forms of one network: traced, original, rewritten and trained, and merged."""
+
+    traced: TracedNetwork
+    model: nn.Module
+    student: nn.Module
+    shallow: nn.Module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A plan, and what it was found from."""
+
+    latency: LatencyTable
+    importance: ImportanceTable
+    frontier: Frontier
+    plan: SolvedPlan
+    budget: Budget
+
+
+def evaluate(
+    networks: Networks,
+    solution: Solution,
+    task: Task,
+    target: str | Backend,
+    *,
+    folder: Path,
+    progress: Progress | None = None,
+) -> Findings:
+    """Verify the merged network, measure and score it and the original, and return everything that a report shows."""
+    traced, environment = networks.traced, solution.latency.environment
+    verification = verify(networks.student, networks.shallow)
+    profiles = before_and_after(traced, networks.shallow, target)
+    score_before, score_after = scores(networks.model, networks.shallow, task, progress)
+    here, where = profiles["before"].environment, describe_target(get(target))
+    if environment.differences(here):  # the budget refers to the environment of the table
+        where = f"{environment.runtime or 'another runtime'}, evaluated in another environment ({where})"
+    return Findings(
+        title=f"{traced.network.name} at {solution.budget} on {where}",
+        network=traced.network,
+        latency=solution.latency,
+        importance=solution.importance,
+        frontier=solution.frontier,
+        plan=solution.plan,
+        verification=Verified(ok=verification.ok, text=str(verification)),
+        command=_rerun_command(folder),
+        before=profiles["before"],
+        after=profiles["after"],
+        score_before=score_before,
+        score_after=score_after,
+        environment=here,
+        versions=(("python", platform.python_version()), *_versions()),
+    )
+
+
+def _rerun_command(folder: Path) -> str | None:
+    """Return the command that continues the run; None if it was not started by a command."""
+    return f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
+
+
+def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
+    """Measure both networks in turns on the target, the original with its batch norms folded."""
+    after = shallow.get_submodule(traced.blueprint.at) if traced.blueprint.at else shallow
+    both = {"before": sketch(rewrite(traced, traced.network.vanilla)), "after": after}
+    return profile_all(both, traced.example_tensors(), target)
+
+
+def scores(
+    model: nn.Module, shallow: nn.Module, task: Task, progress: Progress | None = None
+) -> tuple[Evaluation, Evaluation]:
+    """Score both networks on the test set, on the device of trainings. `progress` ticks for every batch of a
+    classification, and for every score of another task."""
+    turns, what = 1, "scores"
+    if isinstance(task, ClassificationTask):
+        turns, what = math.ceil(task.count("test") / task.score_batch), "scored batches"
+    with contextlib.ExitStack() as stack:
+        tick = (progress or stack.enter_context(progress_bars()))(what, 2 * turns, 0)
+        return _evaluation(model, task, tick), _evaluation(shallow, task, tick)
+
+
+def _evaluation(model: nn.Module, task: Task, tick: Tick) -> Evaluation:
+    """Return the share of right classifications; for another task, its own score."""
+
+    def forward_done(*_: object) -> None:  # a value that a hook returns replaces the output
+        tick()
+
+    device = device_context().device
+    with preserve_modes(model), moved_to(model.eval(), device), disable_autocast(device), torch.no_grad():
+        if isinstance(task, ClassificationTask):
+            with model.register_forward_hook(forward_done):
+                return Evaluation(score=task.score(model, "test") / 100.0, images=task.count("test"))
+        score = float(task.score(model, "test"))
+    tick()
+    return Evaluation(score=score, metric="score", share=False)
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            continue
+    return tuple(found)

@@ -1,0 +1,180 @@
+"""Checks of what compress() is given, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.core import ImportanceTable
+from depthfold.core.network import check_space
+from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
+from depthfold.exporting.export import FORMATS
+from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
+from depthfold.pipeline.options import Options
+from depthfold.solver import checked_alpha
+from depthfold.store.run_folder import NAMES
+from depthfold.support.optional import load
+from depthfold.support.text import count, one_line
+from depthfold.tasks.classification import ClassificationTask, class_scores
+from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
+from depthfold.training import Recipe, Task, expect_holdout, preserve_modes, preset
+
+# The libraries that write and check the files of each suffix, and the extras that install them.
+_EXPORTERS = {
+    ".onnx": (("onnx", "onnx"), ("onnxruntime", "onnx")),
+    ".xml": (("onnx", "openvino"), ("openvino", "openvino")),
+    ".engine": (("onnx", "tensorrt"), ("tensorrt", "tensorrt")),
+}
+# The libraries that send jobs to workers, and their extras.
+_EXECUTORS = {Processes: ("cloudpickle", "processes"), RayCluster: ("ray", "ray")}
+
+
+def checked_options(options: object) -> Options:
+    """Return the options with presets replaced by recipes. Raise InvalidValue for what a later stage would refuse."""
+    if not isinstance(options, Options):
+        raise InvalidValue(f"compress() takes options=Options(...), found {options!r:.80}.")
+    check_space(options.space)
+    if options.importance is not None and not isinstance(options.importance, ImportanceTable):
+        raise InvalidValue(
+            f"The option importance is an ImportanceTable, found {options.importance!r:.80}. Read a file with "
+            "ImportanceTable.loads(text)."
+        )
+    if options.executor is not None:
+        check_is_executor(options.executor)
+    if options.alpha is not None:
+        checked_alpha(options.alpha)
+    exports: object = options.exports
+    if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):
+        raise InvalidValue(f'The option exports is a tuple of file names, such as ("model.onnx",), found {exports!r}.')
+    expect_exports(exports)
+    return replace(
+        options,
+        importance_recipe=_recipe("importance_recipe", options.importance_recipe),
+        recipe=_recipe("recipe", options.recipe),
+    )
+
+
+def _recipe(name: str, given: object) -> Recipe:
+    if isinstance(given, str):
+        return preset(given)
+    if not isinstance(given, Recipe):
+        raise InvalidValue(
+            f"The option {name} is a Recipe or the name of a preset, found {given!r:.80}. Make one with "
+            'preset("quick").replace(steps=100).'
+        )
+    return given
+
+
+def expect_exports(names: Iterable[str]) -> None:
+    """Raise InvalidValue for a file that cannot be exported, is outside the run folder, or belongs to the run."""
+    for name in names:
+        path = PurePath(name)
+        if path.is_absolute() or ".." in path.parts or name.startswith("~"):
+            raise InvalidValue(
+                f"The file {name!r} is outside the run folder. Names of exports are relative to it: write {path.name}."
+            )
+        # Some file systems do not distinguish upper and lower case.
+        if path.parts and path.parts[0].lower() in NAMES:
+            raise InvalidValue(
+                f"The name {name!r} is reserved: {path.parts[0]} belongs to the run. Write {path.name}, or use a "
+                f"subfolder: exports/{path.name}."
+            )
+        if path.suffix not in FORMATS:
+            raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
+
+
+def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
+    """Raise MissingDependency for libraries that would be missing after hours of measuring and training.
+
+    These are the libraries of trainings, of the executor (None if nothing is trained on one), of the exports and of the
+    report.
+    """
+    load("accelerate.state", "train")
+    load("safetensors.torch", "train")
+    for kind, wanted in _EXECUTORS.items():
+        if isinstance(executor, kind):
+            load(*wanted)
+    for name in exports:
+        for library, extra in _EXPORTERS.get(Path(name).suffix, ()):
+            load(library, extra)
+    load("jinja2", "report")
+
+
+def expect_network(given: object, model: nn.Module, options: Options) -> None:
+    """Raise InvalidValue unless `given` was traced from this model."""
+    traced = expect_traced(given, "compress")
+    if options.ignore or options.at is not None:
+        raise InvalidValue(
+            "The options ignore and at say how to trace, and the network is traced already. Give one or the other."
+        )
+    weights = dict((model.get_submodule(traced.blueprint.at) if traced.blueprint.at else model).named_parameters())
+    for name, parameter in traced.graph.named_parameters():
+        own = weights.get(name)
+        if own is None or own.shape != parameter.shape or not torch.equal(own.to(parameter.device), parameter):
+            raise InvalidValue(
+                f"The network was not traced from this model: {name} differs. Trace the model again, or leave out "
+                "traced=."
+            )
+
+
+def inputs_of(task: Task, example_inputs: Any) -> Any:
+    """Return the example inputs, or an image of the task if there are none."""
+    if example_inputs is not None:
+        return example_inputs
+    if isinstance(task, ClassificationTask):
+        return task.example()
+    raise InvalidValue(
+        "This task does not say which inputs the model takes. Give some in the size in which it will run: "
+        "example_inputs=... in Python, --input 3x224x224 on the command line."
+    )
+
+
+def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
+    """Raise DataError or InvalidValue if a split is missing, or if the images or classes do not fit the model.
+
+    A task of the user's own is not scored here, because that may take long.
+    """
+    if importances:
+        expect_holdout(task)
+    if not isinstance(task, ClassificationTask):
+        return
+    if importances:
+        task.count("holdout")
+    task.count("test")
+    wanted, found = _channels(inputs), task.example().shape[1]
+    if wanted is not None and wanted != found:
+        raise DataError(
+            f"The images of the task have {count(found, 'channel')}, and the example inputs of the model have {wanted}."
+            f" Give inputs and a model of {count(found, 'channel')}, or other data."
+        )
+    if isinstance(model, nn.Module):  # trace() refuses anything else
+        _expect_scores(model, task)
+
+
+def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
+    """Run the model on one image. Raise DataError unless it returns one score per class."""
+    image, device, dtype = task.example(), device_of(model), dtype_of(model)
+    try:
+        with preserve_modes(model), torch.no_grad():
+            output = model.eval()(image.to(device, dtype))
+    except Exception as error:  # whatever the forward raises
+        if lacks_memory(error) or spoils_device(error):
+            raise
+        raise DataError(
+            f"The model cannot take an image of the task, of the shape {tuple(image.shape)}: "
+            f"{one_line(error).rstrip('.')}. Give the task another size, or a model that takes its images."
+        ) from error
+    class_scores(output, task.classes)
+
+
+def _channels(inputs: Any) -> int | None:
+    """Return the channels of a batch of images; None if the inputs are something else."""
+    given = ExampleInputs.of(inputs)
+    values = (*given.args, *given.named.values())
+    first = values[0] if len(values) == 1 else None
+    return first.shape[1] if isinstance(first, Tensor) and first.ndim == 4 else None

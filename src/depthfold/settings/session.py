@@ -1,0 +1,140 @@
+"""A session: the model, the data, the example inputs and the run folder that the settings name."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from depthfold.core import Budget, ImportanceTable
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
+from depthfold.pipeline.preflight import inputs_of
+from depthfold.progress import Progress
+from depthfold.settings.config_file import keep
+from depthfold.settings.data import expect_image_size, make_task
+from depthfold.settings.models import make_model, warn_if_untrained
+from depthfold.settings.settings import Settings
+from depthfold.solver import check_importance
+from depthfold.store import RunFolder
+from depthfold.support.text import amount
+from depthfold.tracing import TracedNetwork, trace
+from depthfold.training.task import Task
+
+FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots, because of the cached properties
+class Session:
+    """What a command works with, made on first use. Stages report to `progress`; without it a terminal shows bars.
+
+    Few stages need the data, so that a run can outlive them.
+    """
+
+    settings: Settings
+    progress: Progress | None = None
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model with its weights."""
+        return make_model(self.settings.need("model"), self.settings.weights)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """A batch of noise of the given size, or of one image of the task if no size is given."""
+        image, batch = self.settings.image, self.settings.batch
+        if image is not None:
+            with _allocating(batch, image):
+                return torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
+        if self.settings.data is None:
+            raise InvalidValue(
+                "The size of the model's inputs is not known. Give --input 3x224x224 (channels, height, width), or "
+                "--data, whose images have that size."
+            )
+        try:
+            example: Tensor = inputs_of(self.task, None)
+        except DataError as error:
+            raise DataError(f"{error} If only the size of the images is needed, give --input 3x224x224.") from error
+        with _allocating(batch, example.shape[1:]):
+            return example.repeat(batch, 1, 1, 1) if batch > 1 else example
+
+    @cached_property
+    def task(self) -> Task:
+        """The task on which networks are trained and scored."""
+        image = self.settings.image
+        return make_task(self.settings.need("data"), None if image is None else image[1:])
+
+    @cached_property
+    def importance(self) -> ImportanceTable | None:
+        """The importance table that the settings name: JSON, or CSV with the published columns."""
+        path = self.settings.importance
+        if path is None:
+            return None
+        if path.endswith(".csv"):
+            return ImportanceTable.read_csv(path)
+        try:
+            return ImportanceTable.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
+        except DepthfoldError as error:
+            raise TableError(f"The importance table {path} cannot be read: {error}") from error
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder; it is created if it does not exist."""
+        return RunFolder.open(self.settings.need("run"))
+
+    @property
+    def target(self) -> str:
+        """The runtime to measure on."""
+        return self.settings.need("target")
+
+    @property
+    def budget(self) -> Budget:
+        """The latency to reach."""
+        budget = self.settings.budget  # may be a number in config.toml
+        return Budget.parse(self.settings.need("budget") if budget is None else budget)
+
+    def training_task(self) -> Task:
+        """Return the task for a stage that trains or scores. Its images must have the size of the inputs."""
+        if (image := self.settings.image) is not None:
+            expect_image_size(self.task, image[1:])
+        warn_if_untrained(self.settings.need("model"), self.settings.weights)
+        return self.task
+
+    def trace(self) -> TracedNetwork:
+        """Trace the model and write nothing. Raise RunError if the run folder belongs to another network."""
+        traced = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.submodule)
+        if self.settings.run is not None:
+            RunFolder(Path(self.settings.run)).knows(traced.network)
+        return traced
+
+    def claim(self, importance: ImportanceTable | None = None, *, weights: bool = True) -> TracedNetwork:
+        """Trace the model and assign the run folder to the network and, unless `weights` is False, to its weights.
+
+        An importance table of another network is refused first. A new run folder keeps the settings from now on.
+        """
+        traced = self.trace()
+        if importance is not None:
+            check_importance(importance, traced.network)
+        self.folder.claim(traced.network)
+        keep(self.settings, if_new=True)
+        if weights:
+            self.folder.claim_weights(traced.weights_digest)
+        return traced
+
+
+@contextlib.contextmanager
+def _allocating(batch: int, image: Sequence[int]) -> Iterator[None]:
+    """Raise InvalidValue if the inputs cannot be allocated."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        size = amount(FLOAT32 * batch * math.prod(image))
+        raise InvalidValue(
+            f"A batch of {batch:,} inputs of {'x'.join(map(str, image))} takes {size}B, which cannot be allocated. "
+            "Give a smaller --batch, or the real size of an image as --input."
+        ) from error

@@ -1,0 +1,246 @@
+"""The stages of compress(), one command at a time, over the run folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from torch import nn
+
+from depthfold.backends import get
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan
+from depthfold.errors import CheckpointError, RunError
+from depthfold.exporting import export, load
+from depthfold.exporting.export import Exported
+from depthfold.finetuning import finetune, finetuned
+from depthfold.latency import profile, side_by_side
+from depthfold.merging import Verification, merge, verify
+from depthfold.pipeline import Compressed, Options, artefacts, compress
+from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
+from depthfold.pipeline.preflight import check_libraries, expect_data
+from depthfold.reporting import Findings, report
+from depthfold.rewriting import rewrite
+from depthfold.settings.data import make_recipe
+from depthfold.settings.executors import make_executor
+from depthfold.settings.session import Session
+from depthfold.settings.settings import Settings
+from depthfold.solver import solve
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
+from depthfold.tracing import TracedNetwork
+
+
+def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
+    """Measure the latency table of the run."""
+    with session.folder.lock():
+        traced = session.claim(weights=False)
+        options = Options(space=session.settings.space, retry=retry)
+        return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
+
+
+def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
+    """Measure the importance table of the run, or put the given one there."""
+    settings, folder = session.settings, session.folder
+    with folder.lock():
+        if session.importance is not None:
+            session.claim(session.importance)
+            artefacts.keep_importance(folder, session.importance)
+            return session.importance
+        task = session.training_task()
+        options = Options(
+            space=settings.space,
+            importance_recipe=make_recipe(settings.importance_recipe),
+            executor=make_executor(settings.executor),
+            reinit=settings.reinit,
+            retry=retry,
+        )
+        return artefacts.make_importance_table(folder, session.claim(), task, options, session.progress)
+
+
+def frontier_stage(session: Session) -> Frontier:
+    """Solve with the two tables of the run, or with the given importance table."""
+    return _solve(session, session.importance)
+
+
+def keep_importance(session: Session) -> None:
+    """Put the given importance table into the run, once the command has succeeded with it."""
+    if session.importance is not None:
+        folder = RunFolder.at(session.settings.need("run"))
+        with folder.lock():
+            artefacts.keep_importance(folder, session.importance)
+
+
+def _solve(session: Session, importance: ImportanceTable | None = None) -> Frontier:
+    settings, folder = session.settings, RunFolder.at(session.settings.need("run"))
+    latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
+    if importance is None:
+        importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
+    network = folder.need(NETWORK, Network, _command("latency", settings))
+    return solve(latency, importance, network=network, alpha=settings.alpha)
+
+
+def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
+    """Choose the plan that meets the budget when measured, and keep it in the run."""
+    with session.folder.lock():
+        traced = session.claim()
+        here = get(session.target).environment(traced.example_tensors())
+        if frontier.environment != here:
+            raise RunError(
+                f"The latency table in {session.settings.run} was measured in another environment "
+                f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
+            )
+        return artefacts.choose_plan(session.folder, traced, frontier, session.budget, session.target, session.progress)
+
+
+def finetune_stage(session: Session) -> Path:
+    """Fine-tune the student of the chosen plan and return its folder."""
+    settings, task = session.settings, session.training_task()
+    with session.folder.lock():
+        plan, _ = _chosen_plan(settings)
+        student, place = rewrite(session.claim(), plan), _student_folder(settings, plan)
+        teacher = session.model if settings.distil else None
+        finetune(student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress)
+        return place
+
+
+def merge_stage(session: Session) -> Verification:
+    """Merge, verify and save the fine-tuned student."""
+    with session.folder.lock():
+        plan, _ = _chosen_plan(session.settings)
+        place = _student_folder(session.settings, plan)
+        student = _trained_student(session.claim(), plan, place, session.settings)
+        shallow = merge(student)
+        verification = verify(student, shallow)
+        artefacts.save_result(session.folder, shallow, plan, place)
+        return verification
+
+
+def export_stage(session: Session) -> tuple[Exported, ...]:
+    """Export the result of the run to all files of the settings."""
+    with session.folder.lock():
+        session.claim(weights=False)
+        shallow = _load_result(session)
+        return tuple(export(shallow, session.folder.path / name) for name in session.settings.export)
+
+
+def report_stage(session: Session, *, remeasure: bool = False) -> Path:
+    """Write the report. Evaluate the result first, unless its findings are there and `remeasure` is False."""
+    folder = RunFolder.at(session.settings.need("run"))
+    with folder.lock():
+        plan, budget = _chosen_plan(session.settings)
+        student = _result_student(session.settings)  # refuses a result that is out of date
+        made_from = artefacts.findings_inputs(folder)
+        findings = None if remeasure else folder.find(FINDINGS, Findings, made_from)
+        if findings is None:
+            findings = _evaluate(session, plan, budget, student)
+            folder.write(FINDINGS, findings, made_from)
+        return report(findings, folder.path / REPORT)
+
+
+def _evaluate(session: Session, plan: SolvedPlan, budget: Budget, place: Path) -> Findings:
+    settings, folder, task = session.settings, session.folder, session.training_task()
+    traced, shallow = session.claim(), _load_result(session)
+    student = _trained_student(traced, plan, place, settings)
+    solution = Solution(
+        latency=folder.need(LATENCY, LatencyTable, _command("latency", settings)),
+        importance=folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings)),
+        frontier=_solve(session),
+        plan=plan,
+        budget=budget,
+    )
+    networks = Networks(traced=traced, model=session.model, student=student, shallow=shallow)
+    return evaluate(networks, solution, task, session.target, folder=folder.path, progress=session.progress)
+
+
+def preflight(session: Session) -> TracedNetwork:
+    """Check everything that can be checked before compress() and claim the run folder, which keeps the settings.
+
+    The run can then be resumed with --run alone. A command that is refused here leaves nothing behind.
+    """
+    settings, importance = session.settings, session.importance
+    check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
+    expect_data(session.training_task(), session.model, session.inputs, importances=importance is None)
+    return session.claim(importance, weights=False)
+
+
+def compress_stage(
+    session: Session, traced: TracedNetwork, *, budget: str | None = None, retry: bool = False
+) -> Compressed:
+    """Run compress() on the network that preflight() has traced."""
+    settings = session.settings
+    options = Options(
+        space=settings.space,
+        importance_recipe=make_recipe(settings.importance_recipe),
+        recipe=make_recipe(settings.recipe),
+        importance=session.importance,
+        executor=make_executor(settings.executor),
+        reinit=settings.reinit,
+        alpha=settings.alpha,
+        distil=settings.distil,
+        exports=settings.export,
+        retry=retry,
+    )
+    return compress(
+        session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
+        example_inputs=session.inputs, traced=traced, options=options, progress=session.progress,
+    )  # fmt: skip
+
+
+def profile_stage(session: Session) -> str:
+    """Measure the model or, if the run has a result, the original and the merged network side by side."""
+    run = session.settings.run
+    if run is None or not (Path(run) / RESULT).exists():
+        return str(profile(session.model, session.inputs, session.target))
+    return side_by_side(before_and_after(session.trace(), _load_result(session), session.target))
+
+
+def _command(name: str, settings: Settings) -> str:
+    """Return the command for this run, quoted for a shell."""
+    return f"depthfold {name} --run {shlex.quote(os.path.normpath(settings.need('run')))}"
+
+
+def _chosen_plan(settings: Settings) -> tuple[SolvedPlan, Budget]:
+    folder = RunFolder.at(settings.need("run"))
+    return artefacts.chosen_plan(folder, f"{_command('solve', settings)} --budget 60%")
+
+
+def _student_folder(settings: Settings, plan: SolvedPlan) -> Path:
+    """Return the folder in which the student of this plan is trained with the recipe of the settings."""
+    folder = RunFolder.at(settings.need("run"))
+    return artefacts.student_folder(folder, plan.plan, make_recipe(settings.recipe), distil=settings.distil)
+
+
+def _trained_student(traced: TracedNetwork, plan: SolvedPlan, place: Path, settings: Settings) -> nn.Module:
+    """Return the student of the plan with the fine-tuned weights in the folder."""
+    try:
+        return finetuned(rewrite(traced, plan), place)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Run: {_command('finetune', settings)}") from error
+
+
+def _load_result(session: Session) -> nn.Module:
+    """Return the merged network of the run."""
+    _result_student(session.settings)
+    return load(session.folder.path / RESULT, session.model, session.inputs)
+
+
+def _result_student(settings: Settings) -> Path:
+    """Return the folder of the student that the result was merged from.
+
+    Raise RunError if there is no result, or if another plan was chosen or another student trained since.
+    """
+    folder, fix = RunFolder.at(settings.need("run")), f"Run: {_command('merge', settings)}"
+    made_from, plan = folder.made_from(RESULT), folder.read(PLAN, SolvedPlan)
+    if made_from is None:
+        raise RunError(f"The run folder {folder.path} has no {RESULT} yet. {fix}")
+    if plan is None:
+        return folder.path / STUDENTS / made_from["student"]
+    if made_from["plan"] != str(plan.plan):
+        raise RunError(f"The result in {folder.path} is of another plan than the one that was chosen since. {fix}")
+    newest = _student_folder(settings, plan)
+    if newest.exists() and newest.name != made_from["student"]:
+        raise RunError(
+            f"The result in {folder.path} was not merged from the student that was fine-tuned last, {newest}. {fix}"
+        )
+    return folder.path / STUDENTS / made_from["student"]

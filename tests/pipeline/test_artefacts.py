@@ -1,0 +1,122 @@
+"""The tables of a run are reused if their inputs are the same, and otherwise made again or refused."""
+
+import dataclasses
+import inspect
+import warnings
+
+import pytest
+
+import depthfold as df
+from depthfold.core import FlaggedSpan
+from depthfold.errors import JournalError, RunError
+from depthfold.importance import IncompleteTable, importance_plan
+from depthfold.pipeline import Options
+from depthfold.pipeline.artefacts import (
+    chosen_plan,
+    findings_inputs,
+    keep_importance,
+    make_importance_table,
+    make_latency_table,
+    student_folder,
+)
+from depthfold.pipeline.options import HELP
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import PLAN, RESULT
+from tiny_importance import RECIPE, TinyTask, tiny_network, trainings_in
+
+TRACED = tiny_network()
+OPTIONS = Options(importance_recipe=RECIPE)
+
+
+def silent(what, total, done=0):
+    return lambda: None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.open(tmp_path / "run")
+
+
+def importance(folder, task, **changes):
+    return make_importance_table(folder, TRACED, task, dataclasses.replace(OPTIONS, **changes), silent)
+
+
+def test_a_finished_importance_table_is_reused_without_its_journal(folder, tmp_path):
+    task = TinyTask(folder=str(tmp_path))
+    table, trained = importance(folder, task), trainings_in(tmp_path)
+    (folder.path / "importance.jsonl").unlink()
+    assert importance(folder, task) == table and trainings_in(tmp_path) == trained
+
+
+def test_an_importance_table_of_other_inputs_is_not_reused(folder):
+    importance(folder, TinyTask())
+    for changes in ({"importance_recipe": RECIPE.replace(lr=0.1)}, {"reinit": False}):
+        with pytest.raises(JournalError, match="was made from other inputs"):
+            importance(folder, TinyTask(), **changes)
+    with pytest.raises(JournalError, match="task: tiny there, other here"):
+        importance(folder, TinyTask(identity="other"))
+
+
+def test_a_table_that_the_user_gave_is_replaced_when_one_is_measured(folder):
+    measured = importance(folder, TinyTask())
+    given = dataclasses.replace(measured, provenance="given")
+    keep_importance(folder, given)
+    assert folder.made_from("importance.json").keys() == {"given table"}
+    assert importance(folder, TinyTask()) == measured
+
+
+def test_a_table_with_failures_warns_again_and_retry_repeats_them(folder, tmp_path):
+    plan = importance_plan(TRACED.network, FlaggedSpan(0, 3, True, True))
+    task = TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
+    for _ in range(2):
+        with pytest.warns(IncompleteTable, match="could not be trained"):
+            table = importance(folder, task)
+    assert any(entry.reason for entry in table.entries)
+    (tmp_path / "mended").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", IncompleteTable)
+        whole = importance(folder, task, retry=True)
+    assert not any(entry.reason for entry in whole.entries)
+    assert folder.read("importance.json", df.ImportanceTable) == whole
+
+
+def test_a_latency_table_is_reused_and_another_space_is_measured(folder):
+    table = make_latency_table(folder, TRACED, "cost_model", OPTIONS, silent)
+    assert folder.made_from("latency.json")["space"] == "paper"
+    (folder.path / "latency.jsonl").unlink()
+    assert make_latency_table(folder, TRACED, "cost_model", OPTIONS, silent) == table
+    assert not (folder.path / "latency.jsonl").exists()
+    make_latency_table(folder, TRACED, "cost_model", dataclasses.replace(OPTIONS, space="full"), silent)
+    assert folder.made_from("latency.json")["space"] == "full"
+
+
+def test_each_plan_recipe_and_teacher_has_its_own_student(folder):
+    one, two = TRACED.vanilla, df.Plan((), ())
+    folders = {
+        student_folder(folder, plan, recipe, distil=distil)
+        for plan in (one, two)
+        for recipe in (RECIPE, RECIPE.replace(lr=0.1), "quick")
+        for distil in (True, False)
+    }
+    assert len(folders) == 12 and {path.parent for path in folders} == {folder.path / "students"}
+    assert student_folder(folder, df.Plan((), ()), RECIPE.replace(), distil=True) in folders
+
+
+def test_a_plan_without_a_record_is_not_chosen_yet(folder):
+    with pytest.raises(RunError, match=r"has no plan.json yet. Run: depthfold solve"):
+        chosen_plan(folder, "depthfold solve")
+
+
+def test_findings_depend_on_the_plan_and_on_the_result(folder):
+    before = findings_inputs(folder)
+    for name in (PLAN, RESULT):
+        with folder.making(name, {"made": "now"}):
+            pass
+        assert findings_inputs(folder) != before
+        before = findings_inputs(folder)
+
+
+def test_options_describe_themselves_and_compress_has_at_most_ten_parameters():
+    for field in dataclasses.fields(Options):
+        assert field.metadata[HELP].endswith("."), field.name
+    assert len(inspect.signature(df.compress).parameters) <= 10
