@@ -82,10 +82,10 @@ def test_a_pool_with_a_stride_and_a_convolution_is_the_shortcut_of_a_residual_bl
 
 
 INEXACT = {
-    "rounding up": (nn.AvgPool2d(2, 2, ceil_mode=True), "it rounds the size up"),
+    "rounding up": (nn.AvgPool2d(2, 2, ceil_mode=True), "it rounds the output size up"),
     "padding not counted": (
         nn.AvgPool2d(3, 2, 1, count_include_pad=False),
-        "it divides by another number at the borders",
+        "it divides by a different number at the borders",
     ),
 }
 
