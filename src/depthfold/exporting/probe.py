@@ -20,7 +20,8 @@ from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import InvalidValue
 from depthfold.merging.verification import CHAOS, TOLERANCE
 from depthfold.merging.verify import last_digit, output_error, tensor_error
-from depthfold.tracing import ExampleInputs, describe_error
+from depthfold.tracing import ExampleInputs
+from depthfold.tracing.tracer import describe_error
 
 _KEPT = 64  # numbers of each output, spread evenly over it
 
