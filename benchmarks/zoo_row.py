@@ -17,8 +17,7 @@ from zoo_packages import TRAINED
 import depthfold as df
 from depthfold.merging.verify import output_error
 from depthfold.testing import random_plan, randomise_statistics
-from depthfold.tracing import TracedNetwork
-from depthfold.tracing.inputs import ExampleInputs, inputs_at
+from depthfold.tracing import ExampleInputs, TracedNetwork, inputs_at
 from depthfold.vision import import_timm
 
 SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")

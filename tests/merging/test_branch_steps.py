@@ -82,10 +82,10 @@ def test_strided_pool_with_a_convolution_is_a_shortcut():
 
 
 INEXACT = {
-    "rounding up": (nn.AvgPool2d(2, 2, ceil_mode=True), "it rounds the size up"),
+    "rounding up": (nn.AvgPool2d(2, 2, ceil_mode=True), "it rounds the output size up"),
     "padding not counted": (
         nn.AvgPool2d(3, 2, 1, count_include_pad=False),
-        "it divides by another number at the borders",
+        "it divides by a different number at the borders",
     ),
 }
 

@@ -16,7 +16,7 @@ from depthfold.core.shape import as_pad_argument
 from depthfold.errors import BackendError
 from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import random_module
-from depthfold.rewriting.activations import activation_module, activation_names
+from depthfold.rewriting import activation_module, activation_names
 from depthfold.support.digest import digest
 from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork

@@ -29,7 +29,8 @@ def move_padding(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span
     """Move the padding and the size guards of a segment to its front, and crop its skips."""
     _move_guards(graph, nodes, blueprint, span)
     for layer in blueprint.sites[span.i : span.j]:
-        _remove_pad(graph, nodes, layer.pad)
+        if layer.pad:
+            _bypass(graph, nodes[layer.pad])
         _set_padding(graph, nodes[layer.conv], None)
     front = blueprint.network.path_shape(span).padding
     _set_padding(graph, nodes[blueprint.sites[span.i].conv], front)
@@ -114,7 +115,8 @@ def _entry(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> tuple[fx.Node
         return nodes[(site.add, *site.sums)[-1]], nodes[site.operand]
     # Only the first step pads. A crop goes before its batch norm, as do the zeros at the front of a segment.
     first = site.steps[0]
-    _remove_pad(graph, nodes, first.pad)
+    if first.pad:
+        _bypass(graph, nodes[first.pad])
     if first.conv is not None:
         _set_padding(graph, nodes[first.conv], None)
     if first.pool is not None:
@@ -134,11 +136,6 @@ def _remove_pool_padding(graph: fx.GraphModule, pool: fx.Node) -> None:
         graph.add_module(str(pool.target), module)
     else:
         pool.args, pool.kwargs = pool.args[:1], function_arguments(pool) | {"padding": 0}
-
-
-def _remove_pad(graph: fx.GraphModule, nodes: Nodes, name: str | None) -> None:
-    if name is not None:
-        _bypass(graph, nodes[name])
 
 
 def _bypass(graph: fx.GraphModule, node: fx.Node) -> None:

@@ -1,18 +1,22 @@
 """Trace a PyTorch CNN to a Network: which layers can be merged, and why the rest cannot."""
 
-from depthfold.tracing.inputs import ExampleInputs
+from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.trace import allow_keywords, trace
 from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, expect_traced, student_parts
-from depthfold.tracing.weights import device_of, dtype_of
+from depthfold.tracing.tracer import describe_error
+from depthfold.tracing.weights import device_of, digest_of, dtype_of
 
 __all__ = [
     "Blueprint",
     "ExampleInputs",
     "Student",
     "TracedNetwork",
+    "describe_error",
     "device_of",
+    "digest_of",
     "dtype_of",
     "expect_traced",
+    "inputs_at",
     "student_parts",
     "trace",
 ]

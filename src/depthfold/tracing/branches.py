@@ -5,7 +5,7 @@ The operand may itself be a sum of several branches, with its additions nested i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -35,11 +35,11 @@ def linear_branches(
     of a draft to the draft.
     """
     sources = {draft.source: draft for draft in reversed(path)}
-    terms = list(_terms(operand, (), sources, flow, ends))
-    if None in terms or len({term.source for term in terms if term}) != 1:
+    terms = _terms(operand, (), sources, flow, ends)
+    if len({term.source for term in terms}) != 1:
         return ()
     branches = []
-    for term in filter(None, terms):
+    for term in terms:
         first = sources[term.source]
         steps = _steps(term, conv_shape(first.conv, first.pad, flow.modules), flow, ends)
         convolutions = [step.conv for step in steps or () if step.conv]
@@ -56,30 +56,26 @@ def _terms(
     sources: Mapping[fx.Node, Draft],
     flow: DataFlow,
     ends: Mapping[fx.Node, Draft],
-) -> Iterator[_Term | None]:
-    """Follow each term of the operand back to the first of these sources. Yield None for a term that is not linear."""
+) -> list[_Term]:
+    """Follow each term of the operand back to the first of these sources. Return [] if a term is not linear."""
     nodes: list[fx.Node] = []
     node = flow.origin(operand)
     while node not in sources:
         if not flow.has_one_reader(node):
-            yield None
-            return
+            return []
         if flow.roles[node].kind is Kind.ADD:
             one, two = node.all_input_nodes if len(node.all_input_nodes) == 2 else (node, node)
             # A batch norm after a sum would add its bias to every term.
             if nodes or flow.origin(one) is flow.origin(two):
-                yield None
-                return
-            for term in (one, two):
-                yield from _terms(term, (*sums, node), sources, flow, ends)
-            return
+                return []
+            first, second = (_terms(term, (*sums, node), sources, flow, ends) for term in (one, two))
+            return first + second if first and second else []
         before = _input_of_linear(node, flow, ends)
         if before is None:
-            yield None
-            return
+            return []
         nodes.append(node)
         node = before
-    yield _Term(node, tuple(nodes), operand, sums)
+    return [_Term(node, tuple(nodes), operand, sums)]
 
 
 def _input_of_linear(node: fx.Node, flow: DataFlow, ends: Mapping[fx.Node, Draft]) -> fx.Node | None:

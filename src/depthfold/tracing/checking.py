@@ -42,10 +42,7 @@ class Fault:
 
 
 def working_copy(module: nn.Module) -> Any:
-    """Return a copy that can be run without changing the module.
-
-    It shares what a run does not change: parameters, and layers of PyTorch in evaluation mode.
-    """
+    """Return a copy to run, which shares what a run does not change: parameters and layers of PyTorch."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     for part in module.modules():
         own = type(part).__module__.startswith("torch.nn.modules") and not any(part.children())
@@ -99,10 +96,7 @@ def run_model(part: nn.Module, inputs: ExampleInputs) -> None:
 
 
 def check_in_model(model: nn.Module, at: str, graph: fx.GraphModule, inputs: ExampleInputs) -> None:
-    """Raise TraceError if the model does not work with the graph in place of the submodule `at`.
-
-    The rest of the model may read attributes of the submodule. Check nothing if the model does not run as a whole.
-    """
+    """Raise TraceError if the model runs as a whole, but not with the graph in place of the submodule `at`."""
     try:
         expected = _call(working_copy(model), inputs.map(Tensor.clone))
     except Exception:  # noqa: BLE001 - any error of the user's code; the traced part runs

@@ -57,21 +57,16 @@ def _kind(node: ast.AST) -> str | None:
             return "alias"
     if isinstance(node, ast.Try):
         return "caught-error"
-    if isinstance(node, ast.AugAssign):
+    targets = node.targets if isinstance(node, ast.Assign) else ()
+    if isinstance(node, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets):
         return "alias"
-    if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
-        return "alias"
-    if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) for target in node.targets):
-        return "state"
-    return None
+    return "state" if any(isinstance(target, ast.Attribute) for target in targets) else None
 
 
 def reads_training_mode(module: nn.Module) -> bool:
     """Return True if the code of a module reads `training`."""
-    source = _source(type(module))
-    return source is not None and any(
-        isinstance(n, ast.Attribute) and n.attr == "training" for n in ast.walk(source[0])
-    )
+    nodes = ast.walk(source[0]) if (source := _source(type(module))) else ()
+    return any(isinstance(node, ast.Attribute) and node.attr == "training" for node in nodes)
 
 
 def line_that_changes(module: nn.Module, name: str) -> str:

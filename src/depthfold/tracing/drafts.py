@@ -49,10 +49,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """One linear operation of a branch: a convolution, an average pool or neither, followed by an optional batch norm.
-
-    `divisor` is the number by which the average pool divides.
-    """
+    """One linear operation: a convolution, an average pool (and its divisor) or neither, and an optional batch norm."""
 
     shape: ConvShape
     conv: Draft | None = None
@@ -92,11 +89,7 @@ class SkipDraft:
 
 
 class DataFlow:
-    """The readers of each value, looking through operations that do nothing.
-
-    `overwritten` are the values that are written to in place while other nodes can still read them. No skip can start
-    at such a value.
-    """
+    """The readers of each value, looking through no-ops. No skip can start at an `overwritten` value."""
 
     def __init__(
         self, roles: Mapping[fx.Node, Role], modules: Mapping[str, Any], overwritten: frozenset[fx.Node] = frozenset()
@@ -107,13 +100,13 @@ class DataFlow:
         self.order = {node: n for n, node in enumerate(roles)}
 
     def origin(self, node: fx.Node) -> fx.Node:
-        """Return the node that computes this value, before any operations that do nothing."""
+        """Return the node that computes this value, before any no-ops."""
         while self.roles[node].kind is Kind.NO_OP:
             node = node.all_input_nodes[0]
         return node
 
     def readers(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Yield the nodes that read this value, directly or after operations that do nothing."""
+        """Yield the nodes that read this value, directly or after no-ops."""
         for user in node.users:
             if self.roles[user].kind is Kind.NO_OP:
                 yield from self.readers(user)

@@ -21,6 +21,7 @@ from depthfold.core.shape import FixedPadding, SizeRule
 from depthfold.errors import TraceError
 from depthfold.tracing.forward import record
 from depthfold.tracing.inputs import ExampleInputs
+from depthfold.tracing.modules import called_module
 from depthfold.tracing.roles import zero_padding
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from depthfold.tracing.tracer import Failure
@@ -70,15 +71,12 @@ class _Probe:
             return None
         if any(self.at({0: batch}) != traced for batch in _BATCHES):
             return None
-        rules = [self.rule(dim, traced) for dim in range(2, len(self.size))]
-        if None in rules:
-            return None
-        found = tuple(rule for rule in rules if rule is not None)
+        found = (self.rule(dim, traced) for dim in range(2, len(self.size)))
+        rules = tuple(rule for rule in found if rule is not None)
         # A condition on both sides at once (such as their product or minimum) shows at the extreme allowed sizes.
-        for corner in ([rule.smallest for rule in found], [rule.largest for rule in found]):
-            if self.at(dict(enumerate(corner, start=2))) != traced:
-                return None
-        return found
+        corners = ([rule.smallest for rule in rules], [rule.largest for rule in rules])
+        same = all(self.at(dict(enumerate(corner, start=2))) == traced for corner in corners)
+        return rules if same and len(rules) == len(self.size) - 2 else None
 
     def rule(self, dim: int, traced: _Recorded) -> SizeRule | None:
         """Return the sizes with the same padding, assuming that the padding repeats with the stride.
@@ -101,21 +99,19 @@ class _Probe:
         largest = size + (_LARGEST - size) // period * period if size < _LARGEST else size
         if self.at({dim: largest}) != traced:
             return None
-        remainders = tuple(sorted(same))
-        return SizeRule(period=period, remainders=remainders, smallest=min(allowed), largest=largest)
+        return SizeRule(period=period, remainders=tuple(sorted(same)), smallest=min(allowed), largest=largest)
 
     def at(self, sizes: Mapping[int, int]) -> _Recorded | None:
         """Record the module with these sizes instead of the traced ones. Return None if that is not possible."""
         size = [sizes.get(dim, n) for dim, n in enumerate(self.size)]
         inputs = ExampleInputs((torch.empty(size, dtype=self.dtype, device="meta"),))
-        guard = SizeGuard(self.where, ())
         wrapped = _Wrapper(copy.deepcopy(self.module))
         try:
-            recorded = record(wrapped, inputs, self.where, fixed={"module": guard})
+            recorded = record(wrapped, inputs, self.where, fixed={"module": SizeGuard(self.where, ())})
         except TraceError:
             return None
         own = [name for name, _ in self.module.named_modules()] + list(self.module.state_dict())
-        constants = set(recorded.kept) - {f"module.{name}" for name in own} - {*recorded.guards}
+        constants = set(recorded.attributes) - {f"module.{name}" for name in own} - {*recorded.guards}
         # A constant that the forward creates may depend on the size.
         return None if recorded.failures or constants else _read(recorded.with_modules(wrapped))
 
@@ -156,7 +152,7 @@ def _read(graph: fx.GraphModule) -> _Recorded:
         if node.target is F.pad and (widths := zero_padding(node)) is not None:
             padded[node] = (node.all_input_nodes[0], widths)
             continue
-        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = called_module(graph, node)
         number = len(operations)
         for operand in node.all_input_nodes:
             if operand in padded and any(padded[operand][1]):

@@ -22,22 +22,22 @@ class Recorded:
     """The graph of a forward, the attributes that it uses, and the submodules that could not be traced."""
 
     graph: fx.Graph
-    kept: Mapping[str, Any]
+    attributes: Mapping[str, Any]
     guards: Collection[str]
     failures: Mapping[str, Failure]
 
     def with_modules(self, module: nn.Module) -> fx.GraphModule:
         """Return the graph with the modules and tensors of `module`; guards and constants come from the recording."""
-        kept = dict(self.kept)
-        for target in kept:
+        attributes = dict(self.attributes)
+        for target in attributes:
             with contextlib.suppress(AttributeError):
-                kept[target] = attrgetter(target)(module)
-        graph = fx.GraphModule(_holder(kept), self.graph, class_name=type(module).__name__)
-        for path in {target.rpartition(".")[0] for target in kept if isinstance(kept[target], Tensor)}:
+                attributes[target] = attrgetter(target)(module)
+        graph = fx.GraphModule(_holder(attributes), self.graph, class_name=type(module).__name__)
+        for path in {target.rpartition(".")[0] for target in attributes if isinstance(attributes[target], Tensor)}:
             _copy_tensors(graph.get_submodule(path), module.get_submodule(path))
         saved = module.state_dict()
         graph.meta[NOT_SAVED] = tuple(
-            target for target in kept if isinstance(kept[target], Tensor) and target not in saved
+            target for target in attributes if isinstance(attributes[target], Tensor) and target not in saved
         )
         return graph
 
@@ -47,20 +47,17 @@ NOT_SAVED = "depthfold.not_saved"
 
 
 def exclude_unsaved_buffers(graph: fx.GraphModule) -> None:
-    """Exclude constants and non-persistent buffers from the state dict of the graph.
-
-    torch.fx registers all of them as persistent buffers, again in every copy.
-    """
+    """Exclude constants and non-persistent buffers from the state dict, after torch.fx has made them persistent."""
     for target in graph.meta.get(NOT_SAVED, ()):
         path, _, name = target.rpartition(".")
         with contextlib.suppress(AttributeError):  # merging has removed it
             graph.get_submodule(path)._non_persistent_buffers_set.add(name)
 
 
-def _holder(kept: Mapping[str, Any]) -> nn.Module:
+def _holder(attributes: Mapping[str, Any]) -> nn.Module:
     """Return a module with these attributes. Their order is the order of the state dict."""
     root = nn.Module()
-    for target, value in kept.items():
+    for target, value in attributes.items():
         *path, name = target.split(".")
         parent = root
         for step in path:
@@ -106,8 +103,8 @@ def record(
             f'convolutions, for example at="backbone"; {where} has the children {_children(module)}.'
         ) from error
     targets = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
-    kept = {name: tracer.guards[name] if name in tracer.guards else attrgetter(name)(module) for name in targets}
-    return Recorded(graph, kept, tuple(tracer.guards), tracer.failures)
+    attributes = {name: tracer.guards[name] if name in tracer.guards else attrgetter(name)(module) for name in targets}
+    return Recorded(graph, attributes, tuple(tracer.guards), tracer.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +131,7 @@ class _Call:
         arguments: dict[str, Any] = {}
         defaults: dict[str, Any] = {}
         passed: list[str] = []
-        kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
-        starred = any(kinds[name] is inspect.Parameter.VAR_POSITIONAL and bound[name] for name in bound)
+        starred = any(p.kind is p.VAR_POSITIONAL and bound.get(p.name) for p in signature.parameters.values())
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 values = {f"{name}_{n}": value for n, value in enumerate(bound.get(name, ()))}
@@ -146,10 +142,9 @@ class _Call:
                 passed += [f"{key}={key}" for key in bound.get(name, {})]
             elif name in bound:
                 arguments[name] = bound[name]
-                by_position = parameter.kind is parameter.POSITIONAL_ONLY or starred
-                passed.append(
-                    name if by_position and parameter.kind is not parameter.KEYWORD_ONLY else f"{name}={name}"
-                )
+                starred_before = starred and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+                by_position = parameter.kind is parameter.POSITIONAL_ONLY or starred_before
+                passed.append(name if by_position else f"{name}={name}")
             elif parameter.default is not parameter.empty:
                 defaults[name] = parameter.default
         return cls(arguments, defaults, tuple(passed))

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.algebra import NormStatistics
-from depthfold.tracing.modules import norm_statistics
+from depthfold.tracing.modules import called_module, norm_statistics
 
 _DROPOUTS: dict[Any, Any] = {
     F.dropout: nn.Dropout,
@@ -27,14 +27,19 @@ _DROPOUTS: dict[Any, Any] = {
     F.alpha_dropout: nn.AlphaDropout,
     F.feature_alpha_dropout: nn.FeatureAlphaDropout,
 }
-_CONVOLUTIONS: dict[Any, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
-_CONV_FUNCTIONS: dict[int, Any] = {dims: function for function, dims in _CONVOLUTIONS.items()}
-_PLAIN: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_CONVOLUTIONS: tuple[Any, ...] = (F.conv1d, F.conv2d, F.conv3d)
+_CONV_MODULES: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # inspect cannot read the signatures of these functions, which are implemented in C++.
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 # Key in the meta of a node that was a function: the name by which the user knows the layer.
 USER_NAME = "depthfold.user_name"
+
+
+def per_dimension(setting: Any, dims: int) -> tuple[int, ...]:
+    """Return a setting such as a stride as one number per dimension."""
+    values = (setting,) if isinstance(setting, int) else tuple(setting)
+    return values * dims if len(values) == 1 else values
 
 
 class FunctionalConv(nn.Module):
@@ -47,16 +52,12 @@ class FunctionalConv(nn.Module):
         self.dims = weight.dim() - 2
         self.out_channels, self.in_channels = weight.shape[0], weight.shape[1] * groups
         self.kernel_size = tuple(weight.shape[2:])
-        self.stride, self.dilation = (self._per_dimension(setting) for setting in (stride, dilation))
-        self.padding = padding if isinstance(padding, str) else self._per_dimension(padding)
+        self.stride, self.dilation = (per_dimension(setting, self.dims) for setting in (stride, dilation))
+        self.padding = padding if isinstance(padding, str) else per_dimension(padding, self.dims)
         self.groups = groups
 
-    def _per_dimension(self, setting: Any) -> tuple[int, ...]:
-        values = (setting,) if isinstance(setting, int) else tuple(setting)
-        return values * self.dims if len(values) == 1 else values
-
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        function = _CONV_FUNCTIONS[self.dims]
+        function = _CONVOLUTIONS[self.dims - 1]
         return function(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
@@ -83,8 +84,7 @@ class FunctionalNorm(nn.Module):
 def functions_as_modules(graph: fx.GraphModule, follows_mode: Mapping[str, bool]) -> None:
     """Replace functional convolutions, batch norms and dropouts by modules.
 
-    `follows_mode` tells for each batch norm, by the path of its running mean, whether it uses batch statistics in
-    training.
+    `follows_mode` is True for batch norms, by the path of the running mean, that use batch statistics in training.
     """
     for node in list(graph.graph.nodes):
         if node.op != "call_function":
@@ -141,7 +141,7 @@ def _convolution(graph: fx.GraphModule, node: fx.Node) -> Replacement | None:
     if computed or not _are_stored(graph, weight, bias):
         return None
     tensor = tensor_at(graph, weight)
-    if tensor.dim() != _CONVOLUTIONS[node.target] + 2 or not tensor.is_floating_point():
+    if tensor.dim() != _CONVOLUTIONS.index(node.target) + 3 or not tensor.is_floating_point():
         return None
     operands = (arguments["input"], weight) if bias is None else (arguments["input"], weight, bias)
     return FunctionalConv(tensor, **settings), operands
@@ -202,7 +202,7 @@ def tensor_at(graph: fx.GraphModule, node: Any) -> Tensor:
 
 def conv_tensors(graph: fx.GraphModule, node: fx.Node) -> tuple[Tensor, Tensor | None]:
     """Return the weight and bias of the convolution that a node calls."""
-    module: Any = graph.get_submodule(str(node.target))
+    module: Any = called_module(graph, node)
     if not isinstance(module, FunctionalConv):
         return module.weight, module.bias
     tensors = [tensor_at(graph, operand) for operand in node.args[1:]]
@@ -211,7 +211,7 @@ def conv_tensors(graph: fx.GraphModule, node: fx.Node) -> tuple[Tensor, Tensor |
 
 def norm_statistics_at(graph: fx.GraphModule, node: fx.Node) -> NormStatistics:
     """Return the statistics of the batch norm that a node calls."""
-    module: Any = graph.get_submodule(str(node.target))
+    module: Any = called_module(graph, node)
     if not isinstance(module, FunctionalNorm):
         return norm_statistics(module)
     tensors = [None if operand is None else tensor_at(graph, operand) for operand in node.args[1:]]
@@ -229,7 +229,7 @@ def use_plain_convolutions(graph: fx.GraphModule, names: Collection[str] | None 
     calls = [
         node
         for node in graph.graph.nodes
-        if (names is None or node.name in names) and isinstance(_module(graph, node), FunctionalConv)
+        if (names is None or node.name in names) and isinstance(called_module(graph, node), FunctionalConv)
     ]
     convolutions = [_plain_convolution(graph, node) for node in calls]
     for node in calls:
@@ -241,10 +241,6 @@ def use_plain_convolutions(graph: fx.GraphModule, names: Collection[str] | None 
             node.target = path
         replace_module(graph, str(node.target), module)
     graph.recompile()
-
-
-def _module(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def _can_replace(graph: fx.GraphModule, path: str) -> bool:
@@ -267,9 +263,9 @@ def replace_module(graph: fx.GraphModule, path: str, module: nn.Module) -> None:
 
 
 def _plain_convolution(graph: fx.GraphModule, node: fx.Node) -> nn.Module:
-    module: Any = _module(graph, node)
+    module: Any = called_module(graph, node)
     weight, bias = conv_tensors(graph, node)
-    plain: Any = _PLAIN[module.dims](
+    plain: Any = _CONV_MODULES[module.dims - 1](
         module.in_channels,
         module.out_channels,
         module.kernel_size,
@@ -293,7 +289,7 @@ def _as_parameter(tensor: Tensor) -> nn.Parameter:
 def use_functional_batch_norms(graph: fx.GraphModule) -> None:
     """Replace functional batch norm modules by calls of F.batch_norm in evaluation mode."""
     for node in list(graph.graph.nodes):
-        module: Any = _module(graph, node)
+        module: Any = called_module(graph, node)
         if isinstance(module, FunctionalNorm):
             tensors = (*node.args, None, None)[:5]
             with graph.graph.inserting_before(node):

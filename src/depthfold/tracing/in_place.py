@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.tracing.modules import activation_kind, is_no_op
+from depthfold.tracing.modules import activation_kind, called_module, is_no_op
 from depthfold.tracing.proxies import AUGMENTED
 
 _OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
@@ -43,8 +43,7 @@ def out_of_place(function: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a value. Nodes with the same memory are names of one tensor; nodes that share only the storage are
-    parts of one tensor."""
+    """The memory of a value. Nodes with equal memory are names of one tensor; a shared storage means parts of it."""
 
     storage: int
     start: int
@@ -54,7 +53,6 @@ class Memory:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Memory:
-        """Return the memory of a tensor."""
         storage = tensor.untyped_storage()._cdata
         return cls(storage, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
@@ -80,13 +78,9 @@ class _Observer(fx.Interpreter):
         operands = [leaf for leaf in tree_leaves([self.env.get(arg) for arg in n.all_input_nodes]) if _is_dense(leaf)]
         before = [tensor._version for tensor in operands]
         value = super().run_node(n)
-        written = {
-            tensor.untyped_storage()._cdata
-            for tensor, version in zip(operands, before, strict=True)
-            if tensor._version != version
-        }
+        written = [tensor for tensor, version in zip(operands, before, strict=True) if tensor._version != version]
         if written:
-            self.observed.writes[n] = written
+            self.observed.writes[n] = {tensor.untyped_storage()._cdata for tensor in written}
         if isinstance(value, Tensor):
             self.observed.sizes[n] = value.shape
             if _is_dense(value):
@@ -139,7 +133,7 @@ def _tensor(graph: fx.GraphModule, node: fx.Node, run: Observed) -> fx.Node:
     Only operations that return their input at every size count: a slice may be the whole value at the traced size only.
     """
     while node.all_input_nodes and run.memory.get(node) == run.memory.get(node.all_input_nodes[0]) is not None:
-        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = called_module(graph, node)
         known = module is None or is_no_op(module) or activation_kind(module) is not None
         writes = node in run.writes or node.target == "detach" or (module is not None and is_no_op(module))
         if not (known and writes):
@@ -156,6 +150,5 @@ def writes_to_weights(graph: fx.GraphModule, run: Observed) -> tuple[fx.Node, st
         if node.op == "get_attr"
         for storage in run.storages.get(node, ())
     }
-    return next(
-        ((node, stored[each]) for node, storages in run.writes.items() for each in storages if each in stored), None
-    )
+    found = ((node, stored[each]) for node, storages in run.writes.items() for each in storages if each in stored)
+    return next(found, None)

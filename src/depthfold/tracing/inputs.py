@@ -33,7 +33,6 @@ class ExampleInputs:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The keyword arguments."""
         return dict(self.kwargs or {})
 
     def map(self, function: Any) -> ExampleInputs:
@@ -70,7 +69,6 @@ class ExampleInputs:
         return values
 
     def call(self, module: nn.Module) -> Any:
-        """Call the module with these arguments."""
         return module(*self.args, **self.named)
 
 

@@ -99,7 +99,7 @@ def _skips(
 ) -> tuple[tuple[SkipDraft, ...], int]:
     """Return the branches whose sum is the other operand, and the number of drafts of the path beside them.
 
-    Return no branches if their taps lie outside the kernel of the path, or if the value at their start is overwritten.
+    Return ((), 0) if their taps lie outside the kernel of the path, or if the value at their start is overwritten.
     """
     skips = linear_branches(other, path, flow, ends)
     if not skips or skips[0].source in flow.overwritten:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
@@ -56,6 +56,11 @@ _FROZEN_NORMS = {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}
 _NORMS_WITH_ACTIVATION = {"BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d"}
 
 
+def called_module(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    """Return the module that a node calls, or None if it does not call one."""
+    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
 def activation_kind(module: nn.Module) -> str | None:
     """Return the kind of an element-wise activation, or None if the module is not one."""
     if type(module) in ACTIVATIONS:
@@ -78,10 +83,7 @@ def is_no_op(module: nn.Module) -> bool:
 
 
 def mark_no_op(module: nn.Module) -> None:
-    """Mark an unknown module that returned its input when it was recorded.
-
-    The mark is set on the module, which is a copy of the user's, so that further copies have it as well.
-    """
+    """Mark an unknown module that returned its input when it was recorded. Copies of the module keep the mark."""
     setattr(module, _NO_OP_MARK, True)
 
 
@@ -150,10 +152,7 @@ def is_container(module: nn.Module) -> bool:
 
 
 def is_atomic(module: nn.Module) -> bool:
-    """Return True if the module is recognised as a whole, so that tracing must not look inside.
-
-    This is not the case for a subclass of a convolution or a batch norm that defines its own forward.
-    """
+    """Return True if the module is recognised as a whole, so that tracing must not look inside."""
     return (
         computes_convolution(module)
         or isinstance(module, TRANSPOSED)

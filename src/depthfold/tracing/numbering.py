@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import fx
 
-from depthfold.core import Layer, Refusal, Skip
+from depthfold.core import Layer, Network, Refusal, Skip
 from depthfold.tracing.chains import Chains
 from depthfold.tracing.drafts import DataFlow, Draft, Step
 from depthfold.tracing.roles import Kind, Sizes, display_name
@@ -16,29 +16,22 @@ from depthfold.tracing.size_guard import SizeGuard
 from depthfold.tracing.traced import LayerSite, SkipSite, StepSite
 
 
-@dataclass(frozen=True, slots=True)
-class Numbered:
-    """The parts of a Network, and the nodes of the graph that belong to them."""
-
-    layers: tuple[Layer, ...]
-    sites: tuple[LayerSite, ...]
-    skip_sites: tuple[SkipSite, ...]
-    barriers: tuple[int, ...]
-    refusals: tuple[Refusal, ...]
-
-
-def number(chains: Chains, flow: DataFlow, sizes: Sizes) -> Numbered:
-    """Number all layers, chain by chain, with a barrier between two chains."""
+def number(
+    name: str, chains: Chains, flow: DataFlow, sizes: Sizes
+) -> tuple[Network, tuple[LayerSite, ...], tuple[SkipSite, ...]]:
+    """Number all layers, chain by chain, with a barrier between two chains. Return the network and its nodes."""
     drafts = [draft for chain in chains.chains for draft in chain]
     position = {draft: l for l, draft in enumerate(drafts, start=1)}
     ends = [position[chain[-1]] for chain in chains.chains]
-    return Numbered(
+    skip_sites = tuple(_skip_sites(drafts, position, flow))
+    network = Network(
+        name=name,
         layers=tuple(_layer(draft, flow, sizes) for draft in drafts),
-        sites=tuple(_site(draft, flow, sizes) for draft in drafts),
-        skip_sites=tuple(_skip_sites(drafts, position, flow)),
+        skips=tuple(site.skip for site in skip_sites),
         barriers=tuple(ends[:-1]),
         refusals=tuple(_refusals(chains, position, flow)),
     )
+    return network, tuple(_site(draft, flow, sizes) for draft in drafts), skip_sites
 
 
 def _layer(draft: Draft, flow: DataFlow, sizes: Sizes) -> Layer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ def part_is_output(model: nn.Module, at: str, inputs: ExampleInputs) -> bool:
     weights. Hooks do not see weights that a module around the submodule applies itself, so return False if such a
     module has weights. Also return False if the model does not run on the example inputs.
     """
-    around = [model, *(model.get_submodule(path) for path in _prefixes(at))]
+    names = at.split(".")
+    around = [model.get_submodule(".".join(names[:n])) for n in range(len(names))]
     if any(_own_weights(module) for module in around):
         return False
     outside = set(modules_outside(model, at))
@@ -39,10 +39,7 @@ def part_is_output(model: nn.Module, at: str, inputs: ExampleInputs) -> bool:
 
 
 def _received(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn.Module], shift: float) -> list[float]:
-    """Return a checksum of each tensor that the readers receive, with random noise added to the part's outputs.
-
-    `shift` scales the noise.
-    """
+    """Return a checksum of each tensor that the readers receive, with scaled noise added to the part's outputs."""
     checksums: list[float] = []
 
     def record(_: nn.Module, args: Any, named: Any) -> None:
@@ -65,12 +62,6 @@ def _received(model: nn.Module, at: str, inputs: ExampleInputs, readers: list[nn
         for handle in handles:
             handle.remove()
     return checksums
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """Return the paths of the modules around the one at `path`, except for the whole model."""
-    names = path.split(".")
-    return (".".join(names[:n]) for n in range(1, len(names)))
 
 
 def _downstream(node: fx.Node) -> set[fx.Node]:

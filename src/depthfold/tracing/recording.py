@@ -26,10 +26,7 @@ from depthfold.tracing.size_guard import SizeGuard
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The graph of a module, the sizes of its values, and its `overwritten` values, at which no skip can start.
-
-    `opaque` has the reasons why submodules are called as a whole.
-    """
+    """The graph of a module, with the reasons for its opaque submodules, and its overwritten values."""
 
     graph: fx.GraphModule
     opaque: Mapping[str, Reason]
@@ -120,10 +117,7 @@ def _record_submodule(module: nn.Module, inputs: ExampleInputs, opaque: Collecti
 
 
 def _renumber_nodes(graph: fx.GraphModule) -> None:
-    """Rename the nodes without gaps in their numbers.
-
-    Unpickling records the forward again and closes the gaps of erased nodes. The names of later nodes would change.
-    """
+    """Rename the nodes without gaps in their numbers, so that unpickling, which renames them, gives the same names."""
     fresh, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.graph.nodes:
         args, kwargs = (fx.map_arg(part, lambda n: copies[n]) for part in (node.args, node.kwargs))

@@ -35,10 +35,9 @@ def check_model(model: nn.Module, at: str | None) -> None:
 
 
 def resolve_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str | None) -> tuple[str, ...]:
-    """Return the names and globs of the modules to ignore. Names may start with `at`.
+    """Return the names and globs of the modules to ignore, with types replaced by names.
 
-    A type stands for all modules of that type and the modules inside them. Raise TraceError if a name or glob matches
-    no module.
+    Names may start with `at`. Raise TraceError if a name or glob matches no module.
     """
     paths = [path for path, _ in part.named_modules() if path]
     patterns: list[str] = []

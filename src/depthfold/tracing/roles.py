@@ -17,17 +17,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
+from depthfold.tracing import rules
 from depthfold.tracing.functional import USER_NAME, FunctionalConv, FunctionalNorm
-from depthfold.tracing.rules import (
-    CONVOLUTION_RULES,
-    FUNCTIONAL_RULES,
-    NORM_RULES,
-    PLAIN_RULES,
-    Reason,
-    Site,
-    first_reason,
-    is_ignored,
-)
+from depthfold.tracing.rules import Reason, Site, first_reason, is_ignored
 from depthfold.tracing.size_guard import SizeGuard
 
 # Uses of modules: a module that is used in two places cannot be changed for one of them.
@@ -60,11 +52,7 @@ _BY_NAME: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("softmax", "matmul", "bmm", "einsum", "attention"), "attention", "it multiplies values with each other"),
     (("mul", "imul", "truediv", "div"), "multiplication", "it multiplies by a value or a gate"),
     (("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unfold"), "reshape", "it changes the layout"),
-    (
-        ("chunk", "split", "getitem", "narrow", "roll", "shuffle"),
-        "split",
-        "it takes a part of the value or reorders it",
-    ),
+    (("chunk", "split", "getitem", "narrow", "roll", "shuffle"), "split", "it selects or reorders parts of the value"),
     (("getattr", "size", "dim", "shape"), "shape-read", "the code reads the shape of this value"),
     (("pad",), "padding", "it pads with something other than zeros, or crops"),
     (("dropout", "alpha"), "always-random", "this dropout is also active in evaluation"),
@@ -180,24 +168,24 @@ def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:
     if module.training:
         return _other(path, ("training-mode", "it stays in training mode when the model is in evaluation mode"))
     if isinstance(module, FunctionalConv):
-        reason = first_reason(FUNCTIONAL_RULES, site)
+        reason = first_reason(rules.FUNCTIONAL, site)
         return _other(path, reason) if reason else Role(Kind.CONVOLUTION)
     if isinstance(module, FunctionalNorm):
         return Role(Kind.NORM)
     if isinstance(module, known.TRANSPOSED):
         return _other(path, ("transposed", "a transposed convolution is not a convolution of its input"))
     if isinstance(module, _ConvNd):
-        reason = first_reason(CONVOLUTION_RULES, site)
+        reason = first_reason(rules.CONVOLUTION, site)
         return _other(path, reason) if reason else Role(Kind.CONVOLUTION)
     if known.is_batch_norm(module):
-        reason = first_reason(NORM_RULES, site)
+        reason = first_reason(rules.NORM, site)
         fused = known.fused_activation(module)
         if fused is not None and known.activation_kind(fused) is None:
             reason = reason or ("custom-norm", f"it applies {type(fused).__name__}, which is not a known activation")
         if reason:
             return _other(path, reason)
         return Role(Kind.NORM, known.activation_kind(fused) if fused is not None else None)
-    if (reason := first_reason(PLAIN_RULES, site)) is not None:
+    if (reason := first_reason(rules.PLAIN, site)) is not None:
         return _other(path, reason)
     if (kind := known.activation_kind(module)) is not None:
         return Role(Kind.ACTIVATION, kind)

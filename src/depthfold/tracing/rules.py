@@ -117,10 +117,10 @@ def _statistics(site: Site) -> Reason | None:
 
 
 _COMMON: tuple[Callable[[Site], Reason | None], ...] = (_parametrised, _shared, _hooked, _read_elsewhere)
-PLAIN_RULES = (_hooked, _replaced)  # for all other modules
-CONVOLUTION_RULES = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
-FUNCTIONAL_RULES = (_rank,)  # their weights stay in the user's modules
-NORM_RULES = (*_COMMON, _custom_norm, _statistics)
+PLAIN = (_hooked, _replaced)  # for all other modules
+CONVOLUTION = (*_COMMON, _custom_convolution, _padding_mode, _precision, _rank)
+FUNCTIONAL = (_rank,)  # their weights stay in the user's modules
+NORM = (*_COMMON, _custom_norm, _statistics)
 
 
 def first_reason(rules: Iterable[Callable[[Site], Reason | None]], site: Site) -> Reason | None:

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from depthfold.core import ConvShape, Refusal
 from depthfold.core.shape import Padding
+from depthfold.tracing.functional import per_dimension
 from depthfold.tracing.roles import zero_padding
 
 
@@ -124,12 +125,12 @@ def average_pool(node: fx.Node, modules: Mapping[str, Any]) -> AveragePool | Non
         settings = function_arguments(node)
         if dims is None or any(isinstance(value, fx.Node) for value in settings.values()):
             return None
-    kernel = _per_dimension(settings["kernel_size"], dims)
+    kernel = per_dimension(settings["kernel_size"], dims)
     stride = settings.get("stride")
     return AveragePool(
         kernel=kernel,
-        stride=_per_dimension(stride, dims) if stride else kernel,
-        padding=_per_dimension(settings.get("padding") or 0, dims),
+        stride=per_dimension(stride, dims) if stride else kernel,
+        padding=per_dimension(settings.get("padding") or 0, dims),
         ceil_mode=bool(settings.get("ceil_mode")),
         count_include_pad=settings.get("count_include_pad", True) is not False,
         divisor_override=settings.get("divisor_override"),
@@ -148,8 +149,3 @@ def explain_pool(refusal: Refusal, node: fx.Node, modules: Mapping[str, Any]) ->
     if pool is None or pool.deviation is None:
         return refusal
     return replace(refusal, why=f"this average pool is not a convolution at every size: {pool.deviation}")
-
-
-def _per_dimension(value: Any, dims: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, tuple | list) else (value,)
-    return values * dims if len(values) == 1 else values

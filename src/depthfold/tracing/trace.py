@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import keyword
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx.graph
 from torch import Tensor, fx, nn
 
-from depthfold.core import Network
 from depthfold.tracing.chains import link_chains
 from depthfold.tracing.checking import check_in_model
 from depthfold.tracing.drafts import DataFlow
@@ -34,10 +34,7 @@ def _format_target(base: str, target: str) -> str:
 
 
 def allow_keywords() -> None:
-    """Let torch.fx generate valid code for modules whose names are keywords, as in nn.ModuleDict({"in": ...}).
-
-    torch.fx itself generates `self.in(x)`.
-    """
+    """Let torch.fx generate valid code for modules whose names are keywords, as in nn.ModuleDict({"in": ...})."""
     graph: Any = torch.fx.graph
     graph._format_target = _format_target
 
@@ -71,24 +68,15 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
         check_in_model(snapshot, at, graph, whole)
     roles = exclude_gates(assign_roles(graph, sizes, recording.opaque, ignored, modules_outside(snapshot, at)), sizes)
     flow = DataFlow(roles, dict(graph.named_modules(remove_duplicate=False)), recording.overwritten)
-    numbered = number(link_chains(draft_layers(flow), flow), flow, sizes)
-    ends_in_output = bool(numbered.sites) and is_output(graph, numbered.sites[-1].out)
+    network, sites, skip_sites = number(name, link_chains(draft_layers(flow), flow), flow, sizes)
+    ends_in_output = bool(sites) and is_output(graph, sites[-1].out)
     if at and ends_in_output:
         ends_in_output = part_is_output(snapshot, at, whole)
     _restore_modes(snapshot, graph, modes, at)
-    network = Network(
-        name=name,
-        layers=numbered.layers,
-        skips=tuple(site.skip for site in numbered.skip_sites),
-        barriers=numbered.barriers,
-        refusals=numbered.refusals,
-        fixed_padding=recording.fixed,
-        ends_in_output=ends_in_output,
-    )
     blueprint = Blueprint(
-        network=network,
-        sites=numbered.sites,
-        skip_sites=numbered.skip_sites,
+        network=replace(network, fixed_padding=recording.fixed, ends_in_output=ends_in_output),
+        sites=sites,
+        skip_sites=skip_sites,
         inputs=inputs,
         at=at or None,
         ignore=tuple(f"{at}.{name}" if at else name for name in ignored),

@@ -141,10 +141,9 @@ class TracedNetwork:
 
     @property
     def surroundings_digest(self) -> str:
-        """A digest of all operations of the traced part and their arguments: sixteen hex digits.
+        """A digest of all operations of the traced part, without weights and names: sixteen hex digits.
 
-        The latency of a whole network also depends on operations outside the layers (stem, head, pooling), for which
-        tables have no entries. The digest does not depend on the values of weights or the names of modules.
+        The latency of a network also depends on operations outside its layers, for which tables have no entries.
         """
         numbers = {node: f"%{n}" for n, node in enumerate(self.graph.graph.nodes)}
         return digest([f"{_operation(self.graph, node)} {_arguments(node, numbers)}" for node in numbers])

@@ -197,7 +197,7 @@ class FallbackTracer(fx.Tracer):
     ) -> bool:
         """Return True if a user's module returned its argument and did nothing else, as a drop-path in evaluation does.
 
-        Such a module is recorded as one operation. Otherwise the student would lose what it does in training.
+        Such a module is recorded as one operation, so that it still works in training.
         """
         alone = len(args) == 1 and not kwargs and value is args[0] and isinstance(value, ValueProxy)
         own = not type(m).__module__.startswith("torch.") and next(m.parameters(), None) is None

@@ -11,10 +11,7 @@ from depthfold.support.digest import digest
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, including non-persistent buffers.
-
-    A tensor with several names is listed under the first.
-    """
+    """Return parameters and buffers by their first names, including non-persistent buffers."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
