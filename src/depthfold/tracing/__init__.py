@@ -4,7 +4,7 @@ from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.trace import allow_keywords, trace
 from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, expect_traced, student_parts
 from depthfold.tracing.tracer import describe_error
-from depthfold.tracing.weights import device_of, digest_of, dtype_of
+from depthfold.tracing.weights import device_of, digest_tensors, dtype_of
 
 __all__ = [
     "Blueprint",
@@ -13,7 +13,7 @@ __all__ = [
     "TracedNetwork",
     "describe_error",
     "device_of",
-    "digest_of",
+    "digest_tensors",
     "dtype_of",
     "expect_traced",
     "inputs_at",
