@@ -16,8 +16,7 @@ from depthfold.core import ConvShape, Network, Plan, Span
 from depthfold.core.network import free_positions
 from depthfold.core.shape import as_pad_argument
 from depthfold.errors import BackendError
-from depthfold.merging.cleaning import use_plain_layers
-from depthfold.merging.kernels import random_module
+from depthfold.merging import random_module, use_plain_layers
 from depthfold.rewriting.activations import activation_named, standing_activations
 from depthfold.support.document import encode
 from depthfold.tracing import TracedNetwork
