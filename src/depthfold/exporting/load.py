@@ -16,9 +16,7 @@ from depthfold.core import Span
 from depthfold.errors import DepthfoldError, InvalidValue, PlanError, ResultError, TraceError
 from depthfold.exporting.probe import probe_error
 from depthfold.exporting.save import CONFIG, TENSORS, Result, TensorSpec, assign_tensors, named_tensors
-from depthfold.merging.kernels import empty_module
-from depthfold.merging.merge import build_shallow
-from depthfold.merging.verification import shallow_parts
+from depthfold.merging import build_shallow, empty_module, shallow_parts
 from depthfold.rewriting import rewrite
 from depthfold.support.text import one_line
 from depthfold.tracing import TracedNetwork, device_of, trace

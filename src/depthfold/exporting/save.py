@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from depthfold.core import Document, Plan
 from depthfold.errors import InvalidValue, ResultError
 from depthfold.exporting.probe import Probe, record_probe
-from depthfold.merging.verification import Shallow, shallow_parts
+from depthfold.merging import Shallow, shallow_parts
 from depthfold.store.files import put_all_in_place
 from depthfold.support.text import one_line
 from depthfold.tracing import ExampleInputs

@@ -14,8 +14,7 @@ from depthfold.core import ConvShape, Network, Span
 from depthfold.core.network import free_positions
 from depthfold.core.shape import as_pad_argument
 from depthfold.errors import BackendError
-from depthfold.merging.cleaning import use_plain_layers
-from depthfold.merging.kernels import random_module
+from depthfold.merging import random_module, use_plain_layers
 from depthfold.rewriting import activation_module, activation_names
 from depthfold.support.digest import digest
 from depthfold.support.document import encode

@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, get_args
 
-from depthfold.backends import Backend, get
-from depthfold.backends.base import SupportsInside
+from depthfold.backends import Backend, SupportsInside, get
 from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing
 from depthfold.core.latency_table import COSTS
 from depthfold.core.network import Space

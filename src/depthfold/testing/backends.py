@@ -18,8 +18,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Backend
-from depthfold.backends.base import Compiled, Exporter
+from depthfold.backends import Backend, Compiled, Exporter, Inputs
 from depthfold.core import Environment
 from depthfold.errors import BackendError, DepthfoldError
 from depthfold.merging import merge
@@ -27,7 +26,6 @@ from depthfold.rewriting import rewrite
 from depthfold.testing.networks import Block, Conv, NetworkSpec, SmallCNN, random_plan, randomise_statistics
 from depthfold.tracing import trace
 
-Inputs = tuple[Tensor, ...]
 Case = tuple[nn.Module, Inputs]
 
 
