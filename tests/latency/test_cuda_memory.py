@@ -1,6 +1,7 @@
 """Peak memory on a GPU: the network runs as it was timed. On a CPU, with counters in the place of CUDA's."""
 
 import dataclasses
+import importlib
 
 import pytest
 import torch
@@ -77,5 +78,6 @@ def test_a_gpu_on_which_nothing_has_run_is_left_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", busy)
-    monkeypatch.setattr("depthfold.latency.profile._in_subprocess", lambda *_: 7)
+    module = importlib.import_module("depthfold.latency.profile")  # the attribute of that name is the function
+    monkeypatch.setattr(module, "_in_subprocess", lambda *_: 7)
     assert peak_memory(nn.Conv2d(4, 6, 1), (X,), CostModel().environment((X,))) == (7, None)
