@@ -322,7 +322,7 @@ def test_tensorrt_without_its_library_and_without_a_gpu(asked, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
     said = refused(*asked("latency", "--target", "tensorrt"))
     assert "TensorRT needs an NVIDIA GPU, and PyTorch" in said and "or use another target" in said
-    assert "or name another target: onnxruntime, for example." in said and "device=cpu" not in said
+    assert "for example onnxruntime" in said and "device=cpu" not in said
 
 
 @pytest.mark.parametrize(
