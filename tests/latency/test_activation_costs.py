@@ -14,10 +14,10 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import LatencyTable, Plan, Score
 from depthfold.core.latency_table import LEAST
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_is_active, block_shape
+from depthfold.latency.blocks import timed_with_activation
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.samples import fast_plans, plans_of_all_depths
-from latency_workshop import COST, QUICK, Small, plans
+from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths
+from latency_workshop import COST, QUICK, Small, block_shape, plans
 from latency_workshop import milliseconds as milliseconds_on
 
 PER_ELEMENT = 4e-9  # seconds: about as much as this network's convolutions take for each number that they write
@@ -62,12 +62,14 @@ def table(traced):
 def changed_segments(network, plan):
     """The segments of a plan that end otherwise than their blocks are timed."""
     standing = network.final_activations(plan)
-    return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))
+    return tuple(
+        span for span in network.segments(plan) if (span.j in standing) != timed_with_activation(network, span)
+    )
 
 
 def as_timed(network, table):
     """The time of every block as it was timed: with an activation, or without."""
-    return {span: times[block_is_active(network, span)] for span, times in table.times.items()}
+    return {span: times[timed_with_activation(network, span)] for span, times in table.times.items()}
 
 
 def without_activations(traced):
@@ -75,7 +77,7 @@ def without_activations(traced):
     them, and with none."""
     for n, plan in enumerate(plans_of_all_depths(traced.network, traced.spans("paper"), 12, seed=5)):
         full = Plan(
-            [span.j for span in traced.network.segments(plan) if block_is_active(traced.network, span)], plan.cuts
+            [span.j for span in traced.network.segments(plan) if timed_with_activation(traced.network, span)], plan.cuts
         )
         rng = Random(n)
         yield full
@@ -100,14 +102,14 @@ def test_plans_that_leave_activations_out_are_predicted(traced, table):
 def test_entries_differ_by_their_activation(traced, table):
     per_million = table.calibration.per_activation
     for entry in table.entries:
-        activation = per_million * block_shape(traced, entry.span, batch=1).elements[1] / 1e6
+        activation = per_million * block_shape(traced, entry.span).elements[1] / 1e6
         without, with_one = entry.times
         assert with_one - without == pytest.approx(activation)
         assert without >= LEAST * entry.quartiles[0]
-        inside = table.calibration.in_context(entry.quartiles[1], *block_shape(traced, entry.span, batch=1).elements)
+        inside = table.calibration.in_context(entry.quartiles[1], *block_shape(traced, entry.span).elements)
         inside += table.calibration.outside if entry.span.i == 0 else 0.0
-        assert entry.times[block_is_active(traced.network, entry.span)] == pytest.approx(inside)
-    assert {block_is_active(traced.network, entry.span) for entry in table.entries} == {True, False}
+        assert entry.times[timed_with_activation(traced.network, entry.span)] == pytest.approx(inside)
+    assert {timed_with_activation(traced.network, entry.span) for entry in table.entries} == {True, False}
     assert table.original == pytest.approx(milliseconds(traced, traced.vanilla), rel=0.01)
     assert table.predict(traced.network, traced.vanilla) == table.original
     assert LatencyTable.loads(table.dumps()) == table
@@ -131,8 +133,8 @@ def test_the_frontier_meets_the_stopwatch(traced, table):
         assert solved.latency == table.predict(traced.network, solved) == table.predict(traced.network, plan)
         assert solved.latency == pytest.approx(milliseconds(traced, plan), rel=0.01)
         changed = changed_segments(traced.network, plan)
-        left_out += any(block_is_active(traced.network, span) for span in changed)
-        inserted += not all(block_is_active(traced.network, span) for span in changed)
+        left_out += any(timed_with_activation(traced.network, span) for span in changed)
+        inserted += not all(timed_with_activation(traced.network, span) for span in changed)
     assert left_out > 5 and inserted > 5
 
 
@@ -167,7 +169,7 @@ def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(traced, 
     measure_latency(traced, CostModel(gflops=0.2), timer=QUICK, networks=20, run=tmp_path)
     spans = traced.spans("paper")
     with LatencyJournal(tmp_path, traced, CostModel(gflops=0.2).environment(traced.example_tensors())) as journal:
-        random = {plan.cuts for plan in plans_of_all_depths(traced.network, spans, 14, thin=True)}
+        random = {plan.cuts for plan in plans_of_all_depths(traced.network, spans, 14, drop_activations=True)}
         fast = [plan for plan in journal.plans.values() if plan.cuts not in random]
     assert len(fast) > 3
     assert {bool(changed_segments(traced.network, plan)) for plan in fast} == {True, False}
@@ -200,9 +202,9 @@ def test_where_activations_are_free_leaving_them_out_saves_nothing(traced):
 def test_thinned_plans_leave_any_share_of_their_activations_out(traced):
     spans = traced.spans("paper")
     whole = list(plans_of_all_depths(traced.network, spans, 14))
-    thin = list(plans_of_all_depths(traced.network, spans, 14, thin=True))
+    thin = list(plans_of_all_depths(traced.network, spans, 14, drop_activations=True))
     assert thin == list(
-        plans_of_all_depths(traced.network, spans, 14, thin=True)
+        plans_of_all_depths(traced.network, spans, 14, drop_activations=True)
     )  # or a resumed run would measure others
     assert thin[0] == whole[0] == traced.vanilla
     assert [plan.cuts for plan in thin] == [plan.cuts for plan in whole]
@@ -211,7 +213,10 @@ def test_thinned_plans_leave_any_share_of_their_activations_out(traced):
     assert min(shares) < 0.25 and max(shares) > 0.75 and len(set(shares)) > 4
     assert all(one.activations <= all_.activations for one, all_ in zip(thin, whole, strict=True))
     times = {span: float(len(span)) for span in spans}  # every plan is as fast as any other, but for the shaking
-    fast, thin = list(fast_plans(traced.network, times, 10)), list(fast_plans(traced.network, times, 10, thin=True))
+    fast, thin = (
+        list(nearly_fastest_plans(traced.network, times, 10)),
+        list(nearly_fastest_plans(traced.network, times, 10, drop_activations=True)),
+    )
     assert thin[::2] == fast[::2]  # the fastest itself among them
     assert any(one.activations < all_.activations for one, all_ in zip(thin[1::2], fast[1::2], strict=True))
 
@@ -222,7 +227,7 @@ def test_what_choosing_measured_counts_as_it_is(traced, tmp_path):
     with LatencyJournal(tmp_path, traced, UNFUSED.environment(traced.example_tensors())) as journal:
         for plan in plans(traced, 6):
             bare = Plan((), plan.cuts)
-            journal.keep_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
+            journal.add_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
     after = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
     for plan in without_activations(traced):

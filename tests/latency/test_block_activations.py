@@ -9,7 +9,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.core import Plan, Span
-from depthfold.latency.blocks import block_is_active, block_module, block_shapes
+from depthfold.latency.blocks import block_module, block_shapes, timed_with_activation
 from depthfold.merging import sketch
 from depthfold.rewriting import rewrite
 
@@ -88,7 +88,7 @@ def test_every_block_has_the_activation_of_the_merged_network(mixed):
     for span in spans:
         wanted = merged_activation(mixed, span)
         assert block_activation(mixed, blocks[span]) == wanted, span
-        assert (wanted is not None) == block_is_active(mixed.network, span)
+        assert (wanted is not None) == timed_with_activation(mixed.network, span)
         kinds.add(wanted)
     assert len(kinds) == 8  # ReLU, Hardswish, SiLU, two of PReLU and of GELU each, and none
 

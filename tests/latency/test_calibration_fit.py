@@ -11,7 +11,7 @@ from depthfold.core import Calibration, ConvShape, Span
 from depthfold.core.latency_table import LEAST
 from depthfold.errors import InvalidValue
 from depthfold.latency.blocks import BlockShape
-from depthfold.latency.calibration import TRUST, Whole, fit
+from depthfold.latency.calibration import PRIOR_WEIGHT, TimedNetwork, fit
 
 
 def block(channels, out, size, activation="relu"):
@@ -22,7 +22,7 @@ def block(channels, out, size, activation="relu"):
 
 
 def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0):
-    """Whole networks whose latencies follow the formula exactly, but for noise."""
+    """TimedNetwork networks whose latencies follow the formula exactly, but for noise."""
     rng = Random(seed)
     spans = [Span(i, i + 1) for i in range(30)]
     blocks = {
@@ -37,7 +37,7 @@ def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0):
         others = sum(blocks[span].elements[1] * (-1 if blocks[span].activation else 1) for span in changed) / 1e6
         latency = 0.9 * sum(times[span] for span in segments) + outside + per_activation * others
         active = frozenset(s.j for s in segments if (blocks[s].activation is None) == (s in changed))
-        wholes.append(Whole(segments, latency * rng.gauss(1.0, noise), active))
+        wholes.append(TimedNetwork(segments, latency * rng.gauss(1.0, noise), active))
     return wholes, blocks, times
 
 
@@ -79,7 +79,7 @@ def best_of(wholes, blocks, times, activations):
     rows = np.column_stack([np.array([np.sum(each, axis=0) for each in sums]), np.ones(len(wholes)), others])
     rows *= [1, 1, 1e-6, 1e-6, 1, 1e-6]
     latencies = np.array([whole.latency for whole in wholes])
-    lean = TRUST**0.5 * np.maximum(abs(rows).mean(axis=0), 1e-12) / latencies.mean()
+    lean = PRIOR_WEIGHT**0.5 * np.maximum(abs(rows).mean(axis=0), 1e-12) / latencies.mean()
     matrix = np.vstack([rows / latencies[:, None], np.diag(lean)])
     wanted = np.concatenate([np.ones(len(wholes)), lean * [1, 0, 0, 0, 0, 0]])
     used, limits = 6 if activations else 5, [0.0, -np.inf, -np.inf, -np.inf, 0.0, 0.0]

@@ -13,10 +13,10 @@ import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Calibration, ConvShape, Plan, Span
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import BlockShape, block_module, block_shape
-from depthfold.latency.calibration import Whole, fit
+from depthfold.latency.blocks import BlockShape, block_module
+from depthfold.latency.calibration import TimedNetwork, fit
 from depthfold.latency.samples import plans_of_all_depths
-from latency_workshop import COST, QUICK
+from latency_workshop import COST, QUICK, block_shape
 
 
 def expected_block(module, inputs):
@@ -102,7 +102,7 @@ def test_the_fit_finds_the_costs_that_networks_were_made_with():
         return slope * alone + per_segment * len(segments) + per_read * read + per_write * written + outside
 
     chosen = [tuple(rng.sample(spans, rng.randint(3, 25))) for _ in range(60)]
-    found = fit([Whole(segments, latency(segments)) for segments in chosen], blocks, times)
+    found = fit([TimedNetwork(segments, latency(segments)) for segments in chosen], blocks, times)
     assert (found.slope, found.per_segment) == (pytest.approx(slope, rel=0.05), pytest.approx(per_segment, abs=0.1))
     assert (found.per_read, found.per_write) == (pytest.approx(per_read, rel=0.1), pytest.approx(per_write, rel=0.2))
     assert found.outside == pytest.approx(outside, rel=0.1)
@@ -161,7 +161,7 @@ def test_no_block_is_free_and_the_errors_know_it():
 
     def whole(chosen):
         latency = sum(max(times[span] - 0.1, 0.001) for span in chosen) * rng.uniform(0.98, 1.02)
-        return Whole(tuple(chosen), latency + 0.2)
+        return TimedNetwork(tuple(chosen), latency + 0.2)
 
     wholes = [whole(rng.sample(spans, rng.randint(4, 12))) for _ in range(8)]
     calibration = fit(wholes, blocks, times)
@@ -182,12 +182,12 @@ def test_no_block_is_free_and_the_errors_know_it():
 def test_entry_summarises_the_samples_of_the_journal(traced, tmp_path):
     """The deviation is on the scale of the times in context; the quartiles are of the block alone."""
     journal = tmp_path / "latency.jsonl"
-    table = measure_latency(traced, CostModel(noise=0.05), timer=QUICK, journal=journal)
+    table = measure_latency(traced, CostModel(noise=0.05), timer=QUICK, run=tmp_path)
     samples = {}
     for record in map(json.loads, journal.read_text().splitlines()[1:]):
         samples[record["key"]] = [*samples.get(record["key"], ()), *record.get("samples", ())]
     for entry in table.entries:
-        found = samples[block_shape(traced, entry.span, batch=1).key]
+        found = samples[block_shape(traced, entry.span).key]
         assert (entry.count, entry.quartiles[1]) == (len(found), pytest.approx(median(found)))
         assert entry.quartiles[0] <= entry.quartiles[1] <= entry.quartiles[2]
         assert entry.stdev == pytest.approx(table.calibration.slope * stdev(found))

@@ -9,7 +9,7 @@ import pytest
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import show_own_warnings_only
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.calibration import DOUBTFUL
+from depthfold.latency.calibration import MAX_MEDIAN_ERROR
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -44,13 +44,13 @@ def test_a_machine_that_does_something_else_is_noticed(traced, tmp_path):
     text = (
         r"The latency table is doubtful: it is calibrated on \d+ whole networks: .* with an error of [\d.]+% in the "
         r"median.* If something else ran on this machine, delete the journal .*latency\.jsonl \(and latency\.json "
-        r"beside it\), and measure again when it is quiet; otherwise trust what choose\(\) times"
+        r"beside it\), and measure again; otherwise rely on choose\(\)"
     )
     with pytest.warns(DoubtfulTable, match=text) as caught:
         table = measure_latency(traced, Busy(), timer=QUICK, run=tmp_path)
-    assert table.calibration.median_error > DOUBTFUL
+    assert table.calibration.median_error > MAX_MEDIAN_ERROR
     assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
-    with pytest.warns(DoubtfulTable, match="on this machine, measure again when it is quiet"):
+    with pytest.warns(DoubtfulTable, match="on this machine, measure again; otherwise"):
         measure_latency(traced, Busy(), timer=QUICK)
 
 
@@ -59,7 +59,7 @@ def test_a_quiet_one_is_not_accused(traced):
         warnings.simplefilter("error", DoubtfulTable)
         table = measure_latency(traced, COST, timer=QUICK)
         measure_latency(traced, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
-    assert table.calibration.median_error <= DOUBTFUL
+    assert table.calibration.median_error <= MAX_MEDIAN_ERROR
 
 
 class Stopped(Exception):
@@ -72,7 +72,7 @@ def begun(traced, run, blocks=20):
 
     def stop(what, total, done=0):
         def tick():
-            if what == "blocks" and next(turns) > blocks * QUICK.turns:
+            if what == "blocks" and next(turns) > blocks * QUICK.rounds:
                 raise Stopped
 
         return tick

@@ -10,11 +10,11 @@ from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
 from depthfold.errors import InvalidValue
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_module, block_shape
+from depthfold.latency.blocks import block_module
 from depthfold.latency.samples import plans_of_all_depths
 from depthfold.merging import sketch
 from depthfold.rewriting import rewrite
-from latency_workshop import QUICK
+from latency_workshop import QUICK, block_shape
 
 LEAST = 60e-6  # seconds: more than a short block takes, less than any whole network
 
@@ -77,7 +77,7 @@ def test_blocks_in_context_are_timed_as_they_run_inside_a_network(traced, tmp_pa
 
 
 def block_of(traced, span):
-    block = block_shape(traced, span, batch=1)
+    block = block_shape(traced, span)
     return block_module(traced, block), block.inputs()
 
 

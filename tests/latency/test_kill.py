@@ -34,7 +34,7 @@ SCRIPT = textwrap.dedent(
             time.sleep(float(sys.argv[2]))
         return step
 
-    timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=3, extra=0)
+    timer = Timer(warmup=0.0, round_seconds=0.0, samples=2, rounds=3, extra=0)
     table = df.measure_latency(
         network, "cost_model", run=sys.argv[1], timer=timer, networks=6, progress=progress
     )

@@ -11,7 +11,7 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.latency import Timer, measure_latency, progress_bars
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.candidates import Tally
+from depthfold.latency.candidates import RoundCounter
 from latency_workshop import COST, QUICK
 
 
@@ -33,18 +33,18 @@ class Watcher:
 
 def test_turns_that_are_added_and_turns_that_fail_are_counted():
     watcher = Watcher()
-    tally = Tally("blocks", watcher, 3, {"a": 2, "b": 2})
-    tally.turn("a", 1)
-    tally.turn("a", 1)  # its spread is too wide: another turn, and the bar does not end before it
-    tally.failed("b")
-    tally.turn("a", 0)
+    counter = RoundCounter("blocks", watcher, 3, {"a": 2, "b": 2})
+    counter.step("a", 1)
+    counter.step("a", 1)  # its spread is too large: one more round, and the bar is not full before it
+    counter.fail("b")
+    counter.step("a", 0)
     assert watcher.told["blocks"] == [(7, 3), (7, 4), (8, 4), (8, 5), (6, 5), (6, 6)]
 
 
 def test_a_candidate_that_is_known_well_enough_before_its_time_is_counted_as_done():
     watcher = Watcher()
-    tally = Tally("blocks", watcher, 0, {"a": 5})
-    tally.turn("a", 0)
+    counter = RoundCounter("blocks", watcher, 0, {"a": 5})
+    counter.step("a", 0)
     assert watcher.told["blocks"] == [(5, 0), (1, 0), (1, 1)]
 
 
@@ -56,7 +56,7 @@ def states_of(traced, backend, timer):
 
 def test_the_bar_is_full_when_the_last_turn_was_taken_and_not_before(traced):
     noisy = CostModel(noise=0.5, seed=1)
-    timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=4, spread=0.4)
+    timer = Timer(warmup=0.0, round_seconds=0.0, samples=2, rounds=2, extra=4, spread=0.4)
     states = states_of(traced, noisy, timer)
     assert states[-1][0] == states[-1][1] > states[0][0]
     assert all(done < total for total, done in states[:-1])
@@ -84,7 +84,7 @@ def test_compiling_is_told_of_before_the_first_turn(traced):
     distinct = told.count("compiled")
     assert distinct == len(set(block_shapes(traced, traced.spans("paper")).values()))
     assert told[: 2 * distinct] == ["compiled", ("compiling blocks", distinct)] * distinct
-    assert told[2 * distinct :] == [("blocks", QUICK.turns * distinct)] * QUICK.turns * distinct
+    assert told[2 * distinct :] == [("blocks", QUICK.rounds * distinct)] * QUICK.rounds * distinct
 
 
 def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(traced, tmp_path):

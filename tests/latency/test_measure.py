@@ -12,9 +12,9 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import Span
 from depthfold.errors import BackendError, InvalidValue, JournalError, OutOfMemory, TableError
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_module, block_shape, block_shapes
+from depthfold.latency.blocks import block_module, block_shapes
 from depthfold.store import Journal
-from latency_workshop import COST, QUICK, milliseconds, plans
+from latency_workshop import COST, QUICK, block_shape, milliseconds, plans
 
 
 def test_alone_each_block_costs_what_the_cost_model_says(traced):
@@ -22,7 +22,7 @@ def test_alone_each_block_costs_what_the_cost_model_says(traced):
     assert set(table.times) == set(traced.spans("paper"))
     assert table.calibration is None
     for span in (Span(0, 1), Span(0, 3), Span(1, 3), Span(6, 8), Span(11, 12)):
-        block = block_shape(traced, span, batch=1)
+        block = block_shape(traced, span)
         alone = COST.compile(block_module(traced, block), block.inputs()).seconds() * 1000
         assert table.times[span] == pytest.approx((alone, alone))
 
@@ -41,8 +41,8 @@ def test_in_context_the_sum_over_a_plan_predicts_the_whole_network(traced):
 def test_blocks_hold_what_stays_of_an_addition(traced):
     """A span inside a residual keeps its addition, and its projection: the block has them, too."""
     (projected,) = [skip for skip in traced.network.skips if skip.projection]
-    inside = block_shape(traced, Span(projected.target - 1, projected.target), batch=1)
-    whole = block_shape(traced, projected.span, batch=1)
+    inside = block_shape(traced, Span(projected.target - 1, projected.target))
+    whole = block_shape(traced, projected.span)
     assert len(inside.branches) == 1 and inside.branches[0].projection == projected.projection
     assert whole.branches == ()
     module = block_module(traced, inside)
@@ -93,7 +93,7 @@ def test_a_killed_measurement_goes_on_where_it_was(traced, tmp_path):
     assert table == whole
     distinct = len(set(block_shapes(traced, traced.spans("paper"), 1).values()))
     timed = {json.loads(line)["key"] for line in journal.read_text().splitlines()[1:]}
-    assert len(timed) > distinct + 3 and taken == QUICK.turns * len(timed)
+    assert len(timed) > distinct + 3 and taken == QUICK.rounds * len(timed)
 
 
 def test_a_journal_of_another_environment_is_refused_and_both_are_shown(traced, tmp_path):
@@ -132,7 +132,7 @@ def test_an_unknown_mode_is_a_clear_error(traced):
 
 def test_a_rejected_layer_leaves_the_other_ways(traced):
     """The last layer alone is rejected, so every plan must take it with others."""
-    last = block_shape(traced, Span(traced.depth - 1, traced.depth), batch=1)
+    last = block_shape(traced, Span(traced.depth - 1, traced.depth))
     single = COST.compile(block_module(traced, last), last.inputs()).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,5 +196,5 @@ def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
 def test_a_network_without_layers_has_nothing_to_time():
     """Traced on a single example without a batch, no convolution is a layer."""
     empty = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(3, 32, 32))
-    with pytest.raises(TableError, match=r"has no layers that can be timed\. Print it"):
+    with pytest.raises(TableError, match=r"has no layers that can be timed\. Print the network"):
         measure_latency(empty, COST, timer=QUICK, networks=4)

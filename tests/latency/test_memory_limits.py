@@ -78,7 +78,7 @@ def test_what_does_not_fit_alone_has_a_reason_and_is_asked_for_once(traced):
 
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
 def test_so_many_numbers_are_held_at_once(traced, times, monkeypatch, limit):
-    monkeypatch.setattr(candidates, "TOGETHER", limit)
+    monkeypatch.setattr(candidates, "MAX_ELEMENTS", limit)
     backend = Counted()
     assert measure_latency(traced, backend, mode="alone", timer=QUICK).times == times
     # One that is larger than the limit is held alone.
@@ -106,7 +106,7 @@ class Headed(nn.Module):
 @pytest.mark.parametrize(("limit", "together"), [(265_000, 1), (450_000, 3)])
 def test_whole_networks_are_counted_with_all_that_they_hold(monkeypatch, limit, together):
     traced = df.trace(Headed(), torch.randn(2, 3, 16, 16), ignore=["stem"])
-    monkeypatch.setattr(candidates, "TOGETHER", limit)
+    monkeypatch.setattr(candidates, "MAX_ELEMENTS", limit)
     backend = Counted()
     measure_latency(traced, backend, timer=QUICK, networks=8)
     wholes = [(count, numbers) for count, numbers in backend.most if numbers > 130_000]
@@ -116,4 +116,4 @@ def test_whole_networks_are_counted_with_all_that_they_hold(monkeypatch, limit, 
 
 
 def test_two_gigabytes_are_held_at_once():
-    assert pytest.approx(2e9, rel=0.1) == 4 * candidates.TOGETHER
+    assert pytest.approx(2e9, rel=0.1) == 4 * candidates.MAX_ELEMENTS

@@ -117,7 +117,7 @@ def test_a_network_that_makes_its_own_channels_takes_three_dimensions(without_me
 
 
 def test_a_single_sample_is_enough_for_a_profile(without_memory):
-    once = Timer(warmup=0.0, turn=0.0, samples=1, turns=1, extra=0)
+    once = Timer(warmup=0.0, round_seconds=0.0, samples=1, rounds=1, extra=0)
     found = profile(nn.Conv2d(3, 4, 1), X, COST, timer=once)
     assert found.count == 1 and found.spread == (found.latency, found.latency)
     assert f"{found.latency:.4g} to {found.latency:.4g}" in str(found)
@@ -188,7 +188,7 @@ def test_where_a_high_water_mark_cannot_be_set_back_no_memory_is_stated(monkeypa
     for reset in (tmp_path / "is not there" / "clear_refs", tmp_path):
         monkeypatch.setattr(high_water, "RESET", reset)
         with pytest.raises(SystemExit, match="this system cannot set the high-water mark of a process back"):
-            high_water.start_again()
+            high_water.reset_high_water()
 
 
 def test_the_process_that_measures_memory_stays_on_one_core(monkeypatch):
@@ -196,7 +196,7 @@ def test_the_process_that_measures_memory_stays_on_one_core(monkeypatch):
     monkeypatch.setattr(high_water.os, "sched_getaffinity", lambda _: {3, 5, 7})
     monkeypatch.setattr(high_water.os, "sched_setaffinity", lambda *given: asked.append(given))
     monkeypatch.setattr(high_water.torch, "set_num_threads", asked.append)
-    high_water.stay_on_one_core()
+    high_water.use_one_core()
     assert asked == [1, (0, {3})]
 
 

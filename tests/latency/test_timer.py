@@ -7,7 +7,7 @@ import pytest
 from depthfold.errors import InvalidValue
 from depthfold.latency.timer import Timer, spread
 
-QUICK = Timer(warmup=0.0, turn=0.0, samples=3, turns=4, extra=3, spread=0.1)
+QUICK = Timer(warmup=0.0, round_seconds=0.0, samples=3, rounds=4, extra=3, spread=0.1)
 
 
 class Scripted:
@@ -54,7 +54,7 @@ def test_warming_up_ends_when_the_times_are_steady():
 def test_each_candidate_is_warmed_up_before_its_first_turn_and_not_again():
     log, known = [], {}
     candidates = {name: Scripted(name, log, *[9.0] * 5, *[3.0] * 5, *[1.0] * 500) for name in "ab"}
-    Timer(warmup=1e6, window=5, turn=0.0, samples=2, turns=3).measure(candidates, known)
+    Timer(warmup=1e6, window=5, round_seconds=0.0, samples=2, rounds=3).measure(candidates, known)
     assert known == {name: [(pytest.approx(1.0),) * 2] * 3 for name in "ab"}
     assert log == ["a"] * 22 + ["b"] * 22 + ["a"] * 2 + ["b"] * 2 + ["a"] * 2 + ["b"] * 2
 
@@ -65,5 +65,5 @@ def test_spread_is_the_middle_half_over_the_median():
 
 
 def test_a_timer_without_turns_is_refused():
-    with pytest.raises(InvalidValue, match="one turn, sample and window at least"):
-        Timer(turns=0)
+    with pytest.raises(InvalidValue, match="at least one round, one sample and one run per window"):
+        Timer(rounds=0)

@@ -168,7 +168,7 @@ def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibra
     table = measure_latency(traced, Fragile(broken=deep, error=RuntimeError("device lost")), timer=QUICK, networks=12)
     everything = measure_latency(traced, COST, timer=QUICK, networks=12)
     assert 2 <= table.calibration.networks < everything.calibration.networks
-    with pytest.raises(TableError, match=r"Only 0 whole networks could be timed.*device lost\. Name another"):
+    with pytest.raises(TableError, match=r"Only 0 whole networks could be timed.*device lost\. Use another"):
         measure_latency(traced, Fragile(broken=is_whole, error=RuntimeError("device lost")), timer=QUICK, networks=6)
 
 
@@ -203,7 +203,7 @@ def test_no_candidate_is_blamed_for_the_original(traced, frontier):
         choose(traced, frontier, "80%", fragile, timer=QUICK)
     assert len(fragile.compiled) == 2
     crowded = Fragile(broken=broken, at=7, error=MemoryError("no more."))  # it runs alone, and not beside a candidate
-    with pytest.raises(BudgetError, match=r"for the budget of 80%.*no room for the original: .*no more\. Name another"):
+    with pytest.raises(BudgetError, match=r"for the budget of 80%.*no room for the original: .*no more\. Use another"):
         choose(traced, frontier, "80%", crowded, timer=QUICK)
     assert len(crowded.compiled) > 2
     at_once = Fragile(broken=broken, error=RuntimeError("device lost."))
