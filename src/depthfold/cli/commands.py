@@ -13,7 +13,7 @@ import typer
 from depthfold.cli import terminal
 from depthfold.cli.app import Call, Debug, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
-from depthfold.store.run_folder import expect_name
+from depthfold.store.run_folder import require_name
 
 MODEL = "model weights data input batch ignore submodule"
 TRAINING = "importance_recipe executor importance reinit"
@@ -127,7 +127,7 @@ def compress(call: Call) -> None:
 
 @app.command(epilog="Example: depthfold demo --run demo")
 def demo(
-    run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=expect_name)] = "demo",
+    run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=require_name)] = "demo",
     measure_importance: Annotated[
         bool,
         typer.Option(

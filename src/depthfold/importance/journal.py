@@ -1,4 +1,4 @@
-"""The journal of importance trainings: results and failures so far, in memory and in the run folder."""
+"""The journal of importance trainings: all results and failures so far, in memory and in the run folder."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from depthfold.latency.candidates import build_plan, closing_all
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.timer import Rounds, Timer, milliseconds
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import TracedNetwork, expect_traced
+from depthfold.tracing import TracedNetwork, require_traced
 
 # Repeated measurements differ a little, so a plan must meet the budget with this margin.
 MARGIN = 0.02
@@ -69,7 +69,7 @@ def choose(
 
 
 def _check_arguments(traced: TracedNetwork, frontier: Frontier, steps: int) -> None:
-    expect_traced(traced, "choose")
+    require_traced(traced, "choose")
     if not isinstance(frontier, Frontier):
         raise InvalidValue(f"choose() takes the frontier that solve() returns, found {type(frontier).__name__}.")
     if type(steps) is not int or steps < 1:

@@ -21,7 +21,7 @@ from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import TracedNetwork, expect_traced
+from depthfold.tracing import TracedNetwork, require_traced
 
 Mode = Literal["in context", "alone"]
 
@@ -86,7 +86,7 @@ def measure_latency(
 
 
 def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
-    expect_traced(traced, "measure_latency")
+    require_traced(traced, "measure_latency")
     if mode not in get_args(Mode):
         raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
     if mode == "in context" and (type(networks) is not int or networks < 2):

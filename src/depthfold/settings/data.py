@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthfold.errors import DataError, InvalidValue
-from depthfold.settings.user_file import call, expect_file, find_in_file, names_file
+from depthfold.settings.user_file import call, check_file, find_in_file, names_file
 from depthfold.support.document import decode_fields
 from depthfold.support.text import did_you_mean
 from depthfold.training.recipe import Recipe, preset
@@ -47,7 +47,7 @@ def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
     return made
 
 
-def expect_image_size(task: Task, size: tuple[int, int]) -> None:
+def check_image_size(task: Task, size: tuple[int, int]) -> None:
     """Raise DataError if the images have another size: latencies and scores would be of different sizes."""
     from depthfold.tasks.classification import ClassificationTask
 
@@ -61,10 +61,10 @@ def expect_image_size(task: Task, size: tuple[int, int]) -> None:
         )
 
 
-def expect_data(text: str) -> None:
+def check_data(text: str) -> None:
     """Raise DataError or InvalidValue if the text does not name data that exist."""
     if names_file(text):
-        expect_file(text, "The data")
+        check_file(text, "The data")
     else:
         _split(text)
 

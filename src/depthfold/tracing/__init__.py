@@ -2,7 +2,7 @@
 
 from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.trace import allow_keywords, trace
-from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, expect_traced, student_parts
+from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, require_traced, student_parts
 from depthfold.tracing.tracer import describe_error
 from depthfold.tracing.weights import device_of, digest_tensors, dtype_of
 
@@ -15,8 +15,8 @@ __all__ = [
     "device_of",
     "digest_tensors",
     "dtype_of",
-    "expect_traced",
     "inputs_at",
+    "require_traced",
     "student_parts",
     "trace",
 ]

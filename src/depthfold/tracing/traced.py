@@ -168,7 +168,7 @@ class TracedNetwork:
         return f"<TracedNetwork {self.network.name}: {summary(self.network)}>"
 
 
-def expect_traced(network: object, verb: str) -> TracedNetwork:
+def require_traced(network: object, verb: str) -> TracedNetwork:
     """Return the network, or raise InvalidValue if it has no model. `verb` is the name of the calling function."""
     if isinstance(network, TracedNetwork):
         return network

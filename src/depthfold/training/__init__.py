@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from depthfold.training.task import Split as Split
     from depthfold.training.task import Step as Step
     from depthfold.training.task import Task as Task
+    from depthfold.training.task import check_has_holdout as check_has_holdout
+    from depthfold.training.task import check_task as check_task
     from depthfold.training.task import derive_seed as derive_seed
-    from depthfold.training.task import expect_holdout as expect_holdout
-    from depthfold.training.task import expect_task as expect_task
     from depthfold.training.task import has_holdout as has_holdout
     from depthfold.training.task import task_name as task_name
 
@@ -41,8 +41,8 @@ _HOME = {
     "derive_seed": "task",
     "device_context": "device",
     "disable_autocast": "contexts",
-    "expect_holdout": "task",
-    "expect_task": "task",
+    "check_has_holdout": "task",
+    "check_task": "task",
     "fork_rng": "contexts",
     "has_holdout": "task",
     "load_weights": "checkpoints",
