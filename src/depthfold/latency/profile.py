@@ -23,7 +23,7 @@ from depthfold.backends.torch_run import Precision, TorchOptions
 from depthfold.core import Environment, Profile
 from depthfold.core.latency_table import quartiles
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
-from depthfold.latency.candidates import build, closing_all
+from depthfold.latency.candidates import closing_all
 from depthfold.latency.timer import Rounds, Timer
 from depthfold.support.text import one_line
 from depthfold.tracing import ExampleInputs
@@ -60,7 +60,8 @@ def profile_all(
         for name, module in modules.items():
             try:
                 flops[name] = count_flops(module, given[name])
-                compiled[name] = build(backend, lambda module=module, name=name: (module, given[name]))
+                with backend_errors("It cannot be built"):
+                    compiled[name] = backend.compile(module, given[name])
             except BackendError as error:
                 refuse(name, error)
         timer.measure(compiled, rounds, fail=refuse)

@@ -335,9 +335,7 @@ def train(
         return run.finish(outputs, progress)
 
 
-def _check(
-    model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool
-) -> None:
+def _check(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidValue(f"train() takes an nn.Module, found {type(model).__name__}.")
     check_task(task)
