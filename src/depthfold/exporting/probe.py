@@ -20,8 +20,7 @@ from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import InvalidValue
 from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE
 from depthfold.merging.verify import output_error, perturbed, tensor_error
-from depthfold.tracing import ExampleInputs
-from depthfold.tracing.tracer import describe_error
+from depthfold.tracing import ExampleInputs, describe_error
 
 _KEPT = 64  # values of each output, evenly spaced
 

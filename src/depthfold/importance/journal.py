@@ -11,8 +11,7 @@ from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import IMPORTANCE_JOURNAL
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, task_name
+from depthfold.training import Recipe, Task, task_name
 
 
 def importance_inputs(traced: TracedNetwork, task: Task, recipe: Recipe, *, reinit: bool) -> dict[str, Any]:

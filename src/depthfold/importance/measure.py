@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Network, Plan, Score
-from depthfold.core.network import Space
+from depthfold.core import FlaggedSpan, ImportanceTable, Network, Plan, Score, Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.entry import BASE, EntrySetup, job_key, make_job

@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, Network, Span
-from depthfold.core.network import free_positions
-from depthfold.core.shape import as_pad_argument
+from depthfold.core import ConvShape, Network, Span, as_pad_argument, free_positions
 from depthfold.errors import BackendError
 from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import random_module

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from depthfold.backends import Backend, Compiled
-from depthfold.backends.base import Inputs, backend_errors
+from depthfold.backends import Backend, Compiled, Inputs, backend_errors
 from depthfold.core import Plan
 from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module

@@ -8,11 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, get_args
 
-from depthfold.backends import Backend, get
-from depthfold.backends.base import SupportsInside
-from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing
+from depthfold.backends import Backend, SupportsInside, get
+from depthfold.core import Calibration, LatencyTable, Network, Plan, Space, Span, Timing
 from depthfold.core.latency_table import COSTS
-from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes
 from depthfold.latency.calibration import TimedNetwork, fit, warn_if_inaccurate

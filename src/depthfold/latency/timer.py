@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Protocol, TypeVar
 
-from depthfold.backends.base import backend_errors
+from depthfold.backends import backend_errors
 from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")

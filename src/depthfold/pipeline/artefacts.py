@@ -18,11 +18,11 @@ from depthfold.merging import merge
 from depthfold.pipeline.options import Options
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, RunFolder
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import Task
+from depthfold.training import Recipe, Task, preset
 
 
 def make_latency_table(

@@ -29,9 +29,10 @@ from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
-from depthfold.store.run_folder import FINDINGS, REPORT, RunFolder
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import FINDINGS, REPORT
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.task import Task, check_task
+from depthfold.training import Task, check_task
 
 _DEFAULTS = Options()
 

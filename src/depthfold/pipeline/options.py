@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from depthfold.core import ImportanceTable
-from depthfold.core.network import Space
+from depthfold.core import ImportanceTable, Space
 from depthfold.jobs import Executor
-from depthfold.training.recipe import Recipe
+from depthfold.training import Recipe
 
 if TYPE_CHECKING:
     from torch import nn

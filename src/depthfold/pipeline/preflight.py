@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import ImportanceTable
-from depthfold.core.network import check_space
+from depthfold.core import ImportanceTable, check_space
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.exporting.export import FORMATS
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
@@ -20,7 +19,7 @@ from depthfold.solver import checked_alpha
 from depthfold.store.run_folder import NAMES
 from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
-from depthfold.tasks.classification import ClassificationTask, class_scores
+from depthfold.tasks import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, device_of, dtype_of, require_traced
 from depthfold.training import Recipe, Task, check_has_holdout, preserve_modes, preset
 

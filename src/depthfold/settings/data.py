@@ -12,10 +12,10 @@ from depthfold.errors import DataError, InvalidValue
 from depthfold.settings.user_file import call, check_file, find_in_file, names_file
 from depthfold.support.document import decode_fields
 from depthfold.support.text import did_you_mean
-from depthfold.training.recipe import Recipe, preset
+from depthfold.training import Recipe, preset
 
 if TYPE_CHECKING:
-    from depthfold.training.task import Task
+    from depthfold.training import Task
 
 # The constructor of ClassificationTask for each kind of dataset.
 DATASETS = {
@@ -29,8 +29,8 @@ RECIPE_SUFFIXES = (".toml", ".json")
 
 def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
     """Make the task. Its images are resized to `size`, unless it comes from the user's file."""
-    from depthfold.tasks.classification import ClassificationTask
-    from depthfold.training.task import Task
+    from depthfold.tasks import ClassificationTask
+    from depthfold.training import Task
 
     if not names_file(text):
         kind, path = _split(text)
@@ -49,7 +49,7 @@ def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
 
 def check_image_size(task: Task, size: tuple[int, int]) -> None:
     """Raise DataError if the images have another size: latencies and scores would be of different sizes."""
-    from depthfold.tasks.classification import ClassificationTask
+    from depthfold.tasks import ClassificationTask
 
     if not isinstance(task, ClassificationTask):
         return

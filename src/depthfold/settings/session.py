@@ -24,7 +24,7 @@ from depthfold.solver import check_importance
 from depthfold.store import RunFolder
 from depthfold.support.text import amount
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.task import Task
+from depthfold.training import Task
 
 FLOAT32 = 4  # bytes
 

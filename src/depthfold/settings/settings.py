@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
-from depthfold.core import Budget
-from depthfold.core.network import Space, check_space
+from depthfold.core import Budget, Space, check_space
 from depthfold.errors import DepthfoldError, InvalidValue
-from depthfold.pipeline.options import Options, help_text
+from depthfold.pipeline import Options
+from depthfold.pipeline.options import help_text
 from depthfold.settings.data import DATASETS, RECIPE_SUFFIXES, check_data, make_recipe
 from depthfold.settings.executors import make_executor
 from depthfold.settings.user_file import check_model_file, names_file

@@ -11,8 +11,7 @@ from torch import nn
 from depthfold.backends import get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan
 from depthfold.errors import CheckpointError, RunError
-from depthfold.exporting import export, load
-from depthfold.exporting.export import Exported
+from depthfold.exporting import Exported, export, load
 from depthfold.finetuning import finetune, finetuned
 from depthfold.latency import profile, side_by_side
 from depthfold.merging import Verification, merge, verify

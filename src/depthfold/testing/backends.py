@@ -18,8 +18,8 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Backend
-from depthfold.backends.base import Compiled, Exporter
+from depthfold.backends import Backend, Compiled
+from depthfold.backends.base import Exporter
 from depthfold.core import Environment
 from depthfold.errors import BackendError, DepthfoldError
 from depthfold.merging import merge

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from depthfold.errors import DepthfoldError, InvalidValue, NotFinite
-from depthfold.jobs.base import Executor, Job, Outcome
+from depthfold.jobs import Executor, Job, Outcome
 
 # The jobs write files to a folder that the workers share with the caller. From these files the suite knows which jobs
 # were run, on which worker, how often, and at the same time as which others.

@@ -7,18 +7,8 @@ from depthfold.tracing.tracer import describe_error
 from depthfold.tracing.weights import device_of, digest_tensors, dtype_of
 
 __all__ = [
-    "Blueprint",
-    "ExampleInputs",
-    "Student",
-    "TracedNetwork",
-    "describe_error",
-    "device_of",
-    "digest_tensors",
-    "dtype_of",
-    "inputs_at",
-    "require_traced",
-    "student_parts",
-    "trace",
-]
+    "Blueprint", "ExampleInputs", "Student", "TracedNetwork", "describe_error", "device_of", "digest_tensors",
+    "dtype_of", "inputs_at", "require_traced", "student_parts", "trace",
+]  # fmt: skip
 
 allow_keywords()  # here, because unpickling a graph imports this package first

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Span
-from depthfold.core.network import Space, summary
+from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Space, Span
+from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.support.digest import digest
 from depthfold.tracing.inputs import ExampleInputs
