@@ -63,14 +63,7 @@ def finish_onnx(path: Path, origin: Shallow) -> None:
         model = onnx.load(path)
         graph = model.graph
         # PyTorch's exporter stores source lines with their paths in the metadata of every operation.
-        for item in (
-            *graph.node,
-            *graph.input,
-            *graph.output,
-            *graph.value_info,
-            *graph.initializer,
-            *model.functions,
-        ):
+        for item in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *model.functions):
             del item.metadata_props[:]
         plan = json.dumps(encode(origin.plan))
         metadata = {"name": origin.blueprint.network.name, "plan": plan, "depthfold": __version__}

@@ -5,14 +5,4 @@ from depthfold.jobs.pool import InProcess
 from depthfold.jobs.processes import Processes
 from depthfold.jobs.ray_cluster import RayCluster
 
-__all__ = [
-    "Executor",
-    "Failure",
-    "InProcess",
-    "Job",
-    "Outcome",
-    "Processes",
-    "RayCluster",
-    "Work",
-    "check_is_executor",
-]
+__all__ = ["Executor", "Failure", "InProcess", "Job", "Outcome", "Processes", "RayCluster", "Work", "check_is_executor"]

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from depthfold.pipeline.options import Options
 
 # Imported on first use: the command line reads the options without importing torch.
-__getattr__ = lazy_getattr(
-    __name__,
-    {
-        "compression": "Compressed compress",
-        "options": "Options",
-    },
-)
+__getattr__ = lazy_getattr(__name__, {"compression": "Compressed compress", "options": "Options"})
 
 __all__ = ["Compressed", "Options", "compress"]

@@ -93,7 +93,9 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
     if where == "timm":
         library = import_timm()
         known, make = library.list_models(), library.create_model
-        options |= {} if weights is None else {"pretrained": _pretrained(weights)}
+        if weights not in (None, "pretrained"):
+            raise InvalidValue(f"timm's weights are called 'pretrained', and there is no weights file {weights!r}.")
+        options |= {} if weights is None else {"pretrained": True}
     else:
         library = import_torchvision().models
         known, make = library.list_models(), library.get_model
@@ -122,12 +124,6 @@ def _check_known(weights: str, name: str, known: tuple[str, ...]) -> None:
             f"torchvision has no weights {weights!r} for {name!r}, and there is no file of that name. "
             f"{did_you_mean(weights, known)}It has {', '.join(known)}."
         )
-
-
-def _pretrained(weights: str) -> bool:
-    if weights != "pretrained":
-        raise InvalidValue(f"timm's weights are called 'pretrained', and there is no weights file {weights!r}.")
-    return True
 
 
 def _options(text: str) -> tuple[str, dict[str, Any]]:
