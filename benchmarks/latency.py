@@ -7,7 +7,7 @@ The network is MobileNetV2-1.0 at 224x224, batch 1, without stem and head, as in
    alone and in context. The first plan has the segments of the original, which the calibration has seen; the others are
    new.
 3. Do the same for plans from the solver.
-4. Run choose() for five budgets, and measure the chosen plans again, in turns with the original.
+4. Run choose() for five budgets, and measure the chosen plans again, in the same rounds as the original.
 
 The importances are made up: a random loss for each removed activation. Only latency is tested here.
 Run it on a machine that does nothing else.
@@ -34,13 +34,13 @@ from depthfold.core.network import text_table
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.candidates import build_plan, held
-from depthfold.latency.timer import Turns, milliseconds
+from depthfold.latency.candidates import build_plan, closing_all
+from depthfold.latency.timer import Rounds, milliseconds
 from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
 
 SOLVED = 10
-WHOLE = Timer(turns=10)
+WHOLE = Timer(rounds=10)
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9)
 STEM_AND_HEAD = ["features.0", "features.18"]
 
@@ -76,14 +76,14 @@ def made_up_importances(network: df.Network, seed: int = 0) -> df.ImportanceTabl
 
 
 def end_to_end(traced: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
-    """Return the latencies of whole networks, measured in turns."""
+    """Return the latencies of whole networks, measured in rounds."""
     compiled: dict[int, Compiled] = {}
-    turns: dict[int, Turns] = {}
-    with held(compiled):
+    rounds: dict[int, Rounds] = {}
+    with closing_all(compiled):
         for n, plan in enumerate(plans):
             compiled[n] = build_plan(traced, backend, plan, traced.example_tensors())
-        timer.measure(compiled, turns)
-    return [milliseconds(turns[n]) for n in compiled]
+        timer.measure(compiled, rounds)
+    return [milliseconds(rounds[n]) for n in compiled]
 
 
 def prediction(

@@ -20,7 +20,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.importance.entry import EntrySetup, job_of
+from depthfold.importance.entry import EntrySetup, make_job
 from depthfold.jobs import Processes
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
@@ -40,7 +40,7 @@ def mobilenet_v2_for_cifar() -> TracedNetwork:
 
 def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str, object]:
     blocks = [block for block in setup.traced.flagged_spans() if len(block.span) > 1][: workers * entries]
-    jobs = [job_of(block, 0) for block in blocks]
+    jobs = [make_job(block, 0) for block in blocks]
     here = Processes(workers=workers) if device == "cpu" else Processes(devices=(device,), workers_per_device=workers)
     started = time.perf_counter()
     finished, seconds, failures = [], [], []

@@ -3,7 +3,7 @@
     python experiments/latency_gpu.py FOLDER [--minutes 9] [--only "tf32 inductor"]
 
 For each network, precision and runtime, measure and calibrate the table; time the original, the network with every
-block merged and the fastest plan of the table in turns; compare predicted with measured latencies over 20 random plans
+block merged and the fastest plan of the table in rounds; compare predicted with measured latencies over 20 random plans
 of all depths (VGG: 10) and over plans from the solver (with made-up importances). Each case writes a CSV table and a
 line of results.jsonl to FOLDER. If you run it again, finished cases are skipped, and an interrupted table resumes from
 its journal.
@@ -41,8 +41,8 @@ from depthfold.tracing import TracedNetwork
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from latency import end_to_end, made_up_importances, random_plans
 
-TIMER = Timer(warmup=0.05, turns=4, turn=0.01, extra=4)
-WHOLE = Timer(warmup=0.1, turns=6, turn=0.02)
+TIMER = Timer(warmup=0.05, rounds=4, round_seconds=0.01, extra=4)
+WHOLE = Timer(warmup=0.1, rounds=6, round_seconds=0.02)
 
 
 # The largest relative change of a network's time between the start and the end of a row.
@@ -79,8 +79,8 @@ def examine(traced: TracedNetwork, backend: PyTorch | Inductor, run: Path) -> tu
     plans = [*compared.values(), *random, *solved]
     measured = end_to_end(traced, backend, plans, WHOLE)
     with LatencyJournal(run, traced, table.environment) as journal:
-        original = journal.name_plan(traced.vanilla)
-        if not journal.timed(original):
+        original = journal.add_plan(traced.vanilla)
+        if not journal.is_timed(original):
             raise TableError(f"The original network could not be timed: {journal.reasons.get(original)}")
         meanwhile = journal.time(original)
     drift = [measured[0] / before[0] - 1, measured[1] / before[1] - 1, measured[0] / meanwhile - 1]

@@ -20,7 +20,7 @@ import numpy as np
 from latency_cases import build
 
 import depthfold as df
-from depthfold.latency.blocks import block_is_active, changed_segments
+from depthfold.latency.blocks import timed_with_activation
 from depthfold.tracing import TracedNetwork
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -35,7 +35,8 @@ def network_named(name: str) -> TracedNetwork:
 
 
 def left_out(traced: TracedNetwork, plan: df.Plan) -> int:
-    bare = [span for span in changed_segments(traced.network, plan) if block_is_active(traced.network, span)]
+    network, active = traced.network, traced.network.final_activations(plan)
+    bare = [s for s in network.segments(plan) if timed_with_activation(network, s) and s.j not in active]
     layers = [traced.network.layers[span.j - 1] for span in bare]
     return sum(layer.shape.out_channels * math.prod(layer.out_size) for layer in layers)
 

@@ -6,11 +6,12 @@ from torch import nn
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.latency import Timer
+from depthfold.latency.blocks import block_shapes
 from depthfold.merging import sketch
 from depthfold.rewriting import rewrite
 from depthfold.testing import random_plan
 
-QUICK = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=0)
+QUICK = Timer(warmup=0.0, round_seconds=0.0, samples=2, rounds=2, extra=0)
 COST = CostModel()
 
 
@@ -45,6 +46,10 @@ class Small(nn.Module):
 
 def milliseconds(traced, plan, runtime=COST):
     return 1e3 * runtime.compile(sketch(rewrite(traced, plan)), tuple(traced.blueprint.inputs.args)).seconds()
+
+
+def block_shape(traced, span, batch=1):
+    return block_shapes(traced, (span,), batch)[span]
 
 
 def plans(traced, count):

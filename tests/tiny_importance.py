@@ -55,7 +55,7 @@ class Tiny(nn.Module):
 
 
 # The activations for each flagged span, derived by hand. The network's own are at 1, 2 and 4.
-STANDS = {
+ACTIVATIONS = {
     (0, 1, 1, 1): {1, 2, 4},
     (0, 3, 1, 1): {3, 4},
     (0, 4, 1, 1): {4},
@@ -118,7 +118,7 @@ def holdout_score(model):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyTask:
-    """A task in which the training of a plan fails as given in `fates`, until the folder contains the file `mended`.
+    """A task in which the training of a plan fails as given in `fates`, until the folder contains the file `repaired`.
 
     With `hold`, trainings wait in their second step once the log has that many scores.
     """
@@ -136,7 +136,7 @@ class TinyTask:
             self._wait()
         x, y = (tensor.to(step.device) for tensor in batch(step.seed, step.number))
         loss = F.cross_entropy(model(x), y)
-        if step.number == 1 and self.fates and not (Path(self.folder) / "mended").exists():
+        if step.number == 1 and self.fates and not (Path(self.folder) / "repaired").exists():
             plan = student_parts(model)[1].plan
             match dict(self.fates).get(plan):
                 case "nan":
@@ -151,18 +151,18 @@ class TinyTask:
         if split == "test":
             raise AssertionError("the test set is not for importances")
         score = holdout_score(model)
-        self._tell(repr(score))
+        self._log(repr(score))
         return score
 
     def _wait(self):
-        self._tell(f"trains in {os.getpid()}")
+        self._log(f"trains in {os.getpid()}")
         if self.hold is None or sum(scores_in(self.folder).values()) < self.hold:
             return
-        self._tell(f"waits in {os.getpid()}")
+        self._log(f"waits in {os.getpid()}")
         while not (Path(self.folder) / "go").exists():
             time.sleep(0.02)
 
-    def _tell(self, line):
+    def _log(self, line):
         if self.folder is not None:
             with (Path(self.folder) / "log").open("a") as log:
                 log.write(line + "\n")

@@ -3,12 +3,12 @@
 import pytest
 
 from depthfold.errors import InvalidValue
-from depthfold.pipeline.preflight import expect_exports
+from depthfold.pipeline.preflight import check_exports
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "./model.onnx", "exports/small.pt2", "a..b.onnx", "results/model.xml"])
 def test_names_inside_the_run_folder_are_accepted(name):
-    expect_exports([name])
+    check_exports([name])
 
 
 @pytest.mark.parametrize("name", ["../model.onnx", "/tmp/model.onnx", "a/../../model.onnx", "~/model.onnx"])
@@ -16,7 +16,7 @@ def test_names_outside_the_run_folder_are_refused(name):
     with pytest.raises(
         InvalidValue, match=r"is outside the run folder\. Names of exports are relative to it: write model\.onnx\."
     ):
-        expect_exports([name])
+        check_exports([name])
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_names_outside_the_run_folder_are_refused(name):
 )
 def test_names_of_the_runs_own_files_are_refused(name):
     with pytest.raises(InvalidValue, match=r"is reserved: .* belongs to the run\. Write m.*exports/m"):
-        expect_exports([name])
+        check_exports([name])
 
 
 def test_all_files_of_a_run_are_reserved(run):
@@ -32,4 +32,4 @@ def test_all_files_of_a_run_are_reserved(run):
     assert {"config.toml", "result", "students", "latency.jsonl", "importance.jsonl", "report.html"} <= kept
     for name in kept:
         with pytest.raises(InvalidValue, match="belongs to the run"):
-            expect_exports([f"{name}/model.onnx"])
+            check_exports([f"{name}/model.onnx"])

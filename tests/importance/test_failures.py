@@ -1,4 +1,4 @@
-"""Trainings that fail for good: the table says which and why, is whole otherwise, and the solver goes round them."""
+"""Failed trainings: the table contains their reasons, and the solver does not use their blocks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def whole():
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
-    """The folder, the task, and the table with the three failures, with the warning that came with it."""
+    """Return the folder, the task, the table with three failures, and the warnings."""
     folder = tmp_path_factory.mktemp("failed")
     fates = tuple((importance_plan(NETWORK.network, block), fate) for block, (fate, _) in FAILING.items())
     task = TinyTask(folder=str(folder), fates=fates)
-    with pytest.warns(IncompleteTable) as told:
+    with pytest.warns(IncompleteTable) as caught:
         table = measure_importance(NETWORK, task, RECIPE, executor=Processes(workers=2), run=folder / "run")
-    return folder, task, table, told
+    return folder, task, table, caught
 
 
-def test_the_table_says_what_failed_and_is_whole_otherwise(failed, whole):
+def test_table_contains_reasons_and_all_other_scores(failed, whole):
     folder, _, table, _ = failed
     for entry, right in zip(table.entries, whole.entries, strict=True):
         if entry.span in FAILING:
@@ -52,33 +52,33 @@ def test_the_table_says_what_failed_and_is_whole_otherwise(failed, whole):
             assert entry == right
     assert table.base == whole.base
     assert df.ImportanceTable.loads(table.dumps()) == table
-    # Fifteen once; NaN would come again, a lack of memory is tried once more, a lost worker twice.
+    # Fifteen once. NaN is not retried, out of memory is retried once, a lost worker twice.
     assert trainings_in(folder) == 15 + 1 + 2 + 3
 
 
-def test_the_warning_names_them_and_where_the_caller_stands(failed):
-    *_, told = failed
-    (warning,) = [each for each in told if each.category is IncompleteTable]
+def test_warning_lists_the_failures_and_points_to_the_caller(failed):
+    *_, caught = failed
+    (warning,) = [each for each in caught if each.category is IncompleteTable]
     lines = str(warning.message).splitlines()
-    assert lines[0] == "3 blocks of 18 could not be trained, and no plan will use them:"
+    assert lines[0] == "3 blocks of 18 could not be trained; no plan will use them:"
     for line, (block, (_, reason)) in zip(lines[1:4], FAILING.items(), strict=True):
         assert line.startswith(f"  {block}: {reason}")
     assert lines[4:] == [
-        "To try just these, run it again with retry=True and the same run=..., or with --retry on the command line."
+        "To run only these again, use retry=True with the same run=..., or --retry on the command line."
     ]
     assert warning.filename == __file__
 
 
 def blocks_of(plan):
-    """The blocks of the surrogate objective: between the boundaries, with an activation at their ends or not."""
+    """Return the blocks of the surrogate objective (Eq. 15): between the boundaries, with their flags."""
     ends = sorted({0, *plan.boundaries, NETWORK.depth})
     A = plan.plan.activations
     return [FlaggedSpan(i, j, i == 0 or i in A, j in A) for i, j in pairwise(ends)]
 
 
-def test_no_plan_uses_them_and_the_frontier_says_so(failed, whole):
+def test_no_plan_uses_unscored_blocks_and_the_frontier_lists_them(failed, whole):
     *_, table, _ = failed
-    # Their spans are the fast ones: plans of the whole table use all three.
+    # Their spans are fast, so that plans of the complete table use all three.
     fast = {block.span for block in FAILING}
     times = latency_table({(span.i, span.j): 0.01 if span in fast else len(span) for span in NETWORK.spans()})
     best = df.solve(times, whole, network=NETWORK.network, alpha=1.6)
@@ -93,12 +93,12 @@ def test_no_plan_uses_them_and_the_frontier_says_so(failed, whole):
         assert not FAILING.keys() & set(blocks_of(plan))
         assert plan.importance == pytest.approx(sum(importances[block] - shift for block in blocks_of(plan)))
     assert frontier.unscored == tuple(FAILING)
-    said = "3 blocks without a score, used by no plan: (0, 4], flags 11; (1, 3], flags 10; (3, 5], flags 01"
-    assert said in str(frontier).splitlines()
+    line = "3 blocks without a score, used by no plan: (0, 4], flags 11; (1, 3], flags 10; (3, 5], flags 01"
+    assert line in str(frontier).splitlines()
     assert Frontier.loads(frontier.dumps()) == frontier
 
 
-def test_many_blocks_without_a_score_are_counted(whole):
+def test_long_list_of_unscored_blocks_is_shortened(whole):
     entries = [
         entry if len(entry.span.span) == 1 else Score(span=entry.span, reason="worker lost: gone")
         for entry in whole.entries
@@ -109,15 +109,15 @@ def test_many_blocks_without_a_score_are_counted(whole):
     assert str(frontier).splitlines()[2].endswith("; (1, 3], flags 11 and 5 more")
 
 
-def test_retry_runs_just_these_again(failed, whole):
+def test_retry_runs_only_failed_trainings(failed, whole):
     folder, task, table, _ = failed
     run = folder / "run"
     before = trainings_in(folder), scores_in(folder)
-    with pytest.warns(IncompleteTable):  # what failed for good stays so, unless it is to be tried again
-        # By a worker, which nobody needs: a training that came back would end this process.
+    with pytest.warns(IncompleteTable):  # failures are not retried without retry=True
+        # In a worker: if the training ran again, it would end this process.
         assert measure_importance(NETWORK, task, RECIPE, executor=Processes(workers=1), run=run) == table
     assert (trainings_in(folder), scores_in(folder)) == before
-    (folder / "mended").touch()
+    (folder / "repaired").touch()
     with warnings.catch_warnings():
         warnings.simplefilter("error", IncompleteTable)
         again = measure_importance(NETWORK, task, RECIPE, run=run, retry=True)

@@ -1,4 +1,4 @@
-"""measure_importance() in a process of its own that is killed with -9 in the middle of a training, twice."""
+"""measure_importance() in a process that is killed with SIGKILL during a training, twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from depthfold.core import ImportanceTable
 from depthfold.importance import measure_importance
 from patience import eventually
-from tiny_importance import RECIPE, STANDS, TinyTask, scores_in, tiny_network, waiting_in
+from tiny_importance import ACTIVATIONS, RECIPE, TinyTask, scores_in, tiny_network, waiting_in
 
 SCRIPT = """
 import sys
@@ -38,13 +38,13 @@ def start(folder, executor, hold):
 
 
 def results(folder):
-    """(key, score) of what is kept, in the order in which it came."""
+    """Return (key, score) of the results in the journal, in their order."""
     lines = (folder / "run" / "importance.jsonl").read_bytes().split(b"\n")[1:-1]
     return [(record["key"], repr(record["result"]["score"])) for record in map(json.loads, lines)]
 
 
-def kill_in_the_middle(folder, executor, hold, workers):
-    """Start it, and kill it when it has so many scores and all workers are in a training."""
+def kill_during_training(folder, executor, hold, workers):
+    """Start the process, and kill it when all workers wait in a training."""
     before = waiting_in(folder)
     with start(folder, executor, hold) as process:
         assert eventually(lambda: len(waiting_in(folder) - before) == workers or process.poll() is not None)
@@ -53,19 +53,19 @@ def kill_in_the_middle(folder, executor, hold, workers):
 
 
 @pytest.mark.parametrize(("executor", "workers"), [("InProcess()", 1), ("Processes(workers=2)", 2)])
-def test_killed_twice_the_table_is_the_same_and_nothing_that_was_kept_is_trained_again(tmp_path, executor, workers):
-    kept = []
-    for hold in ("5", "11"):  # scores in the log, that of the original among them
-        kill_in_the_middle(tmp_path, executor, hold, workers)
-        assert results(tmp_path)[: len(kept)] == kept
-        assert len(kept) < len(results(tmp_path)) < len(STANDS)
-        kept = results(tmp_path)
+def test_killed_measurement_gives_the_same_table_and_trains_nothing_twice(tmp_path, executor, workers):
+    recorded = []
+    for hold in ("5", "11"):  # scores in the log, including that of the original
+        kill_during_training(tmp_path, executor, hold, workers)
+        assert results(tmp_path)[: len(recorded)] == recorded
+        assert len(recorded) < len(results(tmp_path)) < len(ACTIVATIONS)
+        recorded = results(tmp_path)
     with start(tmp_path, executor, "") as process:
         table = ImportanceTable.loads(process.stdout.read())
     assert table == measure_importance(tiny_network(), TinyTask(), RECIPE)
-    assert results(tmp_path)[: len(kept)] == kept
-    assert len(dict(results(tmp_path))) == len(results(tmp_path)) == len(STANDS) + 1
+    assert results(tmp_path)[: len(recorded)] == recorded
+    assert len(dict(results(tmp_path))) == len(results(tmp_path)) == len(ACTIVATIONS) + 1
     times = scores_in(tmp_path)
-    assert {times[score] for _, score in kept} == {1}
-    # At a kill, a score may have been taken that was not on disk yet: one for each worker.
-    assert len(STANDS) + 1 <= sum(times.values()) <= len(STANDS) + 1 + 2 * workers
+    assert {times[score] for _, score in recorded} == {1}
+    # When it was killed, each worker may have computed a score that was not yet on disk.
+    assert len(ACTIVATIONS) + 1 <= sum(times.values()) <= len(ACTIVATIONS) + 1 + 2 * workers

@@ -1,4 +1,4 @@
-"""Importances on a real Ray cluster of three nodes on this machine, one of which is lost in the middle."""
+"""measure_importance() on a Ray cluster of three nodes on this machine, one of which is lost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from depthfold.importance import measure_importance
 from depthfold.jobs import RayCluster
 from lacking import library, needs
 from patience import eventually
-from tiny_importance import RECIPE, STANDS, TinyTask, running, tiny_network, trainings_in, waiting_in
+from tiny_importance import ACTIVATIONS, RECIPE, TinyTask, running, tiny_network, trainings_in, waiting_in
 
 ray = library("ray")
 pytestmark = needs("ray")
 
 STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 NETWORK = tiny_network()
-HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # where the nodes find this task
+HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # so that the nodes can import this task
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,10 @@ def test_one_worker_and_three_give_the_same_table(cluster, right, tmp_path):
         assert (
             measure_importance(NETWORK, task, RECIPE, executor=RayCluster(workers=workers, runtime_env=HERE)) == right
         )
-    assert trainings_in(tmp_path) == 2 * len(STANDS)
+    assert trainings_in(tmp_path) == 2 * len(ACTIVATIONS)
 
 
-def test_a_node_is_lost_in_the_middle(cluster, right, tmp_path):
+def test_table_is_the_same_if_a_node_is_lost(cluster, right, tmp_path):
     task, found = TinyTask(folder=str(tmp_path), hold=6), []
 
     def measure():
@@ -69,6 +69,6 @@ def test_a_node_is_lost_in_the_middle(cluster, right, tmp_path):
     assert found == [right]
     lines = (tmp_path / "run" / "importance.jsonl").read_text().splitlines()[1:]
     attempts = {(record := json.loads(line))["key"]: record["attempts"] for line in lines}
-    assert len(attempts) == len(lines) == len(STANDS) + 1
-    assert sorted(attempts.values())[-2:] == [1, 2]  # one was under way on the node, and has been run again
-    assert trainings_in(tmp_path) == len(STANDS) + 1
+    assert len(attempts) == len(lines) == len(ACTIVATIONS) + 1
+    assert sorted(attempts.values())[-2:] == [1, 2]  # the job on the lost node ran twice
+    assert trainings_in(tmp_path) == len(ACTIVATIONS) + 1

@@ -1,35 +1,23 @@
-"""measure_importance(): what it keeps, what it refuses, and which networks it takes."""
+"""measure_importance(): its journal, its arguments and failures."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-import io
 import json
-import pickle
 import warnings
 import weakref
 
-import cloudpickle
 import pytest
-import timm.layers
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import depthfold as df
 from depthfold.core import FlaggedSpan, ImportanceTable
 from depthfold.errors import InvalidValue, JournalError, TableError
-from depthfold.importance import IncompleteTable, importance_plan, importance_student, measure_importance
+from depthfold.importance import IncompleteTable, importance_plan, measure_importance
 from depthfold.importance.entry import EntrySetup
-from depthfold.importance.journal import importance_inputs
 from depthfold.jobs import Processes
-from depthfold.store import Journal
-from depthfold.tracing.inputs import ExampleInputs
 from depthfold.training import FunctionTask, train
-from depthfold.vision import import_torchvision
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
 
 INPUTS = torch.zeros(1, 2, SIZE, SIZE)
@@ -45,12 +33,12 @@ def records(run):
 
 
 def curves(run):
-    """The learning curve of every training in a journal, without the base score."""
+    """Return the learning curve of every training in a journal."""
     found = {record["key"]: record["result"]["curve"] for record in map(json.loads, records(run))}
     return {key: curve for key, curve in found.items() if curve}
 
 
-def test_several_seeds_are_kept_with_their_curves_and_survive_json(tmp_path):
+def test_several_seeds_and_their_learning_curves(tmp_path):
     task, run = TinyTask(folder=str(tmp_path)), tmp_path / "run"
     recipe = RECIPE.replace(steps=4, evaluate=2)
     table = measure_importance(PAIR, task, recipe, seeds=2, run=run)
@@ -68,7 +56,7 @@ def test_several_seeds_are_kept_with_their_curves_and_survive_json(tmp_path):
         assert entry.samples[0] != entry.samples[1]
     assert trainings_in(tmp_path) == 2 * len(table.entries)
     assert len(records(run)) == 2 * len(table.entries) + 1
-    # One seed more: only what is missing is trained, and what a journal gives back is what was written.
+    # With one more seed, only the missing trainings run, and the others are read from the journal.
     more = measure_importance(PAIR, task, recipe, seeds=3, run=run)
     assert trainings_in(tmp_path) == 3 * len(table.entries)
     assert [entry.samples[:2] for entry in more.entries] == [entry.samples for entry in table.entries]
@@ -77,16 +65,16 @@ def test_several_seeds_are_kept_with_their_curves_and_survive_json(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    run = tmp_path_factory.mktemp("kept")
+def finished_run(tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
     measure_importance(NETWORK, TinyTask(), RECIPE, run=run)
     return run
 
 
-def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
+def test_journal_of_other_inputs_is_refused_with_the_differences(finished_run):
     def refused(text, traced=NETWORK, task=TinyTask(), recipe=RECIPE):  # noqa: B008
         with pytest.raises(JournalError, match=text) as raised:
-            measure_importance(traced, task, recipe, run=kept)
+            measure_importance(traced, task, recipe, run=finished_run)
         return str(raised.value)
 
     start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Use another run folder"
@@ -99,9 +87,9 @@ def test_a_journal_of_something_else_is_refused_and_what_differs_is_named(kept):
     larger = df.trace(Tiny(), torch.zeros(1, 2, SIZE + 1, SIZE + 1))
     refused(f"{start}network: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", traced=larger)
     statistics = Tiny()
-    statistics.norm3.running_mean += 1  # buffers are weights, too
+    statistics.norm3.running_mean += 1  # buffers also count as weights
     refused(f"{start}weights: ", traced=df.trace(statistics, INPUTS))
-    measure_importance(tiny_network(), TinyTask(), RECIPE, run=kept)  # the same once more
+    measure_importance(tiny_network(), TinyTask(), RECIPE, run=finished_run)  # the same inputs
 
 
 def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_path):
@@ -113,14 +101,14 @@ def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_pat
         e.span: e.samples for e in table.entries if importance_plan(NETWORK.network, e.span) == NETWORK.vanilla
     }
     assert len(unchanged) == NETWORK.depth and set(unchanged.values()) == {(holdout_score(vanilla.eval()),)}
-    # An activation inserted at 3 is the same network, whether it stands behind the layer or before the next one.
+    # An activation inserted at 3 gives the same network, at the end of layer 3 or at the start of layer 4.
     singles = [entry.span for entry in table.entries if len(entry.span.span) == 1]
     networks = {importance_plan(NETWORK.network, span) for span in singles}
     assert len(networks) == 3 < len(singles)
     assert trainings_in(tmp_path) == len(table.entries) - len(singles) + 3 == len(records(run)) - 1
     fresh = {entry.span: entry for entry in measure_importance(NETWORK, TinyTask(), RECIPE).entries}
     others = [entry for entry in table.entries if entry.span not in unchanged]
-    assert {len(entry.span.span) for entry in others} > {1}  # a layer with other activations than its own is among them
+    assert {len(entry.span.span) for entry in others} > {1}  # also single layers with changed activations
     for entry in others:
         if len(entry.span.span) > 1:
             assert entry == fresh[entry.span]
@@ -132,16 +120,16 @@ def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_pat
     assert table.provenance.endswith("; reinit=False")
 
 
-def test_a_journal_with_another_reinit_is_refused(kept, tmp_path):
+def test_journal_with_another_reinit_is_refused(finished_run, tmp_path):
     differ = r"other inputs \(reinit: {} there, {} here\)"
     with pytest.raises(JournalError, match=differ.format(True, False)):
-        measure_importance(NETWORK, TinyTask(), RECIPE, reinit=False, run=kept)
+        measure_importance(NETWORK, TinyTask(), RECIPE, reinit=False, run=finished_run)
     measure_importance(PAIR, TinyTask(), RECIPE, reinit=False, run=tmp_path)
     with pytest.raises(JournalError, match=differ.format(False, True)):
         measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path)
 
 
-def test_two_functions_have_the_name_that_they_are_given(tmp_path):
+def test_identity_of_a_function_task(tmp_path):
     def task(identity):
         return FunctionTask(loss=TinyTask().loss, score=TinyTask().score, identity=identity)
 
@@ -152,7 +140,7 @@ def test_two_functions_have_the_name_that_they_are_given(tmp_path):
     assert measure_importance(PAIR, task(""), RECIPE).provenance.startswith("FunctionTask; seeds 5; ")
 
 
-def test_what_makes_no_sense():
+def test_wrong_arguments_are_refused():
     class NoScore:
         def loss(self, model, step): ...
         def steps_per_epoch(self, recipe): ...
@@ -163,12 +151,12 @@ def test_what_makes_no_sense():
 
     refused("methods loss, score and steps_per_epoch; NoScore lacks one of them. FunctionTask", task=NoScore())
     refused("a TracedNetwork, found a Network without a model. Pass", traced=NETWORK.network)
-    refused("takes a Recipe or the name of one, found {'lr': 1}", recipe={"lr": 1})
+    refused("takes a Recipe or the name of a preset, found {'lr': 1}", recipe={"lr": 1})
     refused("There is no recipe 'importanc'. Did you mean 'importance'", recipe="importanc")
     refused("There is no search space 'ful'", space="ful")
-    ways = r"for example InProcess\(\), Processes\(workers=2\) or RayCluster\(address=\"auto\"\)\.$"
+    examples = r"for example InProcess\(\), Processes\(workers=2\) or RayCluster\(address=\"auto\"\)\.$"
     refused(
-        f"^An executor is an object with the method run, found 'ray'\\. Use one from depthfold.jobs, {ways}",
+        f"^An executor is an object with the method run, found 'ray'\\. Use one from depthfold.jobs, {examples}",
         executor="ray",
     )
     refused("with the method run, found <class .*Processes'>", executor=Processes)
@@ -179,7 +167,7 @@ def test_what_makes_no_sense():
 
 
 class Broken:
-    """A score that fails, for the original network alone or for every other one."""
+    """A task whose score fails, either for the original network or for all others."""
 
     def __init__(self, folder, how, original):
         self.task, self.how, self.original = TinyTask(folder=str(folder)), how, original
@@ -206,44 +194,44 @@ def too_large():
         (too_large, "out of memory: the images do not fit"),
     ],
 )
-def test_a_base_score_that_fails_stops_everything(tmp_path, how, text):
+def test_no_training_runs_if_the_original_cannot_be_scored(tmp_path, how, text):
     run = tmp_path / "run"
     broken = Broken(tmp_path, how, original=True)
     with pytest.raises(
         TableError, match=rf"The original network cannot be scored on the hold-out set: {text}"
     ) as raised:
         measure_importance(PAIR, broken, RECIPE, run=run)
-    assert str(raised.value).endswith("Mend the task's score, or the data, and run again.")
+    assert str(raised.value).endswith("Correct the task or its data, and run again.")
     assert trainings_in(tmp_path) == 0
     assert len(records(run)) == 1
-    broken.original = None  # mended: it goes on without being told to try again
+    broken.original = None  # repaired: it is scored again without retry=True
     table = measure_importance(PAIR, broken, RECIPE, run=run)
     assert table.base == BASE
     assert len(table.importances) == len(table.entries)
 
 
-def test_every_training_failed(tmp_path):
+def test_table_without_any_score_is_an_error(tmp_path):
     text = (
-        r"Every training failed. The first one: \(0, 1\], flags 11: error: OSError: the disk is gone .*\. Mend that, "
-        r"and run it again with retry=True, or with --retry on the command line\.$"
+        r"Every training failed. The first failure: \(0, 1\], flags 11: error: OSError: the disk is gone .*\. Correct "
+        r"this, and run again with retry=True \(--retry\)\.$"
     )
     with pytest.raises(TableError, match=text):
         measure_importance(PAIR, Broken(tmp_path, unreadable, original=False), RECIPE)
 
 
-def test_every_training_failed_for_a_reason_that_is_a_sentence(tmp_path):
+def test_message_has_one_full_stop_after_the_reason(tmp_path):
     fates = tuple((importance_plan(PAIR.network, block), "nan") for block in PAIR.flagged_spans())
-    with pytest.raises(TableError, match=r"gradient \(clip\)\. Mend that, and run it again"):
+    with pytest.raises(TableError, match=r"gradient \(clip\)\. Correct this, and run again"):
         measure_importance(PAIR, TinyTask(folder=str(tmp_path), fates=fates), RECIPE)
 
 
-def test_a_block_of_which_one_training_failed_says_so(tmp_path):
+def test_block_with_some_failed_trainings_gives_a_warning(tmp_path):
     plan = importance_plan(PAIR.network, FlaggedSpan(0, 2, True, True))
     run, failing = tmp_path / "run", TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     whole = TinyTask(folder=str(tmp_path))
-    with pytest.warns(IncompleteTable, match="1 block of 3 could not be trained, and no plan will use them"):
+    with pytest.warns(IncompleteTable, match="1 block of 3 could not be trained; no plan will use them"):
         measure_importance(PAIR, failing, RECIPE, run=run)
-    text = r"^1 block of 3 could not be trained as often as asked for:\n  \(0, 2\], flags 11: 1 of 2 trainings\nTo try"
+    text = r"^1 block of 3 could not be trained with every seed:\n  \(0, 2\], flags 11: 1 of 2 trainings\nTo run"
     with pytest.warns(IncompleteTable, match=text):
         table = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run)
     entry = next(entry for entry in table.entries if (entry.span.i, entry.span.j) == (0, 2))
@@ -254,145 +242,7 @@ def test_a_block_of_which_one_training_failed_says_so(tmp_path):
     assert again == measure_importance(PAIR, whole, RECIPE, seeds=2)
 
 
-class Whole(nn.Module):
-    """A model whose own forward cannot be traced, only its body."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = Tiny()
-        self.last = nn.Linear(3, 3)
-
-    def forward(self, x):
-        x = self.body(x)
-        return self.last(x) if x.sum() > -1e9 else x
-
-
-def test_a_submodule(tmp_path):
-    torch.manual_seed(3)
-    model = Whole()
-    traced = df.trace(model, INPUTS, at="body")
-    table = measure_importance(traced, TinyTask(folder=str(tmp_path)), RECIPE)
-    assert table.base == pytest.approx(holdout_score(model.eval()), abs=1e-6)
-    assert len(table.importances) == 18
-    student, before = importance_student(traced, CONV_2, 0).state_dict(), model.state_dict()
-    changed = {name for name in before if not torch.equal(student[name], before[name])}
-    parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    assert changed == {"body.conv2.weight", "body.conv2.bias", *(f"body.norm2.{part}" for part in parts)}
-    # Weights of the whole model count, not only those of the part that was traced.
-    run = tmp_path / "run"
-    Journal(run / "importance.jsonl", header_of(traced)).close()
-    with torch.no_grad():
-        model.last.bias += 1
-    with pytest.raises(JournalError, match="weights: "):
-        measure_importance(df.trace(model, INPUTS, at="body"), TinyTask(), RECIPE, run=run)
-
-
-def header_of(traced):
-    return importance_inputs(traced, TinyTask(), RECIPE, reinit=True)
-
-
-class Fused(Pair):
-    def forward(self, x):
-        return self.head(self.norm2(self.conv2(self.norm1(self.conv1(x)))).mean((2, 3)))
-
-
-def test_a_batch_norm_with_its_activation_inside_is_reinitialised():
-    model = Fused(timm.layers.BatchNormAct2d)
-    traced = df.trace(model, INPUTS)
-    assert traced.network.activations == {1, 2}
-    student = importance_student(traced, CONV_2, seed=4)
-    torch.manual_seed(4)
-    fresh = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-    with torch.no_grad():
-        x = torch.randn(2, 2, SIZE, SIZE)
-        inner = torch.relu(F.batch_norm(
-            model.conv1(x), model.norm1.running_mean, model.norm1.running_var, model.norm1.weight, model.norm1.bias
-        ))  # fmt: skip
-        wanted = model.head(torch.relu(fresh[1].eval()(fresh[0](inner))).mean((2, 3)))
-        torch.testing.assert_close(student.eval()(x), wanted)
-    assert len(measure_importance(traced, TinyTask(), RECIPE).importances) == 3
-
-
-def test_a_frozen_batch_norm_stays_as_it_is():
-    frozen = import_torchvision().ops.misc.FrozenBatchNorm2d
-    model = Pair(frozen)
-    traced = df.trace(model, INPUTS)
-    student = importance_student(traced, CONV_2, seed=4).state_dict()
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(student[name], value)}
-    assert changed == {"conv2.weight"}
-    assert len(measure_importance(traced, TinyTask(), RECIPE).importances) == 3
-
-
-class Opaque(nn.Module):
-    """What tracing gives up after it has seen an activation and an addition: their names are then taken."""
-
-    def forward(self, x):
-        y = F.relu(x) + x
-        return y if y.sum() > 0 else -y
-
-
-def test_a_network_that_travelled_is_the_same_network():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.opaque, self.conv1, self.conv2 = Opaque(), nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 1)
-
-        def forward(self, x):
-            x = F.dropout(self.opaque(x), 0.5, self.training)
-            return F.relu(F.relu(self.conv2(F.relu(self.conv1(x)))) + x)
-
-    traced = df.trace(Model().eval(), INPUTS)
-    there = pickle.loads(cloudpickle.dumps(traced))
-    assert [node.name for node in there.graph.graph.nodes] == [node.name for node in traced.graph.graph.nodes]
-    x = torch.randn(2, 2, SIZE, SIZE)
-    for block in traced.flagged_spans():
-        here, away = (importance_student(each, block, 1).eval() for each in (traced, there))
-        assert torch.equal(here(x), away(x))
-    assert len(traced.flagged_spans()) == 3
-
-
-class Devices(cloudpickle.Pickler):
-    """Where the tensors of what is pickled are."""
-
-    def __init__(self):
-        super().__init__(io.BytesIO())
-        self.found = set()
-
-    def persistent_id(self, thing):
-        if not isinstance(thing, torch.Tensor):
-            return None
-        self.found.add(thing.device.type)
-        return "tensor"
-
-
-def devices_of(thing):
-    pickler = Devices()
-    pickler.dump(thing)
-    return pickler.found
-
-
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # copy.deepcopy looks at it
-@pytest.mark.parametrize("at", [None, "body"])
-def test_a_network_on_a_gpu_travels_to_workers_without_one(at):
-    """Fake tensors have no values, but a device that this machine may lack."""
-    traced = df.trace(Whole() if at else Pair(), INPUTS, at=at)
-    with FakeTensorMode():
-        statistics, image = torch.empty(4, device="cuda"), torch.empty(INPUTS.shape, device="cuda")
-    for module in filter(None, (traced.graph, traced.model)):
-        norm = next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
-        norm.running_mean = statistics
-    blueprint = dataclasses.replace(traced.blueprint, inputs=ExampleInputs((image,)))
-    traced = dataclasses.replace(traced, blueprint=blueprint)
-    assert "cuda" in devices_of(traced)
-    assert devices_of(EntrySetup(traced, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
-    assert "cuda" in devices_of(traced)  # which is not moved itself
-
-
-def test_a_network_on_the_cpu_is_not_copied():
-    assert EntrySetup(NETWORK, TinyTask(), RECIPE).traced.graph is NETWORK.graph
-
-
-def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():
+def test_score_with_global_random_numbers_is_reproducible():
     def score(model, split):
         return torch.rand(()).item()
 
@@ -405,18 +255,18 @@ def test_a_score_that_draws_global_random_numbers_is_the_same_each_time():
     assert measure_importance(PAIR, task, RECIPE) == one
 
 
-def test_an_autocast_around_it_changes_nothing():
+def test_surrounding_autocast_changes_nothing():
     expected = measure_importance(NETWORK, TinyTask(), RECIPE)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert measure_importance(NETWORK, TinyTask(), RECIPE) == expected
 
 
-def test_the_recipe_by_name_and_progress():
-    told = []
+def test_default_recipe_and_progress():
+    events = []
 
     def progress(what, total, done):
-        told.append((what, total, done))
-        return lambda: told.append("one more")
+        events.append((what, total, done))
+        return lambda: events.append("one more")
 
     def no_loss(model, step):
         raise ValueError(str((step.recipe.lr, step.recipe.crop)))
@@ -424,11 +274,11 @@ def test_the_recipe_by_name_and_progress():
     task = FunctionTask(loss=no_loss, score=lambda model, split: 1.0, epoch_steps=1)
     with pytest.raises(TableError, match=r"ValueError: \(0\.1, 'resized'\)"):
         measure_importance(PAIR, task, progress=progress)
-    assert told == [("trainings", 4, 0), *["one more"] * 4]
+    assert events == [("trainings", 4, 0), *["one more"] * 4]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_training_leaves_no_weights_behind_even_if_it_fails(fails):
+def test_weights_are_freed_after_a_training_even_if_it_fails(fails):
     seen = []
 
     def loss(model, step):
@@ -438,7 +288,7 @@ def test_a_training_leaves_no_weights_behind_even_if_it_fails(fails):
         return TinyTask().loss(model, step)
 
     setup = EntrySetup(PAIR, FunctionTask(loss=loss, score=TinyTask().score), RECIPE)
-    gc.disable()  # it would come by at some time, but on a GPU the next training needs the memory now
+    gc.disable()  # the weights must be freed without it: the next training needs the memory
     try:
         with contextlib.suppress(ValueError):
             setup.result(((0, 2, True, True), 0))

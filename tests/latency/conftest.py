@@ -1,4 +1,4 @@
-"""The network of the tests of latencies, and a frontier of it."""
+"""A small traced network and its frontier."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A runtime on which an activation costs time, and plans that leave activations out or insert some."""
+"""A runtime on which activations cost time, and plans that leave out or insert activations."""
 
 import copy
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import LatencyTable, Plan, Score
 from depthfold.core.latency_table import LEAST
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_is_active, block_shape
+from depthfold.latency.blocks import timed_with_activation
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.samples import fast_plans, plans_of_all_depths
-from latency_workshop import COST, QUICK, Small, plans
+from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths
+from latency_workshop import COST, QUICK, Small, block_shape, plans
 from latency_workshop import milliseconds as milliseconds_on
 
-PER_ELEMENT = 4e-9  # seconds: about as much as this network's convolutions take for each number that they write
+PER_ELEMENT = 4e-9  # seconds: about as much as this network's convolutions take per element that they write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfused(CostModel):
-    """Every activation is a pass of its own over its map."""
+    """A runtime that runs every activation as a separate pass."""
 
     name: ClassVar[str] = "unfused"
 
@@ -60,22 +60,21 @@ def table(traced):
 
 
 def changed_segments(network, plan):
-    """The segments of a plan that end otherwise than their blocks are timed."""
-    standing = network.final_activations(plan)
-    return tuple(span for span in network.segments(plan) if (span.j in standing) != block_is_active(network, span))
+    """Return the segments of a plan whose activation at the end differs from that of their blocks."""
+    active = network.final_activations(plan)
+    return tuple(span for span in network.segments(plan) if (span.j in active) != timed_with_activation(network, span))
 
 
 def as_timed(network, table):
-    """The time of every block as it was timed: with an activation, or without."""
-    return {span: times[block_is_active(network, span)] for span, times in table.times.items()}
+    """Return the time of every block with the activation that it was timed with."""
+    return {span: times[timed_with_activation(network, span)] for span, times in table.times.items()}
 
 
 def without_activations(traced):
-    """Random plans that the calibration has not seen: with all of the activations that blocks have, with some of
-    them, and with none."""
+    """Yield random plans that the calibration has not seen: with all activations of their blocks, some or none."""
     for n, plan in enumerate(plans_of_all_depths(traced.network, traced.spans("paper"), 12, seed=5)):
         full = Plan(
-            [span.j for span in traced.network.segments(plan) if block_is_active(traced.network, span)], plan.cuts
+            [span.j for span in traced.network.segments(plan) if timed_with_activation(traced.network, span)], plan.cuts
         )
         rng = Random(n)
         yield full
@@ -83,7 +82,7 @@ def without_activations(traced):
         yield Plan((), plan.cuts)
 
 
-def test_plans_that_leave_activations_out_are_predicted(traced, table):
+def test_plans_that_leave_out_activations_are_predicted(traced, table):
     left_out = 0
     for plan in without_activations(traced):
         wanted = milliseconds(traced, plan)
@@ -92,7 +91,7 @@ def test_plans_that_leave_activations_out_are_predicted(traced, table):
         if (with_all := sum(as_measured[span] for span in traced.network.segments(plan))) > 1.05 * wanted:
             left_out += 1
         assert with_all > 0.99 * wanted
-    assert left_out >= 12  # what was predicted of these before was too slow by more than 5 %
+    assert left_out >= 12  # a table with one time per block is more than 5 % too slow for these
     assert table.calibration.per_activation == pytest.approx(PER_ELEMENT * 1e9, rel=0.05)
     assert table.calibration.worst_error < 0.01
 
@@ -100,21 +99,21 @@ def test_plans_that_leave_activations_out_are_predicted(traced, table):
 def test_entries_differ_by_their_activation(traced, table):
     per_million = table.calibration.per_activation
     for entry in table.entries:
-        activation = per_million * block_shape(traced, entry.span, batch=1).elements[1] / 1e6
+        activation = per_million * block_shape(traced, entry.span).elements[1] / 1e6
         without, with_one = entry.times
         assert with_one - without == pytest.approx(activation)
         assert without >= LEAST * entry.quartiles[0]
-        inside = table.calibration.in_context(entry.quartiles[1], *block_shape(traced, entry.span, batch=1).elements)
+        inside = table.calibration.in_context(entry.quartiles[1], *block_shape(traced, entry.span).elements)
         inside += table.calibration.outside if entry.span.i == 0 else 0.0
-        assert entry.times[block_is_active(traced.network, entry.span)] == pytest.approx(inside)
-    assert {block_is_active(traced.network, entry.span) for entry in table.entries} == {True, False}
+        assert entry.times[timed_with_activation(traced.network, entry.span)] == pytest.approx(inside)
+    assert {timed_with_activation(traced.network, entry.span) for entry in table.entries} == {True, False}
     assert table.original == pytest.approx(milliseconds(traced, traced.vanilla), rel=0.01)
     assert table.predict(traced.network, traced.vanilla) == table.original
     assert LatencyTable.loads(table.dumps()) == table
 
 
-def test_the_frontier_meets_the_stopwatch(traced, table):
-    """Every plan takes what the frontier says, where activations do harm and where they are inserted."""
+def test_frontier_latencies_match_measured_ones(traced, table):
+    """Importances that reward removed activations, and importances that reward inserted ones."""
     found = {}
     for seed in range(4):
         rng = Random(seed)
@@ -131,21 +130,21 @@ def test_the_frontier_meets_the_stopwatch(traced, table):
         assert solved.latency == table.predict(traced.network, solved) == table.predict(traced.network, plan)
         assert solved.latency == pytest.approx(milliseconds(traced, plan), rel=0.01)
         changed = changed_segments(traced.network, plan)
-        left_out += any(block_is_active(traced.network, span) for span in changed)
-        inserted += not all(block_is_active(traced.network, span) for span in changed)
+        left_out += any(timed_with_activation(traced.network, span) for span in changed)
+        inserted += not all(timed_with_activation(traced.network, span) for span in changed)
     assert left_out > 5 and inserted > 5
 
 
-def test_an_activation_behind_a_single_layer_is_predicted(traced, table):
-    """Where the network has none; a table that knew one time only would take it for free."""
+def test_activation_inserted_after_a_single_layer_is_predicted(traced, table):
+    """A table with one time per block would take it for free."""
     inserted = Plan(range(1, traced.depth + 1), range(1, traced.depth))
     assert len(changed_segments(traced.network, inserted)) == traced.depth - len(traced.network.activations) > 3
     assert table.predict(traced.network, inserted) == pytest.approx(milliseconds(traced, inserted), rel=0.01)
     assert table.predict(traced.network, inserted) > 1.02 * table.original
 
 
-def test_the_activation_at_the_end_stays():
-    """A plan may not name it; rewriting keeps it, so that it costs what it costs."""
+def test_activation_at_the_output_is_always_counted():
+    """A plan need not contain it, but rewriting keeps it."""
     torch.manual_seed(0)
     layers = [part for _ in range(6) for part in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU6())]
     traced = df.trace(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU6(), *layers), torch.randn(1, 3, 32, 32))
@@ -163,18 +162,18 @@ def test_the_activation_at_the_end_stays():
         )
 
 
-def test_networks_that_are_nearly_the_fastest_leave_activations_out_too(traced, tmp_path):
+def test_nearly_fastest_networks_also_leave_out_activations(traced, tmp_path):
     measure_latency(traced, CostModel(gflops=0.2), timer=QUICK, networks=20, run=tmp_path)
     spans = traced.spans("paper")
     with LatencyJournal(tmp_path, traced, CostModel(gflops=0.2).environment(traced.example_tensors())) as journal:
-        random = {plan.cuts for plan in plans_of_all_depths(traced.network, spans, 14, thin=True)}
+        random = {plan.cuts for plan in plans_of_all_depths(traced.network, spans, 14, drop_activations=True)}
         fast = [plan for plan in journal.plans.values() if plan.cuts not in random]
     assert len(fast) > 3
     assert {bool(changed_segments(traced.network, plan)) for plan in fast} == {True, False}
 
 
-def test_how_many_networks_can_tell_what_activations_cost():
-    """As many plans of all depths as there are costs: six of eight networks, and not of seven."""
+def test_cost_of_activations_needs_eight_networks():
+    """It needs as many random plans as there are costs: six. Seven networks have only five."""
     torch.manual_seed(0)
     traced = df.trace(Small(), torch.randn(1, 3, 32, 32), ignore=["stem"])
     enough = measure_latency(traced, UNFUSED, timer=QUICK, networks=8)
@@ -184,45 +183,48 @@ def test_how_many_networks_can_tell_what_activations_cost():
     assert all(without == with_one for without, with_one in fewer.times.values())
 
 
-def test_blocks_alone_have_one_time(traced):
+def test_both_times_of_a_block_alone_are_equal(traced):
     alone = measure_latency(traced, UNFUSED, mode="alone", timer=QUICK)
     assert alone.calibration is None
     assert all(without == with_one for without, with_one in alone.times.values())
 
 
-def test_where_activations_are_free_leaving_them_out_saves_nothing(traced):
+def test_free_activations_save_nothing(traced):
     table = measure_latency(traced, COST, timer=QUICK)
     assert table.calibration.per_activation < 0.01 * PER_ELEMENT * 1e9
     for without, with_one in table.times.values():
         assert without == pytest.approx(with_one, rel=5e-3)
 
 
-def test_thinned_plans_leave_any_share_of_their_activations_out(traced):
+def test_plans_leave_out_any_share_of_their_activations(traced):
     spans = traced.spans("paper")
     whole = list(plans_of_all_depths(traced.network, spans, 14))
-    thin = list(plans_of_all_depths(traced.network, spans, 14, thin=True))
+    thin = list(plans_of_all_depths(traced.network, spans, 14, drop_activations=True))
     assert thin == list(
-        plans_of_all_depths(traced.network, spans, 14, thin=True)
-    )  # or a resumed run would measure others
+        plans_of_all_depths(traced.network, spans, 14, drop_activations=True)
+    )  # otherwise a resumed run would measure other plans
     assert thin[0] == whole[0] == traced.vanilla
     assert [plan.cuts for plan in thin] == [plan.cuts for plan in whole]
     assert not any(changed_segments(traced.network, plan) for plan in whole)
     shares = [len(one.activations) / len(all_.activations) for one, all_ in zip(thin[1:], whole[1:], strict=True)]
     assert min(shares) < 0.25 and max(shares) > 0.75 and len(set(shares)) > 4
     assert all(one.activations <= all_.activations for one, all_ in zip(thin, whole, strict=True))
-    times = {span: float(len(span)) for span in spans}  # every plan is as fast as any other, but for the shaking
-    fast, thin = list(fast_plans(traced.network, times, 10)), list(fast_plans(traced.network, times, 10, thin=True))
-    assert thin[::2] == fast[::2]  # the fastest itself among them
+    times = {span: float(len(span)) for span in spans}  # all plans are equally fast, except for the jitter
+    fast, thin = (
+        list(nearly_fastest_plans(traced.network, times, 10)),
+        list(nearly_fastest_plans(traced.network, times, 10, drop_activations=True)),
+    )
+    assert thin[::2] == fast[::2]  # including the fastest
     assert any(one.activations < all_.activations for one, all_ in zip(thin[1::2], fast[1::2], strict=True))
 
 
-def test_what_choosing_measured_counts_as_it_is(traced, tmp_path):
-    """A plan that leaves activations out, timed by choose(): its latency does not make other plans look cheap."""
+def test_shares_measured_by_choose_count_with_their_activations(traced, tmp_path):
+    """A plan without activations that choose() timed does not make other plans look faster."""
     before = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
     with LatencyJournal(tmp_path, traced, UNFUSED.environment(traced.example_tensors())) as journal:
         for plan in plans(traced, 6):
             bare = Plan((), plan.cuts)
-            journal.keep_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
+            journal.add_share(bare, milliseconds(traced, bare) / milliseconds(traced, traced.vanilla))
     after = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
     for plan in without_activations(traced):

@@ -1,4 +1,4 @@
-"""Blocks have the activations that the merged networks have where the blocks end."""
+"""Blocks are timed with the activations of the merged networks."""
 
 import operator
 
@@ -9,14 +9,13 @@ from torch import nn
 
 import depthfold as df
 from depthfold.core import Plan, Span
-from depthfold.latency.blocks import block_is_active, block_module, block_shapes
+from depthfold.latency.blocks import block_module, block_shapes, timed_with_activation
 from depthfold.merging import sketch
 from depthfold.rewriting import rewrite
 
 
 class Mixed(nn.Module):
-    """Hardswish most often, PReLU once with a parameter for each channel and once with a single one, GELU exact and
-    approximate, ReLU as a module and as a function, SiLU as a function. One layer has none, and one ends a residual."""
+    """A network with many kinds of activations, Hardswish most often. One layer has none, and one ends a residual."""
 
     def __init__(self):
         super().__init__()
@@ -40,8 +39,7 @@ def mixed():
 
 
 def merged_activation(traced, span):
-    """What follows the merged convolution, and the additions that stay, in the network that the plan makes: every other
-    layer is left alone."""
+    """Return the activation after the merged convolution of the span, in a network in which only the span is merged."""
     cuts = [l for l in range(1, traced.depth) if not span.i < l < span.j]
     activations = [l for l in cuts if l in traced.network.activations or (l == span.j and len(span) > 1)]
     shallow = sketch(rewrite(traced, Plan(activations=activations, cuts=cuts)))
@@ -67,7 +65,7 @@ def signature(module, node):
 
 
 def same(function):
-    """The runtime runs the same for F.relu as for nn.ReLU, so one of them is timed for both."""
+    """Treat F.relu like nn.ReLU: the runtime runs the same code."""
     return (nn.ReLU, None, None) if function is F.relu else function
 
 
@@ -88,7 +86,7 @@ def test_every_block_has_the_activation_of_the_merged_network(mixed):
     for span in spans:
         wanted = merged_activation(mixed, span)
         assert block_activation(mixed, blocks[span]) == wanted, span
-        assert (wanted is not None) == block_is_active(mixed.network, span)
+        assert (wanted is not None) == timed_with_activation(mixed.network, span)
         kinds.add(wanted)
     assert len(kinds) == 8  # ReLU, Hardswish, SiLU, two of PReLU and of GELU each, and none
 
@@ -103,13 +101,13 @@ def test_only_blocks_with_the_same_activation_share_an_entry(mixed):
     ]  # fmt: skip
     for one in singles:
         for other in singles:
-            same = names[one.i] == names[other.i] and 6 not in (one.i, other.i)  # which has an addition
+            same = names[one.i] == names[other.i] and 6 not in (one.i, other.i)  # layer 7 has an addition
             assert (shapes[one].key == shapes[other].key) == (same or one == other)
 
 
 @pytest.mark.parametrize(("head", "active"), [((), False), ((nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1)), True)])
 def test_no_block_has_an_activation_where_none_may_be_inserted(head, active):
-    """At a barrier and at the network's output. With a head that has weights, the end of the last block is neither."""
+    """None at a barrier or at the output. With a head that has weights, the last block does not end at the output."""
     convs = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
     model = nn.Sequential(convs[0], nn.ReLU(), convs[1], nn.AvgPool2d(2), convs[2], nn.ReLU(), convs[3], *head)
     traced = df.trace(model, torch.randn(1, 8, 8, 8), ignore=[str(len(model) - 1)] if head else ())

@@ -1,4 +1,4 @@
-"""The fit of a calibration to whole networks that follow its formula, with noise or without."""
+"""Fit a calibration to networks that follow its formula, with and without noise."""
 
 from dataclasses import replace
 from random import Random
@@ -11,7 +11,7 @@ from depthfold.core import Calibration, ConvShape, Span
 from depthfold.core.latency_table import LEAST
 from depthfold.errors import InvalidValue
 from depthfold.latency.blocks import BlockShape
-from depthfold.latency.calibration import TRUST, Whole, fit
+from depthfold.latency.calibration import PRIOR_WEIGHT, TimedNetwork, fit
 
 
 def block(channels, out, size, activation="relu"):
@@ -22,7 +22,7 @@ def block(channels, out, size, activation="relu"):
 
 
 def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0):
-    """Whole networks whose latencies follow the formula exactly, but for noise."""
+    """Return networks whose latencies follow the formula, with noise."""
     rng = Random(seed)
     spans = [Span(i, i + 1) for i in range(30)]
     blocks = {
@@ -37,12 +37,12 @@ def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0):
         others = sum(blocks[span].elements[1] * (-1 if blocks[span].activation else 1) for span in changed) / 1e6
         latency = 0.9 * sum(times[span] for span in segments) + outside + per_activation * others
         active = frozenset(s.j for s in segments if (blocks[s].activation is None) == (s in changed))
-        wholes.append(Whole(segments, latency * rng.gauss(1.0, noise), active))
+        wholes.append(TimedNetwork(segments, latency * rng.gauss(1.0, noise), active))
     return wholes, blocks, times
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.01, 0.05])
-def test_the_fit_finds_what_activations_cost(cost):
+def test_fit_finds_the_cost_of_activations(cost):
     wholes, blocks, times = made_up(cost)
     found = fit(wholes, blocks, times)
     assert found.per_activation == pytest.approx(cost, rel=0.02, abs=1e-3)
@@ -50,7 +50,7 @@ def test_the_fit_finds_what_activations_cost(cost):
     assert found.worst_error < 0.01
 
 
-def test_no_activation_costs_less_than_nothing():
+def test_cost_of_activations_is_never_negative():
     """Networks that are slower without their activations, and nothing outside: both costs are at their limits, and the
     errors are those of a fit that knows nothing of activations."""
     wholes, blocks, times = made_up(-0.3, outside=-1.0)
@@ -65,21 +65,21 @@ def costs(found):
 
 
 def changed_segments(whole, blocks):
-    """The segments that end otherwise than their blocks are timed; none if the activations are not given."""
+    """Return the segments whose activation at the end differs from that of their blocks."""
     if whole.activations is None:
         return []
     return [s for s in whole.segments if (s.j in whole.activations) == (blocks[s].activation is None)]
 
 
 def best_of(wholes, blocks, times, activations):
-    """By the bounded least squares of SciPy, with the leaning as further rows."""
+    """Solve with SciPy's bounded least squares, with the prior as further rows."""
     sums = [[(times[span], 1.0, *blocks[span].elements) for span in whole.segments] for whole in wholes]
     sizes = {span: (1 if block.activation is None else -1) * block.elements[1] for span, block in blocks.items()}
     others = [sum(sizes[span] for span in changed_segments(whole, blocks)) for whole in wholes]
     rows = np.column_stack([np.array([np.sum(each, axis=0) for each in sums]), np.ones(len(wholes)), others])
     rows *= [1, 1, 1e-6, 1e-6, 1, 1e-6]
     latencies = np.array([whole.latency for whole in wholes])
-    lean = TRUST**0.5 * np.maximum(abs(rows).mean(axis=0), 1e-12) / latencies.mean()
+    lean = PRIOR_WEIGHT**0.5 * np.maximum(abs(rows).mean(axis=0), 1e-12) / latencies.mean()
     matrix = np.vstack([rows / latencies[:, None], np.diag(lean)])
     wanted = np.concatenate([np.ones(len(wholes)), lean * [1, 0, 0, 0, 0, 0]])
     used, limits = 6 if activations else 5, [0.0, -np.inf, -np.inf, -np.inf, 0.0, 0.0]
@@ -88,15 +88,15 @@ def best_of(wholes, blocks, times, activations):
 
 
 @pytest.mark.parametrize(("cost", "outside"), [(-0.3, 4.0), (0.3, -1.0), (-0.05, -0.2), (0.05, 0.1), (0.02, -1.0)])
-def test_the_fit_within_its_limits_is_the_best_one(cost, outside):
+def test_fit_is_the_optimum_within_the_bounds(cost, outside):
     wholes, blocks, times = made_up(cost, outside, count=9)
-    found = fit(wholes, blocks, times)  # with the cost of activations only if that predicts better
+    found = fit(wholes, blocks, times)  # with a cost of activations only if this predicts better
     best = best_of(wholes, blocks, times, activations=bool(found.per_activation))
     assert costs(found) == pytest.approx(best, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
-def test_few_networks_lean_to_the_times_as_they_are(count):
+def test_fit_to_few_networks_stays_near_the_prior(count):
     """Blocks that pay launches of 2 ms alone, and none inside: few networks say little but how many segments they have,
     and yet the slope must not fall to 0."""
     falls = 0
@@ -111,8 +111,8 @@ def test_few_networks_lean_to_the_times_as_they_are(count):
     assert falls < 5
 
 
-def test_longer_blocks_never_take_less():
-    """Networks that get faster by their slower blocks: without its limit the slope would be negative."""
+def test_slope_is_never_negative():
+    """Networks that are faster with slower blocks: without its bound, the slope would be negative."""
     wholes, blocks, times = made_up(0.0, count=12)
     upside_down = [
         replace(
@@ -133,8 +133,8 @@ def calibrated(**changes):
     return Calibration(**fields | changes)
 
 
-def test_noise_is_not_taken_for_a_cost_of_activations():
-    """A runtime that fuses them, with noise of 2 %: what a plan without its activations would seem to save."""
+def test_noise_is_not_fitted_as_a_cost_of_activations():
+    """A runtime that fuses activations, with noise of 2 %."""
     saved = []
     for seed in range(20):
         wholes, blocks, times = made_up(0.0, count=14, noise=0.02, seed=seed)
@@ -146,7 +146,7 @@ def test_noise_is_not_taken_for_a_cost_of_activations():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_two_networks_cannot_tell_what_activations_cost(noise):
+def test_two_networks_do_not_determine_the_cost_of_activations(noise):
     wholes, blocks, times = made_up(0.3, count=9, noise=noise)
     few = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 4]
     assert sum(bool(changed_segments(whole, blocks)) for whole in few) == 2
@@ -158,23 +158,23 @@ def test_two_networks_cannot_tell_what_activations_cost(noise):
     assert fit(wholes, blocks, times).per_activation is not None
 
 
-def test_a_block_with_another_activation_by_hand():
+def test_in_context_with_another_activation_by_hand():
     found = calibrated(per_activation=7.0)
     assert found.in_context(4.0, 2e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3)
     assert found.in_context(4.0, 2e6, 3e6, -3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3 - 7 * 3)
     assert found.in_context(4.0, 2e6, 3e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3 + 7 * 3)
-    assert found.in_context(4.0, 2e6, 3e6, -3e9) == LEAST * 4  # no block is free, whatever it lacks
+    assert found.in_context(4.0, 2e6, 3e6, -3e9) == LEAST * 4  # no block is free
     assert calibrated(per_activation=None).in_context(4.0, 2e6, 3e6, 3e6) == found.in_context(4.0, 2e6, 3e6)
 
 
 @pytest.mark.parametrize("name", ["slope", "per_segment", "outside", "per_activation"])
 @pytest.mark.parametrize("cost", [float("nan"), float("inf")])
-def test_a_calibration_refuses_a_cost_that_is_no_number(name, cost):
+def test_calibration_refuses_a_cost_that_is_not_a_number(name, cost):
     with pytest.raises(InvalidValue, match=f"The {name} of a calibration must be a number, found .*Measure again"):
         calibrated(**{name: cost})
 
 
-def test_a_calibration_refuses_activations_that_give_time_back():
+def test_calibration_refuses_a_negative_cost_of_activations():
     with pytest.raises(InvalidValue, match=r"The per_activation .* must be a number, 0 or more, found -1e-09"):
         calibrated(per_activation=-1e-9)
-    assert calibrated(slope=-0.01).slope == -0.01  # of before, when nothing limited it: it still loads
+    assert calibrated(slope=-0.01).slope == -0.01  # a file may have it

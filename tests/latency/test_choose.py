@@ -1,4 +1,4 @@
-"""choose(): the plan that the stopwatch confirms, on a runtime that computes its times."""
+"""choose() on a runtime with computed times."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemor
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.calibration import DoubtfulTable
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.measure import wholes
+from depthfold.latency.measure import timed_networks
 from depthfold.merging import sketch
 from depthfold.progress import progress_lines
 from depthfold.rewriting import rewrite
@@ -19,7 +19,7 @@ from latency_workshop import COST, QUICK, milliseconds
 
 
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.7])
-def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(traced, frontier, share):
+def test_chosen_plan_is_the_best_that_meets_the_budget(traced, frontier, share):
     original = milliseconds(traced, traced.vanilla)
     plan = choose(traced, frontier, f"{share:.0%}", COST, timer=QUICK)
     assert milliseconds(traced, plan.plan) <= share * original
@@ -27,8 +27,8 @@ def test_the_chosen_plan_meets_the_budget_and_no_better_one_does(traced, frontie
     assert plan.importance == max(p.importance for p in meeting)
 
 
-def hopeful(frontier, factor):
-    """The frontier with predictions that are too low by a factor."""
+def scaled(frontier, factor):
+    """Return the frontier with all predictions multiplied by a factor."""
     points = tuple(dataclasses.replace(point, latency=factor * point.latency) for point in frontier.points)
     segments = tuple(
         dataclasses.replace(segment, times=(factor * segment.times[0], factor * segment.times[1]))
@@ -37,34 +37,34 @@ def hopeful(frontier, factor):
     return dataclasses.replace(frontier, points=points, segments=segments)
 
 
-def test_a_wrong_frontier_is_put_right_by_the_stopwatch(traced, frontier):
-    """Predictions that are 30 % too low lead to plans that fail; the loop walks on until one fits."""
-    wrong = hopeful(frontier, 0.7)
+def test_measurements_correct_wrong_predictions(traced, frontier):
+    """Predictions that are 30 % too low first lead to plans that miss the budget."""
+    wrong = scaled(frontier, 0.7)
     original = milliseconds(traced, traced.vanilla)
     plan = choose(traced, wrong, "80%", COST, timer=QUICK)
     assert milliseconds(traced, plan.plan) <= 0.8 * original
 
 
-def test_a_budget_out_of_reach_says_what_the_fastest_is(traced, frontier):
+def test_message_for_an_unreachable_budget_gives_the_fastest_latency(traced, frontier):
     fastest = min(milliseconds(traced, plan.plan) for plan in frontier)
     with pytest.raises(BudgetError, match=rf"the fastest one takes {fastest:.4g} ms"):
         choose(traced, frontier, "5%", COST, timer=QUICK)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_with_few_steps_the_fastest_plan_is_timed_before_a_budget_is_out_of_reach(traced, frontier, steps):
-    """The only candidate misses the budget, and the fastest plan of all meets it."""
+def test_fastest_plan_is_timed_before_a_budget_is_called_unreachable(traced, frontier, steps):
+    """The only candidate misses the budget, but the fastest plan meets it."""
     original = milliseconds(traced, traced.vanilla)
     shares = [milliseconds(traced, plan.plan) / original for plan in frontier]
     assert min(shares) == shares[0] < 0.6
-    plan = choose(traced, hopeful(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
+    plan = choose(traced, scaled(frontier, 0.8), "70%", COST, timer=QUICK, steps=steps)
     assert milliseconds(traced, plan.plan) <= 0.7 * original
     with pytest.raises(BudgetError, match=rf"the fastest one takes .* which is {shares[0]:.1%} of the") as raised:
-        choose(traced, hopeful(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
+        choose(traced, scaled(frontier, 0.8), "5%", COST, timer=QUICK, steps=steps)
     assert raised.value.fastest == pytest.approx(shares[0])
 
 
-def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(traced, frontier):
+def test_message_says_if_the_fastest_plan_could_not_be_timed(traced, frontier):
     fastest = COST.compile(sketch(rewrite(traced, frontier[0].plan)), tuple(traced.blueprint.inputs.args)).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,32 +81,28 @@ def test_where_the_runtime_rejects_the_fastest_plan_no_other_is_called_so(traced
     assert raised.value.fastest == pytest.approx(second)
 
 
-def test_choosing_teaches_the_table(traced, frontier, tmp_path):
+def test_next_table_is_calibrated_with_the_measurements_of_choose(traced, frontier, tmp_path):
     before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     choose(traced, frontier, "80%", COST, timer=QUICK, run=tmp_path)
     after = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     assert after.calibration.networks > before.calibration.networks
     with LatencyJournal(tmp_path, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as journal:
-        learnt = [plan for key, plan in journal.plans.items() if key in journal.shares and not journal.timed(key)]
-        _, *found = wholes(traced.network, journal, before.times, (traced.vanilla, *learnt))
+        learnt = [plan for key, plan in journal.plans.items() if key in journal.shares and not journal.is_timed(key)]
+        _, *found = timed_networks(traced.network, journal, before.times, (traced.vanilla, *learnt))
     assert found and [whole.segments for whole in found] == [traced.network.segments(plan) for plan in learnt]
     for whole, plan in zip(found, learnt, strict=True):
         assert whole.latency == pytest.approx(milliseconds(traced, plan))
-        assert milliseconds(traced, plan) < 0.9 * milliseconds(
-            traced, traced.vanilla
-        )  # a share that is no share would show
+        assert milliseconds(traced, plan) < 0.9 * milliseconds(traced, traced.vanilla)  # so that the share matters
         assert after.predict(traced.network, plan) == pytest.approx(milliseconds(traced, plan), rel=0.02)
 
 
-def test_what_choosing_measured_changes_the_prediction(traced, frontier, tmp_path):
-    """Plans that took twice as long, beside the original, as the table said: made again, it says more of them."""
+def test_measurements_of_choose_change_predictions(traced, frontier, tmp_path):
+    """Plans that took twice as long as predicted, relative to the original, get larger predictions."""
     before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     surprising = list(frontier)[: len(frontier) // 2]
     with LatencyJournal(tmp_path, traced, COST.environment(tuple(traced.blueprint.inputs.args))) as journal:
         for solved in surprising:
-            journal.keep_share(
-                solved.plan, 2 * milliseconds(traced, solved.plan) / milliseconds(traced, traced.vanilla)
-            )
+            journal.add_share(solved.plan, 2 * milliseconds(traced, solved.plan) / milliseconds(traced, traced.vanilla))
     with pytest.warns(DoubtfulTable):
         after = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)
     for solved in surprising:
@@ -116,34 +112,34 @@ def test_what_choosing_measured_changes_the_prediction(traced, frontier, tmp_pat
 
 
 def drifting(factor):
-    """A machine whose pace changes by a factor whenever something is compiled."""
-    pace = [1.0]
+    """Return a machine whose speed changes by a factor whenever something is compiled."""
+    slowdown = [1.0]
 
     class Slow:
         def __init__(self, compiled):
             self.compiled, self.close = compiled, compiled.close
 
         def seconds(self):
-            return self.compiled.seconds() * pace[0]
+            return self.compiled.seconds() * slowdown[0]
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Backend(CostModel):
         def compile(self, module, inputs):
-            pace[0] *= factor
+            slowdown[0] *= factor
             return Slow(CostModel.compile(self, module, inputs))
 
     return Backend()
 
 
 @pytest.mark.parametrize("factor", [1.3, 0.8])
-def test_a_machine_that_drifts_does_not_lead_to_a_plan_that_misses(traced, frontier, factor):
-    """Only what was timed together compares: against the original of a later step, an early failure would fit."""
-    wrong = hopeful(frontier, 0.8)
+def test_drift_of_the_machine_does_not_lead_to_a_plan_that_misses_the_budget(traced, frontier, factor):
+    """Compared with the original of a later step, a candidate that missed the budget would fit."""
+    wrong = scaled(frontier, 0.8)
     plan = choose(traced, wrong, "80%", drifting(factor), timer=QUICK)
     assert milliseconds(traced, plan.plan) <= 0.8 * milliseconds(traced, traced.vanilla)
 
 
-def test_a_candidate_that_the_runtime_rejects_is_passed_over(traced, frontier):
+def test_rejected_candidate_is_skipped(traced, frontier):
     wanted = choose(traced, frontier, "80%", COST, timer=QUICK)
     refused = COST.compile(sketch(rewrite(traced, wanted.plan)), tuple(traced.blueprint.inputs.args)).seconds()
 
@@ -160,13 +156,13 @@ def test_a_candidate_that_the_runtime_rejects_is_passed_over(traced, frontier):
     assert milliseconds(traced, plan.plan) <= 0.8 * milliseconds(traced, traced.vanilla)
 
 
-def test_the_bar_of_a_search_that_ends_early_ends_with_it(traced, frontier):
+def test_progress_bar_is_full_if_the_search_ends_early(traced, frontier):
     lines = []
     choose(traced, frontier, "80%", COST, timer=QUICK, steps=50, progress=progress_lines(lines.append, seconds=1e9))
     assert lines == ["candidates: 0 of 50", "candidates: 50 of 50, done"]
 
 
-def test_what_is_no_network_or_no_frontier_is_refused(traced, frontier):
+def test_wrong_types_of_network_and_frontier_are_refused(traced, frontier):
     bare = Network.loads(traced.network.dumps())
     for wrong, found in ((nn.Conv2d(3, 4, 1), "Conv2d"), (None, "NoneType"), (bare, "a Network without a model")):
         with pytest.raises(InvalidValue, match=rf"choose\(\) takes a TracedNetwork, found {found}"):
@@ -179,7 +175,7 @@ def test_what_is_no_network_or_no_frontier_is_refused(traced, frontier):
         choose(traced, frontier, "80%", COST, timer=QUICK, steps="3")
 
 
-def test_choose_refuses_no_steps_and_foreign_frontiers(traced, frontier):
+def test_zero_steps_and_frontier_of_another_network_are_refused(traced, frontier):
     with pytest.raises(InvalidValue, match="steps=0"):
         choose(traced, frontier, "80%", COST, timer=QUICK, steps=0)
     with pytest.raises(TableError, match="The frontier is of another network"):
@@ -188,19 +184,19 @@ def test_choose_refuses_no_steps_and_foreign_frontiers(traced, frontier):
 
 @pytest.mark.parametrize("factor", [3.0, 0.5])
 @pytest.mark.parametrize("budget", ["90%", "75%"])
-def test_a_frontier_of_another_hour_is_read_in_shares(traced, frontier, factor, budget):
-    """The machine took longer, or less long, when the table was made: the first candidate is the same one."""
-    then = dataclasses.replace(hopeful(frontier, factor), original=factor * frontier.original)
+def test_frontier_made_at_another_speed_is_read_in_shares(traced, frontier, factor, budget):
+    """The machine was slower or faster when the table was made: the first candidate is the same."""
+    then = dataclasses.replace(scaled(frontier, factor), original=factor * frontier.original)
     plan = choose(traced, then, budget, COST, timer=QUICK, steps=1).plan
     assert plan == choose(traced, frontier, budget, COST, timer=QUICK, steps=1).plan
     assert plan not in (frontier[0].plan, frontier[-1].plan)
 
 
-def test_an_original_that_cannot_be_built_is_told_from_a_candidate(traced, frontier):
+def test_original_that_cannot_be_built_is_an_error(traced, frontier):
     @dataclasses.dataclass(frozen=True, slots=True)
     class Broken(CostModel):
         def compile(self, module, inputs):
             raise OutOfMemory("no room.")
 
-    with pytest.raises(OutOfMemory, match=r"The original network cannot be timed.* with it\. no room\. Run again"):
+    with pytest.raises(OutOfMemory, match=r"The original network cannot be timed: .*no room\. Run again"):
         choose(traced, frontier, "80%", Broken(), timer=QUICK)

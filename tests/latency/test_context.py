@@ -1,4 +1,4 @@
-"""Blocks as they are timed, and the fit that puts them into context."""
+"""Blocks as they are timed, and the calibration that converts them to times in context."""
 
 import json
 from random import Random
@@ -13,14 +13,14 @@ import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Calibration, ConvShape, Plan, Span
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import BlockShape, block_module, block_shape
-from depthfold.latency.calibration import Whole, fit
+from depthfold.latency.blocks import BlockShape, block_module
+from depthfold.latency.calibration import TimedNetwork, fit
 from depthfold.latency.samples import plans_of_all_depths
-from latency_workshop import COST, QUICK
+from latency_workshop import COST, QUICK, block_shape
 
 
 def expected_block(module, inputs):
-    """By hand: the convolution, what is added to it, and ReLU6, the activation of the small network."""
+    """Compute the convolution and its additions by hand."""
     parts = dict(module.named_children())
     x = parts["conv"](inputs[0])
     for n, other in enumerate(inputs[1:]):
@@ -33,14 +33,14 @@ def expected_block(module, inputs):
     [
         (Span(0, 1), 0, False, True),
         (Span(2, 3), 1, False, False),  # the end of a residual: its addition stays, and no activation follows
-        (Span(1, 3), 1, False, True),  # after several in one, one is inserted
-        (Span(0, 3), 0, False, True),  # the whole residual joins the kernel
+        (Span(1, 3), 1, False, True),  # after several layers, one is inserted
+        (Span(0, 3), 0, False, True),  # the whole residual becomes part of the kernel
         (Span(11, 12), 1, True, False),
         (Span(10, 12), 1, True, True),
         (Span(9, 12), 0, False, True),
     ],
 )
-def test_a_block_computes_what_it_is_timed_for(traced, span, additions, projected, active):
+def test_block_module_computes_the_block(traced, span, additions, projected, active):
     block = block_shape(traced, span, batch=2)
     module, inputs = block_module(traced, block), block.inputs()
     assert len(inputs) == 1 + additions and inputs[0].shape[0] == 2
@@ -53,7 +53,7 @@ def test_a_block_computes_what_it_is_timed_for(traced, span, additions, projecte
 
 
 class Frames(nn.Module):
-    """A video: its frames go through the layers as one batch, and those of the second stage in pairs."""
+    """A video model: its first stage takes the frames as one batch, its second stage takes pairs of frames."""
 
     def __init__(self):
         super().__init__()
@@ -83,12 +83,12 @@ def block(channels, out, size):
     return BlockShape(shape, (size, size), (), None, 3)
 
 
-def test_a_block_reads_its_input_and_writes_its_output():
+def test_elements_are_those_of_the_input_and_the_output():
     assert block(5, 7, 10).elements == (3 * 5 * 100, 3 * 7 * 100)
 
 
-def test_the_fit_finds_the_costs_that_networks_were_made_with():
-    """Networks whose latencies follow the formula exactly, with a cost of their own for reading and for writing."""
+def test_fit_finds_the_costs_of_the_formula():
+    """Networks whose latencies follow the formula exactly, with different costs for reading and for writing."""
     rng = Random(0)
     spans = [Span(i, i + 1) for i in range(30)]
     blocks = {span: block(rng.randint(1, 400), rng.randint(1, 400), rng.randint(10, 100)) for span in spans}
@@ -102,7 +102,7 @@ def test_the_fit_finds_the_costs_that_networks_were_made_with():
         return slope * alone + per_segment * len(segments) + per_read * read + per_write * written + outside
 
     chosen = [tuple(rng.sample(spans, rng.randint(3, 25))) for _ in range(60)]
-    found = fit([Whole(segments, latency(segments)) for segments in chosen], blocks, times)
+    found = fit([TimedNetwork(segments, latency(segments)) for segments in chosen], blocks, times)
     assert (found.slope, found.per_segment) == (pytest.approx(slope, rel=0.05), pytest.approx(per_segment, abs=0.1))
     assert (found.per_read, found.per_write) == (pytest.approx(per_read, rel=0.1), pytest.approx(per_write, rel=0.2))
     assert found.outside == pytest.approx(outside, rel=0.1)
@@ -112,7 +112,7 @@ def test_the_fit_finds_the_costs_that_networks_were_made_with():
         assert total == pytest.approx(latency(segments), rel=0.02)
 
 
-def test_a_block_in_context_by_hand():
+def test_in_context_by_hand():
     calibration = Calibration(
         slope=0.5,
         per_segment=1.0,
@@ -126,8 +126,8 @@ def test_a_block_in_context_by_hand():
     assert calibration.in_context(4.0, 2e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3)
 
 
-def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(traced, tmp_path):
-    """The fastest plan by the table, found by trying every way, was timed as a whole network.
+def test_nearly_fastest_networks_are_part_of_the_calibration(traced, tmp_path):
+    """The fastest plan of the table, found by exhaustive search, was timed as a whole network.
 
     On a machine that computes slowly the fastest plan is neither the deepest nor the shallowest, as random ones are.
     """
@@ -152,8 +152,8 @@ def test_networks_that_are_nearly_the_fastest_are_part_of_the_calibration(traced
     assert len(plans) == table.calibration.networks
 
 
-def test_no_block_is_free_and_the_errors_know_it():
-    """Inside a network blocks lose 0.1 ms, and those that take less alone lose nearly all: no line fits both."""
+def test_no_block_is_free_and_errors_account_for_it():
+    """Blocks take 0.1 ms less inside a network, short ones nearly nothing: no linear fit is right for both."""
     rng = Random(1)
     spans = [Span(i, i + 1) for i in range(12)]
     blocks = {span: block(4, 4, 10) for span in spans}
@@ -161,7 +161,7 @@ def test_no_block_is_free_and_the_errors_know_it():
 
     def whole(chosen):
         latency = sum(max(times[span] - 0.1, 0.001) for span in chosen) * rng.uniform(0.98, 1.02)
-        return Whole(tuple(chosen), latency + 0.2)
+        return TimedNetwork(tuple(chosen), latency + 0.2)
 
     wholes = [whole(rng.sample(spans, rng.randint(4, 12))) for _ in range(8)]
     calibration = fit(wholes, blocks, times)
@@ -182,12 +182,12 @@ def test_no_block_is_free_and_the_errors_know_it():
 def test_entry_summarises_the_samples_of_the_journal(traced, tmp_path):
     """The deviation is on the scale of the times in context; the quartiles are of the block alone."""
     journal = tmp_path / "latency.jsonl"
-    table = measure_latency(traced, CostModel(noise=0.05), timer=QUICK, journal=journal)
+    table = measure_latency(traced, CostModel(noise=0.05), timer=QUICK, run=tmp_path)
     samples = {}
     for record in map(json.loads, journal.read_text().splitlines()[1:]):
         samples[record["key"]] = [*samples.get(record["key"], ()), *record.get("samples", ())]
     for entry in table.entries:
-        found = samples[block_shape(traced, entry.span, batch=1).key]
+        found = samples[block_shape(traced, entry.span).key]
         assert (entry.count, entry.quartiles[1]) == (len(found), pytest.approx(median(found)))
         assert entry.quartiles[0] <= entry.quartiles[1] <= entry.quartiles[2]
         assert entry.stdev == pytest.approx(table.calibration.slope * stdev(found))

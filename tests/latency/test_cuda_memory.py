@@ -1,4 +1,4 @@
-"""Peak memory on a GPU: the network runs as it was timed. On a CPU, with counters in the place of CUDA's."""
+"""Peak memory on a GPU, tested on a CPU with replaced CUDA counters."""
 
 import dataclasses
 import importlib
@@ -17,7 +17,7 @@ GPU = "A GPU"
 
 @pytest.fixture
 def events(monkeypatch):
-    """What happens to a GPU that is not there: it holds 1000 bytes of others, and 5000 at its highest point."""
+    """Record the events of a fake GPU, which has 1000 bytes of other modules and a peak of 5000 bytes."""
     happened = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -57,20 +57,20 @@ def watched(events):
         ("int8", "mine", (torch.float32, torch.float32, False, False, True)),
     ],
 )
-def test_the_network_runs_as_it_was_timed(precision, runtime, seen, events):
+def test_memory_is_measured_in_the_precision_and_layout_of_the_environment(precision, runtime, seen, events):
     environment = CostModel().environment((X,))
     environment = dataclasses.replace(environment, device=GPU, precision=precision, runtime=runtime)
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     found, reason = peak_memory(watched(events), (X,), environment)
     assert reason is None
-    assert events == [seen, "reset", *[seen] * RUNS]  # the search for algorithms is over before the peak is taken
+    assert events == [seen, "reset", *[seen] * RUNS]  # the peak is reset after the search for algorithms
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
     if torch.float32 in seen:
         assert found == 4000
 
 
-def test_a_gpu_on_which_nothing_has_run_is_left_alone(monkeypatch):
-    """Others may have taken all of its memory, and even its name is not to be had then."""
+def test_gpu_that_is_not_initialised_is_not_touched(monkeypatch):
+    """If other processes use all of its memory, even asking for its name fails."""
 
     def busy(*_):
         raise RuntimeError("CUDA error: out of memory")

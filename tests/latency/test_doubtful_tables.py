@@ -1,4 +1,4 @@
-"""A table whose calibration did not work out says so."""
+"""Warnings about tables with a poor calibration or from a machine whose speed changed."""
 
 import warnings
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pytest
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import show_own_warnings_only
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.calibration import DOUBTFUL
+from depthfold.latency.calibration import MAX_MEDIAN_ERROR
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -18,7 +18,7 @@ from latency_workshop import COST, QUICK
 
 @dataclass(frozen=True)
 class Busy(CostModel):
-    """Every third thing that is timed takes twice as long: something else runs on this machine."""
+    """A busy machine: every third candidate takes twice as long."""
 
     def compile(self, module, inputs):
         compiled, number = super().compile(module, inputs), next(COMPILED)
@@ -40,39 +40,39 @@ class Slow:
 COMPILED = count()
 
 
-def test_a_machine_that_does_something_else_is_noticed(traced, tmp_path):
+def test_busy_machine_gives_a_warning(traced, tmp_path):
     text = (
         r"The latency table is doubtful: it is calibrated on \d+ whole networks: .* with an error of [\d.]+% in the "
         r"median.* If something else ran on this machine, delete the journal .*latency\.jsonl \(and latency\.json "
-        r"beside it\), and measure again when it is quiet; otherwise trust what choose\(\) times"
+        r"beside it\), and measure again; otherwise rely on choose\(\)"
     )
     with pytest.warns(DoubtfulTable, match=text) as caught:
         table = measure_latency(traced, Busy(), timer=QUICK, run=tmp_path)
-    assert table.calibration.median_error > DOUBTFUL
+    assert table.calibration.median_error > MAX_MEDIAN_ERROR
     assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
-    with pytest.warns(DoubtfulTable, match="on this machine, measure again when it is quiet"):
+    with pytest.warns(DoubtfulTable, match="on this machine, measure again; otherwise"):
         measure_latency(traced, Busy(), timer=QUICK)
 
 
-def test_a_quiet_one_is_not_accused(traced):
+def test_idle_machine_gives_no_warning(traced):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
         table = measure_latency(traced, COST, timer=QUICK)
-        measure_latency(traced, Busy(), timer=QUICK, mode="alone")  # nothing is calibrated, so nothing is claimed
-    assert table.calibration.median_error <= DOUBTFUL
+        measure_latency(traced, Busy(), timer=QUICK, mode="alone")  # no calibration, so no warning
+    assert table.calibration.median_error <= MAX_MEDIAN_ERROR
 
 
 class Stopped(Exception):
     pass
 
 
-def begun(traced, run, blocks=20):
-    """A journal that was given up after so many blocks had all their turns."""
-    turns = count(1)
+def interrupt(traced, run, blocks=20):
+    """Interrupt a measurement after all rounds of some blocks."""
+    rounds = count(1)
 
     def stop(what, total, done=0):
         def tick():
-            if what == "blocks" and next(turns) > blocks * QUICK.turns:
+            if what == "blocks" and next(rounds) > blocks * QUICK.rounds:
                 raise Stopped
 
         return tick
@@ -83,7 +83,7 @@ def begun(traced, run, blocks=20):
 
 @dataclass(frozen=True)
 class Slower(CostModel):
-    """The same machine, slower or faster."""
+    """The same machine at another speed."""
 
     factor: float = 2.0
 
@@ -96,27 +96,27 @@ class Slower(CostModel):
 
 @pytest.mark.parametrize("factor", [1.3, 0.7])
 @pytest.mark.parametrize("mode", ["in context", "alone"])
-def test_a_journal_that_goes_on_in_another_hour_is_noticed(traced, tmp_path, factor, mode):
-    begun(traced, tmp_path)
+def test_resuming_at_another_speed_gives_a_warning(traced, tmp_path, factor, mode):
+    interrupt(traced, tmp_path)
     text = rf"A block of the journal .*latency\.jsonl .* now takes {factor:.2f} times as long as .*\. Delete it"
     with pytest.warns(DoubtfulTable, match=text) as caught:
         measure_latency(traced, Slower(factor=factor), timer=QUICK, run=tmp_path, networks=12, mode=mode)
     assert {warning.filename for warning in caught if warning.category is DoubtfulTable} == {__file__}
 
 
-def test_a_journal_that_goes_on_in_the_same_hour_or_is_complete_is_not_accused(traced, tmp_path):
+def test_resuming_at_the_same_speed_or_a_complete_journal_gives_no_warning(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
-    begun(traced, tmp_path)
+    interrupt(traced, tmp_path)
     given = dict(timer=QUICK, run=tmp_path, networks=12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DoubtfulTable)
         table = measure_latency(traced, Slower(factor=1.05), **given)
         before = journal.read_text()
-        assert measure_latency(traced, Slower(factor=9.0), **given) == table  # it asks for nothing more
+        assert measure_latency(traced, Slower(factor=9.0), **given) == table  # nothing is missing
     assert journal.read_text() == before
 
 
-def test_the_command_line_shows_it(traced, tmp_path, capsys):
+def test_command_line_shows_the_warning(traced, tmp_path, capsys):
     with warnings.catch_warnings():
         show_own_warnings_only()
         make_latency_table(RunFolder.open(tmp_path / "run"), traced, Busy(), Options(), no_progress)

@@ -1,4 +1,4 @@
-"""Blocks that wait for something when they run alone, and not inside a network: a GPU waits for launches."""
+"""Blocks that wait when they run alone but not inside a network: for example, a GPU waits for launches."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -10,18 +10,18 @@ from depthfold.backends.inductor import Inductor
 from depthfold.backends.pytorch import PyTorch
 from depthfold.errors import InvalidValue
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_module, block_shape
+from depthfold.latency.blocks import block_module
 from depthfold.latency.samples import plans_of_all_depths
 from depthfold.merging import sketch
 from depthfold.rewriting import rewrite
-from latency_workshop import QUICK
+from latency_workshop import QUICK, block_shape
 
 LEAST = 60e-6  # seconds: more than a short block takes, less than any whole network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(CostModel):
-    """No call takes less than LEAST, like one of a network whose kernels are shorter than their launches."""
+    """A runtime on which no call takes less than LEAST, as if kernels were shorter than their launches."""
 
     name: ClassVar[str] = "waiting"
     waits: bool = True
@@ -54,7 +54,7 @@ def measured_ms(traced, plan):
 
 
 def worst(traced, table):
-    """How far the table is off, at worst, over plans that it has not seen."""
+    """Return the worst error of the table over plans that it has not seen."""
     errors = []
     for plan in plans_of_all_depths(traced.network, traced.spans("paper"), 12, seed=5):
         errors.append(abs(table.predict(traced.network, plan) / measured_ms(traced, plan) - 1))
@@ -62,7 +62,7 @@ def worst(traced, table):
 
 
 def test_blocks_in_context_are_timed_as_they_run_inside_a_network(traced, tmp_path):
-    """One journal for both: neither takes the times of the other for its own."""
+    """Both modes share one journal, but not their times."""
     alone = measure_latency(traced, WAITING, mode="alone", run=tmp_path, timer=QUICK)
     inside = measure_latency(traced, WAITING, run=tmp_path, timer=QUICK, networks=12)
     again = measure_latency(traced, WAITING, mode="alone", run=tmp_path, timer=QUICK)
@@ -77,12 +77,12 @@ def test_blocks_in_context_are_timed_as_they_run_inside_a_network(traced, tmp_pa
 
 
 def block_of(traced, span):
-    block = block_shape(traced, span, batch=1)
+    block = block_shape(traced, span)
     return block_module(traced, block), block.inputs()
 
 
 @pytest.mark.parametrize("backend", [PyTorch(), Inductor(), Inductor(mode="reduce-overhead")])
-def test_on_a_processor_nothing_is_hidden(backend):
+def test_inside_changes_nothing_on_a_cpu(backend):
     assert backend.inside() == backend
 
 
@@ -94,12 +94,12 @@ def test_on_a_processor_nothing_is_hidden(backend):
         (Inductor(device="cuda", mode="reduce-overhead"), Inductor(device="cuda", mode="reduce-overhead")),
     ],
 )
-def test_on_a_gpu_launches_are_captured(backend, inside):
+def test_inside_uses_cuda_graphs_on_a_gpu(backend, inside):
     assert backend.inside() == inside
 
 
-def test_graphs_of_graphs_are_refused():
-    with pytest.raises(InvalidValue, match="makes CUDA graphs by itself"):
+def test_cuda_graphs_are_refused_where_they_cannot_be_used():
+    with pytest.raises(InvalidValue, match="already uses CUDA graphs"):
         Inductor(device="cuda", mode="reduce-overhead", cuda_graphs=True)
-    with pytest.raises(InvalidValue, match="CUDA devices only"):
+    with pytest.raises(InvalidValue, match="need a CUDA device"):
         Inductor(cuda_graphs=True)

@@ -1,4 +1,4 @@
-"""measure_latency() in a process of its own that is killed with -9, and goes on."""
+"""measure_latency() in a process that is killed with SIGKILL, and then resumed."""
 
 import json
 import signal
@@ -30,11 +30,11 @@ SCRIPT = textwrap.dedent(
         def step():
             if what.startswith("compiling"):
                 return
-            print("turn", flush=True)
+            print("round", flush=True)
             time.sleep(float(sys.argv[2]))
         return step
 
-    timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=3, extra=0)
+    timer = Timer(warmup=0.0, round_seconds=0.0, samples=2, rounds=3, extra=0)
     table = df.measure_latency(
         network, "cost_model", run=sys.argv[1], timer=timer, networks=6, progress=progress
     )
@@ -52,35 +52,35 @@ def finish(run):
     with start(run, 0.0) as process:
         text = process.stdout.read()
     assert process.returncode == 0
-    _, _, table = text.rpartition("turn\n")
-    return df.LatencyTable.loads(table), text.count("turn\n")
+    _, _, table = text.rpartition("round\n")
+    return df.LatencyTable.loads(table), text.count("round\n")
 
 
-def turns_in(journal):
+def rounds_in(journal):
     lines = journal.read_bytes().split(b"\n")[1:-1]
     return [line for line in lines if b"samples" in line]
 
 
-def test_killed_twice_it_loses_at_most_one_entry_each_time_and_the_table_is_the_same(tmp_path):
+def test_killed_measurement_loses_at_most_one_round_and_gives_the_same_table(tmp_path):
     journal = tmp_path / "killed/latency.jsonl"
-    said = 0
-    for turns in (7, 25):
+    reported = 0
+    for rounds in (7, 25):
         process = start(journal.parent, 0.01)
-        for _ in range(turns):
-            assert process.stdout.readline() == "turn\n"
+        for _ in range(rounds):
+            assert process.stdout.readline() == "round\n"
         process.send_signal(signal.SIGKILL)
-        said += turns + process.stdout.read().count("turn\n")
+        reported += rounds + process.stdout.read().count("round\n")
         process.wait()
         process.stdout.close()
-        assert said <= len(turns_in(journal)) <= said + 1  # a turn may be on disk that was not said yet
-        said = len(turns_in(journal))
+        assert reported <= len(rounds_in(journal)) <= reported + 1  # the last round may be on disk but not reported
+        reported = len(rounds_in(journal))
     table, rest = finish(journal.parent)
-    whole, all_turns = finish(tmp_path / "whole")
+    whole, all_rounds = finish(tmp_path / "whole")
     assert table == whole
-    assert said + rest == all_turns == len(turns_in(journal))
+    assert reported + rest == all_rounds == len(rounds_in(journal))
 
 
-def test_a_torn_last_line_is_measured_again_and_a_damaged_one_is_an_error(tmp_path):
+def test_incomplete_last_line_is_measured_again_and_a_damaged_line_is_an_error(tmp_path):
     journal = tmp_path / "torn/latency.jsonl"
     whole, _ = finish(journal.parent)
     journal.write_bytes(journal.read_bytes()[:-9])

@@ -1,4 +1,4 @@
-"""What is said of how far a measurement is."""
+"""The progress of a measurement."""
 
 import dataclasses
 import io
@@ -11,18 +11,18 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
 from depthfold.latency import Timer, measure_latency, progress_bars
 from depthfold.latency.blocks import block_shapes
-from depthfold.latency.candidates import Tally
+from depthfold.latency.candidates import RoundCounter
 from latency_workshop import COST, QUICK
 
 
 class Watcher:
-    """A progress that keeps what it is told: by thing, (total, done) after every announcement and every turn."""
+    """A progress that records (total, done) after every announcement and every round."""
 
     def __init__(self):
-        self.told = {}
+        self.states = {}
 
     def __call__(self, what, total, done):
-        states = self.told.setdefault(what, [])
+        states = self.states.setdefault(what, [])
         states.append((total, done))
 
         def step():
@@ -31,63 +31,62 @@ class Watcher:
         return step
 
 
-def test_turns_that_are_added_and_turns_that_fail_are_counted():
+def test_counter_follows_added_rounds_and_failures():
     watcher = Watcher()
-    tally = Tally("blocks", watcher, 3, {"a": 2, "b": 2})
-    tally.turn("a", 1)
-    tally.turn("a", 1)  # its spread is too wide: another turn, and the bar does not end before it
-    tally.failed("b")
-    tally.turn("a", 0)
-    assert watcher.told["blocks"] == [(7, 3), (7, 4), (8, 4), (8, 5), (6, 5), (6, 6)]
+    counter = RoundCounter("blocks", watcher, 3, {"a": 2, "b": 2})
+    counter.step("a", 1)
+    counter.step("a", 1)  # its spread is too large: one more round, and the bar is not full before it
+    counter.fail("b")
+    counter.step("a", 0)
+    assert watcher.states["blocks"] == [(7, 3), (7, 4), (8, 4), (8, 5), (6, 5), (6, 6)]
 
 
-def test_a_candidate_that_is_known_well_enough_before_its_time_is_counted_as_done():
+def test_counter_drops_rounds_that_are_not_needed():
     watcher = Watcher()
-    tally = Tally("blocks", watcher, 0, {"a": 5})
-    tally.turn("a", 0)
-    assert watcher.told["blocks"] == [(5, 0), (1, 0), (1, 1)]
+    counter = RoundCounter("blocks", watcher, 0, {"a": 5})
+    counter.step("a", 0)
+    assert watcher.states["blocks"] == [(5, 0), (1, 0), (1, 1)]
 
 
 def states_of(traced, backend, timer):
     watcher = Watcher()
     measure_latency(traced, backend, mode="alone", timer=timer, progress=watcher)
-    return watcher.told["blocks"]
+    return watcher.states["blocks"]
 
 
-def test_the_bar_is_full_when_the_last_turn_was_taken_and_not_before(traced):
+def test_bar_is_full_after_the_last_round_and_not_before(traced):
     noisy = CostModel(noise=0.5, seed=1)
-    timer = Timer(warmup=0.0, turn=0.0, samples=2, turns=2, extra=4, spread=0.4)
+    timer = Timer(warmup=0.0, round_seconds=0.0, samples=2, rounds=2, extra=4, spread=0.4)
     states = states_of(traced, noisy, timer)
     assert states[-1][0] == states[-1][1] > states[0][0]
     assert all(done < total for total, done in states[:-1])
 
 
-def test_without_wide_spreads_or_failures_the_total_is_announced_once(traced):
+def test_total_stays_the_same_without_large_spreads_and_failures(traced):
     states = states_of(traced, COST, QUICK)
     assert {total for total, _ in states} == {states[0][0]} and states[-1] == (states[0][0], states[0][0])
 
 
-def test_compiling_is_told_of_before_the_first_turn(traced):
-    """Whoever watches sees every block that is compiled; known ones are not compiled, and so there is no such bar."""
-    told = []
+def test_compiling_has_a_bar_before_the_first_round(traced):
+    events = []
 
     def progress(what, total, done):
-        return lambda: told.append((what, total))
+        return lambda: events.append((what, total))
 
     @dataclasses.dataclass(frozen=True, slots=True)
-    class Told(CostModel):
+    class Recording(CostModel):
         def compile(self, module, inputs):
-            told.append("compiled")
+            events.append("compiled")
             return CostModel.compile(self, module, inputs)
 
-    measure_latency(traced, Told(), mode="alone", timer=QUICK, progress=progress)
-    distinct = told.count("compiled")
+    measure_latency(traced, Recording(), mode="alone", timer=QUICK, progress=progress)
+    distinct = events.count("compiled")
     assert distinct == len(set(block_shapes(traced, traced.spans("paper")).values()))
-    assert told[: 2 * distinct] == ["compiled", ("compiling blocks", distinct)] * distinct
-    assert told[2 * distinct :] == [("blocks", QUICK.turns * distinct)] * QUICK.turns * distinct
+    assert events[: 2 * distinct] == ["compiled", ("compiling blocks", distinct)] * distinct
+    assert events[2 * distinct :] == [("blocks", QUICK.rounds * distinct)] * QUICK.rounds * distinct
 
 
-def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(traced, tmp_path):
+def test_compiling_bar_leaves_out_known_and_rejected_blocks(traced, tmp_path):
     class Picky(CostModel):
         def compile(self, module, inputs):
             if any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
@@ -98,12 +97,12 @@ def test_what_is_known_is_not_compiled_and_what_is_rejected_is_not_waited_for(tr
     for watcher in (first, second):
         given = dict(mode="alone", timer=QUICK, run=tmp_path)
         measure_latency(traced, Picky(), progress=watcher, **given)
-    states = first.told["compiling blocks"]
+    states = first.states["compiling blocks"]
     assert states[-1][0] == states[-1][1] < states[0][0]
-    assert set(second.told) == {"blocks"}
+    assert set(second.states) == {"blocks"}
 
 
-def test_what_the_runtime_rejects_is_no_longer_waited_for(traced):
+def test_bar_leaves_out_rejected_blocks(traced):
     class Picky(CostModel):
         def compile(self, module, inputs):
             if any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
@@ -114,7 +113,7 @@ def test_what_the_runtime_rejects_is_no_longer_waited_for(traced):
     assert states[-1][0] == states[-1][1] < states[0][0]
 
 
-def test_bars_grow_while_they_are_under_way_and_start_anew_afterwards(monkeypatch):
+def test_bar_takes_a_new_total_and_starts_again_when_full(monkeypatch):
     screen = io.StringIO()
     real = rich.console.Console
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

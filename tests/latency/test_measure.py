@@ -1,4 +1,4 @@
-"""The latency table on a runtime that computes its times: what must come out is known."""
+"""The latency table on a runtime with computed times, so that the right result is known."""
 
 import dataclasses
 import json
@@ -12,37 +12,37 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import Span
 from depthfold.errors import BackendError, InvalidValue, JournalError, OutOfMemory, TableError
 from depthfold.latency import measure_latency
-from depthfold.latency.blocks import block_module, block_shape, block_shapes
+from depthfold.latency.blocks import block_module, block_shapes
 from depthfold.store import Journal
-from latency_workshop import COST, QUICK, milliseconds, plans
+from latency_workshop import COST, QUICK, block_shape, milliseconds, plans
 
 
-def test_alone_each_block_costs_what_the_cost_model_says(traced):
+def test_blocks_alone_have_the_times_of_the_cost_model(traced):
     table = measure_latency(traced, COST, mode="alone", timer=QUICK)
     assert set(table.times) == set(traced.spans("paper"))
     assert table.calibration is None
     for span in (Span(0, 1), Span(0, 3), Span(1, 3), Span(6, 8), Span(11, 12)):
-        block = block_shape(traced, span, batch=1)
+        block = block_shape(traced, span)
         alone = COST.compile(block_module(traced, block), block.inputs()).seconds() * 1000
         assert table.times[span] == pytest.approx((alone, alone))
 
 
-def test_in_context_the_sum_over_a_plan_predicts_the_whole_network(traced):
+def test_sum_in_context_predicts_the_whole_network(traced):
     alone = measure_latency(traced, COST, mode="alone", timer=QUICK)
     table = measure_latency(traced, COST, timer=QUICK, networks=12)
     for plan in plans(traced, 12):
         wanted = milliseconds(traced, plan)
         assert table.predict(traced.network, plan) == pytest.approx(wanted, rel=0.02)
-        assert alone.predict(traced.network, plan) > 1.2 * wanted  # every block pays for a network of its own
+        assert alone.predict(traced.network, plan) > 1.2 * wanted  # every block pays the cost per network
     assert table.calibration.worst_error < 0.02
     assert df.LatencyTable.loads(table.dumps()) == table
 
 
-def test_blocks_hold_what_stays_of_an_addition(traced):
-    """A span inside a residual keeps its addition, and its projection: the block has them, too."""
+def test_block_inside_a_residual_contains_its_addition(traced):
+    """Also the projection of the skip."""
     (projected,) = [skip for skip in traced.network.skips if skip.projection]
-    inside = block_shape(traced, Span(projected.target - 1, projected.target), batch=1)
-    whole = block_shape(traced, projected.span, batch=1)
+    inside = block_shape(traced, Span(projected.target - 1, projected.target))
+    whole = block_shape(traced, projected.span)
     assert len(inside.branches) == 1 and inside.branches[0].projection == projected.projection
     assert whole.branches == ()
     module = block_module(traced, inside)
@@ -67,8 +67,8 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_measurement_goes_on_where_it_was(traced, tmp_path):
-    """Killed at every tenth turn: in the end nothing was measured twice, and the table is that of one run."""
+def test_interrupted_measurement_resumes(traced, tmp_path):
+    """Interrupted at every tenth round: nothing is measured twice, and the table is that of a run without stops."""
     taken = 0
 
     def killer(what, total, done):
@@ -93,16 +93,16 @@ def test_a_killed_measurement_goes_on_where_it_was(traced, tmp_path):
     assert table == whole
     distinct = len(set(block_shapes(traced, traced.spans("paper"), 1).values()))
     timed = {json.loads(line)["key"] for line in journal.read_text().splitlines()[1:]}
-    assert len(timed) > distinct + 3 and taken == QUICK.turns * len(timed)
+    assert len(timed) > distinct + 3 and taken == QUICK.rounds * len(timed)
 
 
-def test_a_journal_of_another_environment_is_refused_and_both_are_shown(traced, tmp_path):
+def test_journal_of_another_environment_is_refused(traced, tmp_path):
     measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path)
     with pytest.raises(JournalError, match=r"environment.runtime: cost_model there, cost_model:gflops=1.0 here"):
         measure_latency(traced, CostModel(gflops=1.0), mode="alone", timer=QUICK, run=tmp_path)
 
 
-def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(traced):
+def test_rejected_block_has_a_reason_and_the_others_are_timed(traced):
     @dataclasses.dataclass(frozen=True, slots=True)
     class Picky(CostModel):
         def compile(self, module, inputs):
@@ -118,21 +118,21 @@ def test_a_block_that_the_runtime_rejects_has_a_reason_and_the_rest_goes_on(trac
 
 
 @pytest.mark.parametrize("networks", [-7, 0, 1, "5", 2.5])
-def test_a_calibration_on_fewer_than_two_networks_is_refused(traced, networks):
-    message = rf"needs two whole networks at least, found networks={networks!r}\..*mode=\"alone\""
+def test_calibration_on_fewer_than_two_networks_is_refused(traced, networks):
+    message = rf"needs at least two whole networks, found networks={networks!r}\..*mode=\"alone\""
     with pytest.raises(InvalidValue, match=message):
         measure_latency(traced, COST, timer=QUICK, networks=networks)
     assert measure_latency(traced, COST, timer=QUICK, mode="alone", networks=networks).calibration is None
 
 
-def test_an_unknown_mode_is_a_clear_error(traced):
+def test_unknown_mode_is_refused(traced):
     with pytest.raises(InvalidValue, match="no mode 'isolated'; there are 'in context' and 'alone'"):
         measure_latency(traced, COST, mode="isolated")
 
 
-def test_a_rejected_layer_leaves_the_other_ways(traced):
-    """The last layer alone is rejected, so every plan must take it with others."""
-    last = block_shape(traced, Span(traced.depth - 1, traced.depth), batch=1)
+def test_plans_avoid_a_rejected_layer(traced):
+    """The last layer alone is rejected, so every plan must merge it with others."""
+    last = block_shape(traced, Span(traced.depth - 1, traced.depth))
     single = COST.compile(block_module(traced, last), last.inputs()).seconds()
 
     @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def test_a_rejected_layer_leaves_the_other_ways(traced):
     assert len(table.times) > len(table.entries) / 2
 
 
-def test_a_runtime_that_rejects_everything_says_why(traced):
+def test_runtime_that_rejects_everything_is_an_error_with_the_reason(traced):
     @dataclasses.dataclass(frozen=True, slots=True)
     class Broken(CostModel):
         def compile(self, module, inputs):
@@ -158,14 +158,14 @@ def test_a_runtime_that_rejects_everything_says_why(traced):
         measure_latency(traced, Broken(), timer=QUICK, networks=4)
 
 
-def test_what_was_rejected_is_tried_again_when_asked(traced, tmp_path):
+def test_retry_tries_rejected_blocks_again(traced, tmp_path):
     lacking = [True]
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Full(CostModel):
         def compile(self, module, inputs):
             if lacking and any(getattr(part, "kernel_size", (1,))[0] >= 5 for part in module.modules()):
-                raise OutOfMemory("the neighbours took it all")
+                raise OutOfMemory("other processes use all of it")
             return CostModel.compile(self, module, inputs)
 
     some = measure_latency(traced, Full(), mode="alone", timer=QUICK, run=tmp_path)
@@ -175,7 +175,7 @@ def test_what_was_rejected_is_tried_again_when_asked(traced, tmp_path):
     assert len(some.times) < len(whole.times) == len(whole.entries)
 
 
-def test_a_journal_of_another_network_or_of_something_else_is_refused(traced, tmp_path):
+def test_journal_of_another_network_or_another_kind_is_refused(traced, tmp_path):
     other = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), torch.randn(1, 3, 32, 32))
     measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path)
     with pytest.raises(JournalError, match=r"latency.jsonl was made from other inputs \(network: \w+ there, \w+ here"):
@@ -185,16 +185,16 @@ def test_a_journal_of_another_network_or_of_something_else_is_refused(traced, tm
         measure_latency(traced, COST, mode="alone", timer=QUICK, run=tmp_path / "other")
 
 
-def test_a_network_in_which_nothing_merges_has_nothing_to_calibrate():
+def test_network_in_which_nothing_merges_is_refused():
     lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
     with pytest.raises(TableError, match=r"Nothing in this network can be merged .* reasons, or try the search space"):
         measure_latency(lone, COST, timer=QUICK, networks=4)
-    with pytest.raises(TableError, match=r"in the search space 'full', .* reasons\.$"):
+    with pytest.raises(TableError, match=r"in the search space 'full'\. .* reasons\.$"):
         measure_latency(lone, COST, timer=QUICK, networks=4, space="full")
 
 
-def test_a_network_without_layers_has_nothing_to_time():
-    """Traced on a single example without a batch, no convolution is a layer."""
+def test_network_without_layers_is_refused():
+    """A convolution that was traced without a batch dimension is not a layer."""
     empty = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(3, 32, 32))
-    with pytest.raises(TableError, match=r"has no layers that can be timed\. Print it"):
+    with pytest.raises(TableError, match=r"has no layers that can be timed\. Print the network"):
         measure_latency(empty, COST, timer=QUICK, networks=4)

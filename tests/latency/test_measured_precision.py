@@ -1,4 +1,4 @@
-"""Networks in float64 and float16: a runtime computes in the precision that it states."""
+"""Networks in float64 and float16 on runtimes with another precision."""
 
 import pytest
 import torch
@@ -26,20 +26,20 @@ X = torch.randn(2, 4, 8, 8)
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_network_of_another_precision_is_measured_in_that_of_the_runtime(target, precision):
+def test_network_is_measured_in_the_precision_of_the_runtime(target, precision):
     traced = df.trace(model().to(precision), X.to(precision))
     table = measure_latency(traced, target, timer=QUICK, networks=4)
     assert len(table.times) == len(table.entries) and table.environment.precision == "float32"
     scores = tuple(Score(span=span, samples=(-float(len(span.span)),)) for span in traced.flagged_spans())
     frontier = df.solve(table, df.ImportanceTable(entries=scores))
-    chosen = choose(traced, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that everything meets
+    chosen = choose(traced, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that every plan meets
     assert chosen.importance == max(plan.importance for plan in frontier)
-    assert traced.example_tensors()[0].dtype == precision  # what was traced stays as it is
+    assert traced.example_tensors()[0].dtype == precision  # the traced network is unchanged
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_computes_what_the_network_computes_in_float32(target, precision):
+def test_compiled_network_computes_the_same_as_in_float32(target, precision):
     module = model().eval()
     compiled = get(target).compile(module.to(precision), (X.to(precision),))
     (found,) = compiled()
@@ -50,7 +50,7 @@ def test_it_computes_what_the_network_computes_in_float32(target, precision):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_profile_in_float64_is_that_of_float32():
+def test_profile_of_a_float64_network_is_that_of_float32():
     one, two = (
         profile(model(), X, "cost_model", timer=QUICK),
         profile(model().double(), X.double(), "cost_model", timer=QUICK),

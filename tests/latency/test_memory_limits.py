@@ -1,4 +1,4 @@
-"""How many candidates are held at once, on a runtime whose memory is counted."""
+"""How many candidates are compiled at the same time, on a runtime whose memory is counted."""
 
 import dataclasses
 
@@ -14,13 +14,13 @@ from depthfold.latency.blocks import block_shapes
 from latency_workshop import COST, QUICK
 
 
-class Held:
-    """A compiled module that counts as held until it is closed."""
+class Open:
+    """A compiled module that counts until it is closed."""
 
-    def __init__(self, compiled, held):
-        self.compiled, self.held = compiled, held
+    def __init__(self, compiled, alive):
+        self.compiled, self.alive = compiled, alive
         self.seconds = compiled.seconds
-        held.append(self)
+        alive.append(self)
 
     @property
     def numbers(self):
@@ -29,25 +29,25 @@ class Held:
         return sum(tensor.numel() for tensor in kept)
 
     def close(self):
-        self.held.remove(self)
+        self.alive.remove(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Counted(CostModel):
-    """Holds `room` modules at most, and notes how many it held and how many numbers those have."""
+    """A runtime for at most `room` modules. It records how many there are and how many elements they have."""
 
     room: int = 1000
-    held: list = dataclasses.field(default_factory=list)
+    alive: list = dataclasses.field(default_factory=list)
     most: list = dataclasses.field(default_factory=list)
     refused: list = dataclasses.field(default_factory=list)
 
     def compile(self, module, inputs):
-        if len(self.held) >= self.room:
+        if len(self.alive) >= self.room:
             self.refused.append(module)
             raise OutOfMemory(f"only {self.room} fit")
-        Held(CostModel.compile(self, module, inputs), self.held)
-        self.most.append((len(self.held), sum(one.numbers for one in self.held)))
-        return self.held[-1]
+        Open(CostModel.compile(self, module, inputs), self.alive)
+        self.most.append((len(self.alive), sum(one.numbers for one in self.alive)))
+        return self.alive[-1]
 
 
 def distinct(traced):
@@ -59,17 +59,17 @@ def times(traced):
     return measure_latency(traced, COST, mode="alone", timer=QUICK).times
 
 
-def test_what_does_not_fit_beside_the_others_is_compiled_after_them(traced, times):
+def test_candidates_that_do_not_fit_together_are_compiled_later(traced, times):
     backend = Counted(room=3)
     table = measure_latency(traced, backend, mode="alone", timer=QUICK)
     assert table.times == times
     assert max(count for count, _ in backend.most) == 3
-    # Every third time it is full, and the one that was refused is the first of the next ones.
+    # After each third module it is full, and the refused one is the first of the next group.
     assert len(backend.refused) == (len(distinct(traced)) - 1) // 3
-    assert backend.held == []
+    assert backend.alive == []
 
 
-def test_what_does_not_fit_alone_has_a_reason_and_is_asked_for_once(traced):
+def test_block_that_does_not_fit_alone_has_a_reason_and_is_compiled_once(traced):
     backend = Counted(room=0)
     table = measure_latency(traced, backend, mode="alone", timer=QUICK)
     assert {entry.reason for entry in table.entries} == {"only 0 fit"}
@@ -77,19 +77,19 @@ def test_what_does_not_fit_alone_has_a_reason_and_is_asked_for_once(traced):
 
 
 @pytest.mark.parametrize("limit", [1, 20_000, 10**9])
-def test_so_many_numbers_are_held_at_once(traced, times, monkeypatch, limit):
-    monkeypatch.setattr(candidates, "TOGETHER", limit)
+def test_candidates_at_the_same_time_are_within_the_limit(traced, times, monkeypatch, limit):
+    monkeypatch.setattr(candidates, "MAX_ELEMENTS", limit)
     backend = Counted()
     assert measure_latency(traced, backend, mode="alone", timer=QUICK).times == times
-    # One that is larger than the limit is held alone.
+    # A candidate that is larger than the limit is compiled alone.
     assert all(count == 1 or numbers <= limit for count, numbers in backend.most)
     most = max(count for count, _ in backend.most)
     assert most == {1: 1, 10**9: len(distinct(traced))}.get(limit, most) and (limit == 1 or most > 1)
-    assert backend.held == []
+    assert backend.alive == []
 
 
 class Headed(nn.Module):
-    """Layers with 2,000 numbers, and around them a stem, a head and a buffer with 130,000."""
+    """Layers with 2,000 elements, and a stem, a head and a buffer with 130,000."""
 
     def __init__(self):
         super().__init__()
@@ -104,16 +104,16 @@ class Headed(nn.Module):
 
 
 @pytest.mark.parametrize(("limit", "together"), [(265_000, 1), (450_000, 3)])
-def test_whole_networks_are_counted_with_all_that_they_hold(monkeypatch, limit, together):
+def test_size_of_a_network_includes_stem_head_and_buffers(monkeypatch, limit, together):
     traced = df.trace(Headed(), torch.randn(2, 3, 16, 16), ignore=["stem"])
-    monkeypatch.setattr(candidates, "TOGETHER", limit)
+    monkeypatch.setattr(candidates, "MAX_ELEMENTS", limit)
     backend = Counted()
     measure_latency(traced, backend, timer=QUICK, networks=8)
     wholes = [(count, numbers) for count, numbers in backend.most if numbers > 130_000]
     assert len(wholes) >= 5 and all(numbers <= limit for _, numbers in wholes)
     assert max(count for count, _ in wholes) == together
-    assert backend.held == []
+    assert backend.alive == []
 
 
-def test_two_gigabytes_are_held_at_once():
-    assert pytest.approx(2e9, rel=0.1) == 4 * candidates.TOGETHER
+def test_limit_is_two_gigabytes():
+    assert pytest.approx(2e9, rel=0.1) == 4 * candidates.MAX_ELEMENTS

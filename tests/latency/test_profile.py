@@ -1,4 +1,4 @@
-"""Profiles: what is counted and measured, and of networks that are not a plain chain of layers on one batch."""
+"""Profiles of networks, including unusual inputs and failures."""
 
 import dataclasses
 import importlib
@@ -21,12 +21,12 @@ X = torch.randn(1, 3, 8, 8)
 
 @pytest.fixture
 def without_memory(monkeypatch):
-    """A process for the memory takes seconds, and is not what these tests are about."""
+    """Skip the process that measures memory: it takes seconds."""
     module = importlib.import_module("depthfold.latency.profile")
     monkeypatch.setattr(module, "peak_memory", lambda *_: (None, "not asked for"))
 
 
-class LooksAtItsData(nn.Module):
+class DataDependent(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 1)
@@ -46,8 +46,8 @@ class TwoInputs(nn.Module):
 
 
 @pytest.mark.parametrize("target", [COST, "pytorch"])
-def test_a_network_that_looks_at_its_data_is_profiled_without_its_memory(target):
-    found = profile(LooksAtItsData(), X, target, timer=QUICK)
+def test_data_dependent_network_is_profiled_without_memory(target):
+    found = profile(DataDependent(), X, target, timer=QUICK)
     assert found.flops == 2 * 64 * 12 and found.memory is None
     assert found.memory_reason.startswith("torch.export cannot export it for the process that measures it: ")
     lines = str(found).splitlines()
@@ -56,18 +56,18 @@ def test_a_network_that_looks_at_its_data_is_profiled_without_its_memory(target)
     assert lines[-1] == f"peak memory of network not measured: {found.memory_reason}"
 
 
-def test_where_one_memory_is_known_and_one_is_not_both_are_said():
-    both = {"plain": nn.Conv2d(3, 4, 1), "clever": LooksAtItsData()}
+def test_table_shows_known_and_unknown_memory():
+    both = {"plain": nn.Conv2d(3, 4, 1), "dependent": DataDependent()}
     found = profile_all(both, X, COST, timer=QUICK)
     text = side_by_side(found)
     assert f"{found['plain'].memory / 1e6:.4g}" in text and "not measured" in text
-    assert "peak memory of clever not measured: torch.export" in text
+    assert "peak memory of dependent not measured: torch.export" in text
     assert "memory of plain not" not in text
 
 
-def test_a_runtime_that_needs_a_graph_says_that_it_cannot_have_one():
+def test_runtime_that_needs_an_export_refuses_a_data_dependent_network():
     with pytest.raises(BackendError, match="PyTorch cannot export this module to ONNX"):
-        profile(LooksAtItsData(), X, "onnxruntime", timer=QUICK)
+        profile(DataDependent(), X, "onnxruntime", timer=QUICK)
 
 
 @pytest.mark.parametrize("target", [COST, "onnxruntime"])
@@ -83,28 +83,27 @@ def test_named_inputs_are_put_in_order(target):
     ("inputs", "message"),
     [
         ({"image": X, "scale": X}, "The forward of TwoInputs takes 'scale' only by name"),
-        ({"picture": X}, "do not fit the forward of TwoInputs: missing a required argument: 'image'. Name them as"),
+        ({"picture": X}, "do not fit the forward of TwoInputs: missing a required argument: 'image'. Use its names"),
         ({"image": X, "picture": X}, "do not fit the forward of TwoInputs: got an unexpected keyword argument"),
-        ([X], "A network is profiled on tensors, found list"),
-        ((X, 3), "A network is profiled on tensors, found Tensor, int"),
-        ((), "A network is profiled on tensors, found nothing"),
+        ([X], "The example inputs of a profile must be tensors, found list"),
+        ((X, 3), "The example inputs of a profile must be tensors, found Tensor, int"),
+        ((), "The example inputs of a profile must be tensors, found nothing"),
     ],
 )
-def test_inputs_that_no_runtime_takes_are_refused(inputs, message):
+def test_unsuitable_inputs_are_refused(inputs, message):
     with pytest.raises(InvalidValue) as caught:
         profile(TwoInputs(), inputs, COST, timer=QUICK)
     assert message in str(caught.value)
 
 
-def test_a_single_example_is_refused_and_the_batch_of_one_is_named():
-    """Its channels would be taken for a batch."""
-    message = r"a single example without a batch \(3x8x8\).*batch of one: x\.unsqueeze\(0\)"
-    for module in (nn.Sequential(nn.Conv2d(3, 4, 1)), LooksAtItsData()):
+def test_input_without_a_batch_dimension_is_refused():
+    message = r"a single example without a batch dimension \(3x8x8\).*batch of one: x\.unsqueeze\(0\)"
+    for module in (nn.Sequential(nn.Conv2d(3, 4, 1)), DataDependent()):
         with pytest.raises(InvalidValue, match=message):
             profile(module, X[0], COST, timer=QUICK)
 
 
-def test_a_network_that_makes_its_own_channels_takes_three_dimensions(without_memory):
+def test_network_that_adds_a_channel_dimension_takes_three_dimensions(without_memory):
     class Spectrogram(nn.Module):
         def __init__(self):
             super().__init__()
@@ -116,25 +115,25 @@ def test_a_network_that_makes_its_own_channels_takes_three_dimensions(without_me
     assert profile(Spectrogram(), torch.randn(1, 8, 8), COST, timer=QUICK).environment.batch == 1
 
 
-def test_a_single_sample_is_enough_for_a_profile(without_memory):
-    once = Timer(warmup=0.0, turn=0.0, samples=1, turns=1, extra=0)
+def test_profile_of_a_single_sample(without_memory):
+    once = Timer(warmup=0.0, round_seconds=0.0, samples=1, rounds=1, extra=0)
     found = profile(nn.Conv2d(3, 4, 1), X, COST, timer=once)
     assert found.count == 1 and found.spread == (found.latency, found.latency)
     assert f"{found.latency:.4g} to {found.latency:.4g}" in str(found)
 
 
 @pytest.mark.parametrize(
-    ("stderr", "said"), [("Traceback\nMemoryError: no more\n", "MemoryError: no more"), ("", "it said nothing")]
+    ("stderr", "message"), [("Traceback\nMemoryError: no more\n", "MemoryError: no more"), ("", "no message")]
 )
-def test_where_the_process_that_measures_memory_dies_the_rest_of_the_profile_stays(monkeypatch, stderr, said):
+def test_profile_survives_the_death_of_the_memory_process(monkeypatch, stderr, message):
     dead = SimpleNamespace(returncode=-9, stdout="", stderr=stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
     found = profile(nn.Conv2d(3, 4, 1), X, COST, timer=QUICK)
     assert found.memory is None and found.latency > 0
-    assert found.memory_reason == f"the process that measures it ended with code -9: {said}"
+    assert found.memory_reason == f"the process that measures it ended with code -9: {message}"
 
 
-def test_the_users_module_is_left_alone():
+def test_profile_does_not_change_the_module():
     module = nn.Conv2d(3, 4, 1).double().train()
     profile(module, X.double(), COST, timer=QUICK)
     assert module.training and module.weight.dtype == torch.float64 and not module._forward_pre_hooks
@@ -142,8 +141,8 @@ def test_the_users_module_is_left_alone():
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OfOneNetwork(CostModel):
-    """A device with room for one network."""
+class SmallDevice(CostModel):
+    """A device with memory for the small network only."""
 
     def compile(self, module, inputs):
         if next(module.parameters()).numel() > 20:
@@ -151,21 +150,21 @@ class OfOneNetwork(CostModel):
         return CostModel.compile(self, module, inputs)
 
 
-def test_networks_that_do_not_fit_together_are_told_apart_from_one_that_does_not_fit(without_memory):
+def test_message_advises_to_profile_alone_only_if_there_are_several_networks(without_memory):
     small, large = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 8, 1)
-    with pytest.raises(OutOfMemory, match=r"The profile of 'after' cannot .*no room\. They .* profile each alone\."):
-        profile_all({"before": small, "after": large}, X, OfOneNetwork(), timer=QUICK)
+    with pytest.raises(OutOfMemory, match=r"The profile of 'after' cannot .*no room\. All .* profile each alone\."):
+        profile_all({"before": small, "after": large}, X, SmallDevice(), timer=QUICK)
     with pytest.raises(OutOfMemory) as alone:
-        profile(large, X, OfOneNetwork(), timer=QUICK)
+        profile(large, X, SmallDevice(), timer=QUICK)
     assert "each alone" not in str(alone.value)
 
 
-def test_a_network_that_does_not_run_is_named(without_memory):
+def test_message_names_the_network_that_fails(without_memory):
     with pytest.raises(BackendError, match="The profile of 'after' cannot be measured"):
         profile_all({"before": nn.Conv2d(3, 4, 1), "after": nn.Conv2d(5, 4, 1)}, X, COST, timer=QUICK)
 
 
-def test_a_profile_counts_what_can_be_counted_by_hand():
+def test_counts_by_hand():
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
     x = torch.randn(2, 3, 10, 10)
     found = profile(module, x, COST, timer=QUICK)
@@ -176,27 +175,27 @@ def test_a_profile_counts_what_can_be_counted_by_hand():
     assert found.memory is not None
 
 
-def test_peak_memory_is_that_of_weights_inputs_and_the_maps_that_live_at_once():
-    """Three maps of 32 MB: before, between and after two activations, which need nothing else."""
+def test_peak_memory_contains_weights_inputs_and_live_feature_maps():
+    """Three feature maps of 32 MB: before, between and after two activations."""
     found = profile(nn.Sequential(nn.ReLU(), nn.ReLU()), torch.randn(1, 64, 354, 354), COST, timer=QUICK)
     maps = 3 * 4 * 64 * 354**2
     assert maps <= found.memory < 1.1 * maps
 
 
-def test_where_a_high_water_mark_cannot_be_set_back_no_memory_is_stated(monkeypatch, tmp_path):
-    """Then importing PyTorch was the highest point, and a small network would seem to need nothing."""
+def test_memory_is_not_reported_if_the_peak_cannot_be_reset(monkeypatch, tmp_path):
+    """Importing PyTorch would be the peak, and a small network would seem to need no memory."""
     for reset in (tmp_path / "is not there" / "clear_refs", tmp_path):
         monkeypatch.setattr(high_water, "RESET", reset)
-        with pytest.raises(SystemExit, match="this system cannot set the high-water mark of a process back"):
-            high_water.start_again()
+        with pytest.raises(SystemExit, match="this system cannot reset the peak memory of a process"):
+            high_water.reset_high_water()
 
 
-def test_the_process_that_measures_memory_stays_on_one_core(monkeypatch):
+def test_memory_process_uses_one_core(monkeypatch):
     asked = []
     monkeypatch.setattr(high_water.os, "sched_getaffinity", lambda _: {3, 5, 7})
     monkeypatch.setattr(high_water.os, "sched_setaffinity", lambda *given: asked.append(given))
     monkeypatch.setattr(high_water.torch, "set_num_threads", asked.append)
-    high_water.stay_on_one_core()
+    high_water.use_one_core()
     assert asked == [1, (0, {3})]
 
 
@@ -206,6 +205,6 @@ def test_profiles_side_by_side(traced):
     assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text
 
 
-def test_a_profile_of_nothing_is_refused():
-    with pytest.raises(InvalidValue, match=r"profile_all\(\) needs one network at least, found none"):
+def test_profile_of_no_networks_is_refused():
+    with pytest.raises(InvalidValue, match=r"profile_all\(\) needs at least one network"):
         profile_all({}, torch.randn(1, 3, 8, 8), COST)

@@ -1,4 +1,4 @@
-"""Measuring a table, and choosing from it, leaves the random numbers of the user's training as they were."""
+"""measure_latency() and choose() do not change the global random state."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_random_numbers_are_left_alone(name, traced, frontier):
+def test_global_random_state_is_unchanged(name, traced, frontier):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""A device that fails for good: after an illegal access, every later call to it fails in the same process."""
+"""An unusable device: after an illegal access, every later call fails in the same process."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spoilt(CostModel):
-    """The device is spoiled at the call `calls[0]`, and from then on everything fails, closing included."""
+    """A device that becomes unusable at call `calls[0]`; after that every call fails, including close()."""
 
     calls: list
     error: object = RuntimeError(ILLEGAL)
@@ -56,8 +56,8 @@ def reasons_in(journal):
 
 @pytest.mark.parametrize("error", [RuntimeError(ILLEGAL), BackendError(f"PyTorch cannot run this module: {ILLEGAL}")])
 @pytest.mark.parametrize("calls", [1, 20, 60, 118, 125])
-def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(traced, tmp_path, calls, error):
-    """At whatever call it happens: while blocks are compiled, while they are timed, or later, with whole networks."""
+def test_unusable_device_ends_the_measurement_and_the_next_run_resumes(traced, tmp_path, calls, error):
+    """While blocks are compiled, while they are timed, or later with whole networks."""
     journal = tmp_path / "latency.jsonl"
     given = dict(timer=QUICK, networks=6, run=tmp_path)
     with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is unusable.*Start again"):
@@ -68,13 +68,13 @@ def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(traced, 
     assert journal.read_text().startswith(before)
 
 
-def test_a_candidate_is_not_passed_over_for_a_spoiled_device(traced, frontier):
+def test_choose_stops_on_an_unusable_device(traced, frontier):
     for calls in (1, 4, 6, 8):
         with pytest.raises(SpoiledDevice, match="illegal memory access"):
             choose(traced, frontier, "80%", Spoilt(calls=[calls]), timer=QUICK)
 
 
-def test_a_profile_on_a_spoiled_device_says_so(traced):
+def test_profile_stops_on_an_unusable_device(traced):
     for calls in (1, 3):
         with pytest.raises(SpoiledDevice, match="illegal memory access"):
             profile(
@@ -104,7 +104,7 @@ PYTORCH_ADDS = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assert
         ("kernel size can't be greater than actual input size", False),
     ],
 )
-def test_what_spoils_a_device_and_what_is_a_reason_against_a_module(message, spoils):
+def test_kinds_of_errors_of_a_device(message, spoils):
     error = RuntimeError(message)
     assert spoils_device(error) == spoils
     memory = any(sign in message for sign in ("out of", "ALLOC", "NOT_INITIALIZED", "FIND"))
@@ -117,7 +117,7 @@ def test_what_spoils_a_device_and_what_is_a_reason_against_a_module(message, spo
     assert type(raised.value) is kind and raised.value.__cause__ is error
 
 
-def test_an_error_that_passes_several_runtimes_is_told_once():
+def test_nested_backend_errors_give_one_message():
     with (
         pytest.raises(SpoiledDevice) as raised,
         backend_errors("It ran once and then failed"),

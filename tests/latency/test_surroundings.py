@@ -1,4 +1,4 @@
-"""What stands around the layers is part of every latency: journals ask for it."""
+"""Latencies depend on the operations around the layers, so journals record them."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from latency_workshop import COST, QUICK
 
 
 class Framed(nn.Module):
-    """Three layers between a stem that is ignored and a head, and a constant that is added."""
+    """Three layers between an ignored stem and a head, with an added constant."""
 
     def __init__(self, *, stem=1, power=1.0, pool=1, constant=(1,), middle="middle"):
         super().__init__()
@@ -35,7 +35,7 @@ def traced(**differences):
 
 
 @pytest.mark.parametrize("difference", [{"stem": 15}, {"power": 2.0}, {"pool": 2}, {"constant": (4,)}])
-def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
+def test_journal_of_a_network_with_other_surroundings_is_refused(difference, tmp_path):
     one, other = traced(), traced(**difference)
     assert one.network.fingerprint == other.network.fingerprint and one.surroundings_digest != other.surroundings_digest
     measure_latency(one, COST, timer=QUICK, networks=4, run=tmp_path)
@@ -43,13 +43,13 @@ def test_a_network_with_something_else_around_its_layers(difference, tmp_path):
         measure_latency(other, COST, timer=QUICK, networks=4, run=tmp_path)
 
 
-def test_names_and_weights_are_not_what_it_takes_long_for():
+def test_names_and_weights_do_not_matter():
     torch.manual_seed(1)
     other = df.trace(Framed(middle="trunk"), torch.randn(1, 3, 32, 32), ignore=["stem"])
     assert other.surroundings_digest == traced().surroundings_digest
 
 
-def test_a_finished_table_of_a_run_is_not_taken_for_it(tmp_path):
+def test_finished_table_of_another_network_is_not_reused(tmp_path):
     run = RunFolder.open(tmp_path / "run")
     table = make_latency_table(run, traced(), COST, Options(), no_progress)
     assert make_latency_table(run, traced(), COST, Options(), no_progress) == table

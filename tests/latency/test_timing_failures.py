@@ -1,4 +1,4 @@
-"""Runtimes that fail while they are timed, after a module has compiled and run once."""
+"""Runtimes that fail during timing, after a module has compiled and run once."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from latency_workshop import COST, QUICK, milliseconds, plans
 
 
 class Failing:
-    """Raises at the n-th run."""
+    """A compiled module that raises at the n-th run."""
 
     def __init__(self, compiled, at, error):
         self.compiled, self.close, self.left, self.error = compiled, compiled.close, at, error
@@ -33,7 +33,7 @@ class Failing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fragile(CostModel):
-    """Modules of which `broken` is true fail at a run of theirs: at the third, say, in the second of their turns."""
+    """A runtime on which modules with `broken(module)` fail at a given run; the third run is in the second round."""
 
     broken: object = None
     at: int = 3
@@ -65,7 +65,7 @@ def is_whole(module):
         (1, RuntimeError("CUDA out of memory"), "It ran once and then failed: CUDA out of memory"),
     ],
 )
-def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(traced, tmp_path, at, error, reason):
+def test_block_that_fails_during_timing_has_a_reason_and_the_others_are_timed(traced, tmp_path, at, error, reason):
     fragile = Fragile(at=at, broken=lambda module: largest_kernel(module) >= 5, error=error)
     journal = tmp_path / "latency.jsonl"
     table = measure_latency(traced, fragile, timer=QUICK, networks=8, run=tmp_path)
@@ -80,11 +80,9 @@ def test_a_block_that_fails_while_it_is_timed_has_a_reason_and_the_rest_goes_on(
     assert {record["reason"] for record in records if "reason" in record} == {reason}
 
 
-def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(traced, tmp_path):
+def test_failed_blocks_are_tried_again_only_with_retry(traced, tmp_path):
     broken = [True]
-    fragile = Fragile(
-        broken=lambda module: broken and largest_kernel(module) >= 5, error=RuntimeError("the fan stood still")
-    )
+    fragile = Fragile(broken=lambda module: broken and largest_kernel(module) >= 5, error=RuntimeError("device lost"))
     given = dict(mode="alone", timer=QUICK, run=tmp_path)
     some = measure_latency(traced, fragile, **given)
     broken.clear()
@@ -93,16 +91,16 @@ def test_what_failed_is_not_tried_again_until_asked_and_then_it_is_known(traced,
     assert fragile.compiled == []
     whole = measure_latency(traced, fragile, **given, retry=True)
     known = [module for module in fragile.compiled if largest_kernel(module) < 5]
-    assert len(known) == 1 < len(fragile.compiled) - 1  # one that has a time, to see that the machine is as it was
+    assert len(known) == 1 < len(fragile.compiled) - 1  # a known block, timed again to check the speed of the machine
     assert len(some.times) < len(whole.times) == len(whole.entries)
     fragile.compiled.clear()
-    assert measure_latency(traced, fragile, **given) == whole  # the old reasons are in the journal, and are history
+    assert measure_latency(traced, fragile, **given) == whole  # the old reasons in the journal no longer count
     assert fragile.compiled == []
 
 
 @pytest.mark.parametrize("limit", [2**27, 2**60])
-def test_a_block_that_cannot_even_be_built_has_a_reason_and_the_rest_goes_on(monkeypatch, limit):
-    """As one convolution, from ten million channels over a single one to as many, it would have 400 TB of weights."""
+def test_block_that_cannot_be_built_has_a_reason_and_the_others_are_timed(monkeypatch, limit):
+    """Merged, ten million channels to one and back would be a convolution with 400 TB of weights."""
     monkeypatch.setattr("depthfold.core.shape.LARGEST", limit)
     wide = 10_000_000
     model = nn.Sequential(nn.Conv2d(wide, 1, 1), nn.ReLU(), nn.Conv2d(1, wide, 1), nn.ReLU())
@@ -117,7 +115,7 @@ def test_a_block_that_cannot_even_be_built_has_a_reason_and_the_rest_goes_on(mon
         )
     else:
         assert reason.startswith("It cannot be built: ")
-        assert lacks_memory(Exception(reason))  # each processor's PyTorch has its own words for it
+        assert lacks_memory(Exception(reason))  # the text depends on the processor
 
 
 def test_inputs_and_networks_that_cannot_be_built_have_reasons(traced, monkeypatch, tmp_path):
@@ -132,8 +130,8 @@ def test_inputs_and_networks_that_cannot_be_built_have_reasons(traced, monkeypat
     assert {entry.reason for entry in table.entries} == {"It cannot be built: no room"}
 
 
-def test_out_of_memory_beside_others_is_tried_again_alone(traced):
-    """As if the device held no more than ten modules while one of them runs."""
+def test_block_without_memory_is_tried_again_alone(traced):
+    """A device that runs out of memory with more than ten modules."""
     alive = []
 
     class Crowded:
@@ -159,7 +157,7 @@ def test_out_of_memory_beside_others_is_tried_again_alone(traced):
     assert alive == []
 
 
-def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibration(traced):
+def test_network_that_fails_during_timing_is_left_out_of_the_calibration(traced):
     vanilla = len(traced.network.segments(traced.vanilla))
 
     def deep(module):
@@ -168,11 +166,11 @@ def test_a_whole_network_that_fails_while_it_is_timed_is_left_out_of_the_calibra
     table = measure_latency(traced, Fragile(broken=deep, error=RuntimeError("device lost")), timer=QUICK, networks=12)
     everything = measure_latency(traced, COST, timer=QUICK, networks=12)
     assert 2 <= table.calibration.networks < everything.calibration.networks
-    with pytest.raises(TableError, match=r"Only 0 whole networks could be timed.*device lost\. Name another"):
+    with pytest.raises(TableError, match=r"Only 0 whole networks could be timed.*device lost\. Use another"):
         measure_latency(traced, Fragile(broken=is_whole, error=RuntimeError("device lost")), timer=QUICK, networks=6)
 
 
-def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(traced, frontier):
+def test_candidate_that_fails_during_timing_is_skipped(traced, frontier):
     wanted = choose(traced, frontier, "80%", COST, timer=QUICK)
     depth = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(traced, wanted.plan)).modules())
     original = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(traced, traced.vanilla)).modules())
@@ -191,8 +189,8 @@ def test_a_candidate_that_fails_while_it_is_timed_is_passed_over(traced, frontie
         choose(traced, frontier, "80%", others, timer=QUICK)
 
 
-def test_no_candidate_is_blamed_for_the_original(traced, frontier):
-    """It fails at a later run: when it is timed beside the first candidate."""
+def test_failure_of_the_original_is_not_blamed_on_a_candidate(traced, frontier):
+    """It fails when it is timed together with the first candidate."""
     original = sum(isinstance(part, nn.Conv2d) for part in sketch(rewrite(traced, traced.vanilla)).modules())
 
     def broken(module):
@@ -202,8 +200,10 @@ def test_no_candidate_is_blamed_for_the_original(traced, frontier):
     with pytest.raises(BackendError, match=r"The original network cannot be timed.*device lost\. Run again"):
         choose(traced, frontier, "80%", fragile, timer=QUICK)
     assert len(fragile.compiled) == 2
-    crowded = Fragile(broken=broken, at=7, error=MemoryError("no more."))  # it runs alone, and not beside a candidate
-    with pytest.raises(BudgetError, match=r"for the budget of 80%.*no room for the original: .*no more\. Name another"):
+    crowded = Fragile(
+        broken=broken, at=7, error=MemoryError("no more.")
+    )  # it runs alone, but not together with a candidate
+    with pytest.raises(BudgetError, match=r"for the budget of 80%.*no room for the original: .*no more\. Use another"):
         choose(traced, frontier, "80%", crowded, timer=QUICK)
     assert len(crowded.compiled) > 2
     at_once = Fragile(broken=broken, error=RuntimeError("device lost."))
@@ -211,7 +211,7 @@ def test_no_candidate_is_blamed_for_the_original(traced, frontier):
         choose(traced, frontier, "80%", at_once, timer=QUICK)
 
 
-def test_a_profile_of_what_cannot_be_built_says_whose(traced):
+def test_profile_names_the_network_that_cannot_be_built(traced):
     both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
 
     class Refusing(CostModel):
@@ -224,7 +224,7 @@ def test_a_profile_of_what_cannot_be_built_says_whose(traced):
         profile_all(both, torch.randn(1, 3, 32, 32), Refusing(), timer=QUICK)
 
 
-def test_a_profile_that_fails_while_it_is_timed_says_whose(traced):
+def test_profile_names_the_network_that_fails_during_timing(traced):
     both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
     x = torch.randn(1, 3, 32, 32)
     for error, kind in ((RuntimeError("device lost"), BackendError), (MemoryError("no more"), OutOfMemory)):

@@ -1,19 +1,23 @@
 """The commands. Each states the settings that it needs and uses, and runs a stage.
 
-Stages are imported inside the commands, so that --help does not wait for torch.
+`settings.stages` is imported when a command runs, so that --help does not wait for torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from depthfold import settings
 from depthfold.cli import terminal
 from depthfold.cli.app import Call, Debug, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
-from depthfold.store.run_folder import expect_name
+from depthfold.store.run_folder import require_name
+
+if TYPE_CHECKING:
+    pass
 
 MODEL = "model weights data input batch ignore submodule"
 TRAINING = "importance_recipe executor importance reinit"
@@ -40,9 +44,7 @@ def inspect(call: Call) -> None:
 )
 def latency(call: Call) -> None:
     """Measure the latency of every block on the target (T in the paper). Writes latency.json."""
-    from depthfold.settings import stages
-
-    print_text(stages.latency_stage(call.session(), retry=call.retry))
+    print_text(settings.stages.latency_stage(call.session(), retry=call.retry))
 
 
 @command(
@@ -53,40 +55,32 @@ def latency(call: Call) -> None:
 )
 def importance(call: Call) -> None:
     """Measure the importance of every block by one short training each (I in the paper). Writes importance.json."""
-    from depthfold.settings import stages
-
-    print_text(stages.importance_stage(call.session(), retry=call.retry))
+    print_text(settings.stages.importance_stage(call.session(), retry=call.retry))
 
 
 @command(needs="run", uses=f"{MODEL} target budget importance alpha", example="depthfold solve --run out --budget 60%")
 def solve(call: Call) -> None:
     """Show all optimal plans. With a budget, choose the plan that meets it when measured; writes plan.json."""
-    from depthfold.settings import stages
-
     session = call.session()
-    frontier = stages.frontier_stage(session)
+    frontier = settings.stages.frontier_stage(session)
     print_text(frontier)
     if session.settings.budget is not None:
-        plan = stages.plan_stage(session, frontier)
+        plan = settings.stages.plan_stage(session, frontier)
         print_text(f"\nChosen for the budget of {session.settings.budget}, measured end to end:\n{plan}")
-    stages.keep_importance(session)
+    settings.stages.keep_importance(session)
 
 
 @command(needs="run model data", uses=f"{MODEL} recipe distil", example="depthfold finetune --run out --recipe quick")
 def finetune(call: Call) -> None:
     """Fine-tune the network of the chosen plan. Keeps checkpoints in students/."""
-    from depthfold.settings import stages
-
-    folder = stages.finetune_stage(call.session())
+    folder = settings.stages.finetune_stage(call.session())
     print_text(f"Fine-tuned. The metrics are in {folder}.")
 
 
 @command(needs="run model", uses=MODEL, example="depthfold merge --run out")
 def merge(call: Call) -> None:
     """Merge the fine-tuned network, verify that it computes the same, and save it. Writes result/."""
-    from depthfold.settings import stages
-
-    print_text(stages.merge_stage(call.session()))
+    print_text(settings.stages.merge_stage(call.session()))
 
 
 @command(
@@ -96,18 +90,14 @@ def merge(call: Call) -> None:
 )
 def export(call: Call) -> None:
     """Write the merged network to files that run without depthfold, and compare each with PyTorch."""
-    from depthfold.settings import stages
-
-    for exported in stages.export_stage(call.session()):
+    for exported in settings.stages.export_stage(call.session()):
         print_text(exported)
 
 
 @command(needs="run", uses=f"{MODEL} target alpha", keeps=False, example="depthfold report --run out")
 def report(call: Call) -> None:
     """Write report.html. Measures and scores both networks, unless that was done before and only --run is given."""
-    from depthfold.settings import stages
-
-    print_text(stages.report_stage(call.session(), remeasure=call.changed))
+    print_text(settings.stages.report_stage(call.session(), remeasure=call.changed))
 
 
 @command(
@@ -118,16 +108,14 @@ def report(call: Call) -> None:
 )
 def compress(call: Call) -> None:
     """Run all stages: from a CNN to a faster one, with a report. Run it again to resume after an interruption."""
-    from depthfold.settings import stages
-
     session = call.session()
-    done = stages.compress_stage(session, stages.preflight(session), retry=call.retry)
+    done = settings.stages.compress_stage(session, settings.stages.preflight(session), retry=call.retry)
     print_summary(done, call.settings.export)
 
 
 @app.command(epilog="Example: depthfold demo --run demo")
 def demo(
-    run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=expect_name)] = "demo",
+    run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=require_name)] = "demo",
     measure_importance: Annotated[
         bool,
         typer.Option(
@@ -140,9 +128,9 @@ def demo(
     from depthfold.demo import demo_settings, run_demo
 
     terminal.raise_on_interrupt()
-    settings = demo_settings(run, measure_importance=measure_importance)
+    chosen = demo_settings(run, measure_importance=measure_importance)
     print_text(f"The settings are in {Path(run) / 'config.toml'}. Run the same command again to resume.")
-    print_summary(run_demo(settings, say=print_text, progress=progress()), settings.export)
+    print_summary(run_demo(chosen, say=print_text, progress=progress()), chosen.export)
 
 
 @command(
@@ -153,9 +141,7 @@ def demo(
 )
 def profile(call: Call) -> None:
     """Measure latency, multiply-adds, parameters and memory of a model, or of a run before and after."""
-    from depthfold.settings import stages
-
-    print_text(stages.profile_stage(call.session()))
+    print_text(settings.stages.profile_stage(call.session()))
 
 
 __all__ = ["app"]

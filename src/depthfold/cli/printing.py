@@ -57,7 +57,9 @@ def print_summary(done: Compressed, exports: Iterable[str]) -> None:
         table.add_row("middle half, ms", *halves, "")
     one, two = findings.score_before, findings.score_after
     if one is not None and two is not None:
-        table.add_row(f"{one.metric}, {one.split}", _score(one), _score(two), _change(one, two))
+        change = two.score - one.score
+        shown = f"{100 * change:+.2f} points" if one.share else f"{change:+.4g}"
+        table.add_row(f"{one.metric}, {one.split}", _score(one), _score(two), shown)
     table.add_row("traced convolutions", str(findings.network.depth), str(len(done.plan.segments)), "")
     Console(highlight=False).print(table)
     for name in (REPORT, RESULT, *exports):
@@ -69,8 +71,3 @@ def _score(evaluation: Evaluation) -> str:
         return f"{evaluation.score:.4g}"
     error = evaluation.standard_error
     return f"{evaluation.score:.2%}" + (f" ± {100 * error:.2f}" if error is not None else "")
-
-
-def _change(one: Evaluation, two: Evaluation) -> str:
-    change = two.score - one.score
-    return f"{100 * change:+.2f} points" if one.share else f"{change:+.4g}"

@@ -6,35 +6,16 @@ from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
 from depthfold.core.latency_table import Calibration, LatencyTable, Timing
 from depthfold.core.layer import Layer, Refusal, Skip
-from depthfold.core.network import Network
+from depthfold.core.network import Network, Space, check_space, free_positions
 from depthfold.core.plan import Plan, Segment, SolvedPlan, plan_of
-from depthfold.core.profile import Profile
-from depthfold.core.shape import ConvShape
+from depthfold.core.profile import Profile, side_by_side
+from depthfold.core.shape import ConvShape, FixedPadding, Padding, SizeRule, as_pad_argument
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.support.document import Document
 
 __all__ = [
-    "Budget",
-    "Calibration",
-    "ConvShape",
-    "Document",
-    "Environment",
-    "FlaggedSpan",
-    "Frontier",
-    "ImportanceTable",
-    "LatencyTable",
-    "Layer",
-    "Network",
-    "Plan",
-    "Point",
-    "Position",
-    "Profile",
-    "Refusal",
-    "Score",
-    "Segment",
-    "Skip",
-    "SolvedPlan",
-    "Span",
-    "Timing",
-    "plan_of",
-]
+    "Budget", "Calibration", "ConvShape", "Document", "Environment", "FixedPadding", "FlaggedSpan", "Frontier",
+    "ImportanceTable", "LatencyTable", "Layer", "Network", "Padding", "Plan", "Point", "Position", "Profile", "Refusal",
+    "Score", "Segment", "SizeRule", "Skip", "SolvedPlan", "Space", "Span", "Timing", "as_pad_argument", "check_space",
+    "free_positions", "plan_of", "side_by_side",
+]  # fmt: skip

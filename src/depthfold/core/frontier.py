@@ -92,9 +92,9 @@ class Frontier(Document):
         limit = budget.limit(self.original)
         found = bisect_right(self.points, limit, key=lambda point: point.latency)
         if not found:
-            fastest = self.points[0].latency
+            fastest, in_ms = self.points[0].latency, "" if budget.kind == "milliseconds" else f" ({limit:.4g} ms)"
             raise BudgetError(
-                f"No plan meets the budget {budget}{_in_ms(budget, limit)}: the fastest plan takes "
+                f"No plan meets the budget {budget}{in_ms}: the fastest plan takes "
                 f"{fastest!r} ms{self._share(fastest)}. Ask for that or more."
             )
         return self[found - 1]
@@ -177,7 +177,3 @@ class Frontier(Document):
             original=self.original,
             fingerprint=self.fingerprint,
         )
-
-
-def _in_ms(budget: Budget, limit: float) -> str:
-    return "" if budget.kind == "milliseconds" else f" ({limit:.4g} ms)"

@@ -179,7 +179,7 @@ class Network(Document):
             raise InvalidValue(
                 f"Barriers must be ascending positions strictly between 0 and {self.depth}, found {self.barriers}."
             )
-        for before, after in self._neighbours():
+        for before, after in ((l, l + 1) for l in range(1, self.depth) if l not in self.barriers):
             one, two = self.layers[before - 1], self.layers[after - 1]
             if one.shape.out_channels != two.shape.in_channels or one.out_size != two.in_size:
                 raise InvalidValue(
@@ -332,6 +332,3 @@ class Network(Document):
     def _between(self, cuts: tuple[Position, ...]) -> Iterator[Span]:
         bounds = (0, *cuts, self.depth) if self.depth else ()
         return (Span(i, j) for i, j in pairwise(bounds))
-
-    def _neighbours(self) -> Iterator[tuple[int, int]]:
-        return ((l, l + 1) for l in range(1, self.depth) if l not in self.barriers)

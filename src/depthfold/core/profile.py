@@ -54,7 +54,7 @@ def side_by_side(profiles: Mapping[str, Profile]) -> str:
         ("times as fast", *(f"{first.latency / p.latency:.2f}" for p in profiles.values())),
         ("multiply-adds", *(amount(p.flops / 2) for p in profiles.values())),
         ("parameters", *(amount(p.parameters) for p in profiles.values())),
-        ("peak memory, MB", *(_memory(p) for p in profiles.values())),
+        ("peak memory, MB", *(f"{p.memory / 1e6:.4g}" if p.memory else "not measured" for p in profiles.values())),
         ("convolutions", *(str(p.depth) for p in profiles.values())),
     ]
     lines = [f"environment: {first.environment}", *text_table(("", *profiles), rows)]
@@ -62,7 +62,3 @@ def side_by_side(profiles: Mapping[str, Profile]) -> str:
         if profile.memory is None and profile.memory_reason:
             lines.append(f"peak memory of {name} not measured: {profile.memory_reason}")
     return "\n".join(lines)
-
-
-def _memory(profile: Profile) -> str:
-    return "not measured" if profile.memory is None else f"{profile.memory / 1e6:.4g}"

@@ -23,7 +23,7 @@ from depthfold.progress import Progress
 from depthfold.settings import Session, Settings, keep
 from depthfold.settings.stages import compress_stage, preflight
 from depthfold.store.run_folder import FALLBACK
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 
 SHIPPED = Path(__file__).parent / "shipped"  # its README.md says where the files come from
 WEIGHTS = SHIPPED / "weights.safetensors"

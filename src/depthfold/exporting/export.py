@@ -20,7 +20,7 @@ from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
 from depthfold.exporting.save import write_errors
 from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, Shallow, output_error, perturbed, shallow_parts
-from depthfold.store.files import put_all_in_place
+from depthfold.store import put_all_in_place
 from depthfold.support.document import encode
 from depthfold.support.optional import load
 from depthfold.support.text import did_you_mean
@@ -61,14 +61,7 @@ def finish_onnx(path: Path, origin: Shallow) -> None:
         model = onnx.load(path)
         graph = model.graph
         # PyTorch's exporter stores source lines with their paths in the metadata of every operation.
-        for item in (
-            *graph.node,
-            *graph.input,
-            *graph.output,
-            *graph.value_info,
-            *graph.initializer,
-            *model.functions,
-        ):
+        for item in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer, *model.functions):
             del item.metadata_props[:]
         plan = json.dumps(encode(origin.plan))
         metadata = {"name": origin.blueprint.network.name, "plan": plan, "depthfold": __version__}

@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 from depthfold.backends import cuda_settings
 from depthfold.errors import InvalidValue
 from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, output_error, perturbed, tensor_error
-from depthfold.tracing import ExampleInputs
-from depthfold.tracing.tracer import describe_error
+from depthfold.tracing import ExampleInputs, describe_error
 
 _KEPT = 64  # values of each output, evenly spaced
 

@@ -17,7 +17,7 @@ from depthfold.core import Document, Plan
 from depthfold.errors import InvalidValue, ResultError
 from depthfold.exporting.probe import Probe, record_probe
 from depthfold.merging import Shallow, shallow_parts
-from depthfold.store.files import put_all_in_place
+from depthfold.store import put_all_in_place
 from depthfold.support.text import one_line
 from depthfold.tracing import ExampleInputs
 from depthfold.version import __version__

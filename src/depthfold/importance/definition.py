@@ -1,4 +1,4 @@
-"""What the importance of a block is, by the paper's definition (eq. imp and eq. ext-imp): which network is trained."""
+"""The network that is trained for the importance of a block (Eq. 3; Eq. 14 with flags)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from depthfold.training import fork_rng
 
 
 def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
-    """The original network but for one block: no activation strictly inside it, one at i if a and at j if b, none
-    there otherwise. The block is one segment, so that its padding moves; every other layer is a segment of its own."""
+    """Return the plan of the original network in which only one block is changed (Eq. 14).
+
+    It has no activation inside the block, one at i if a, and one at j if b. The block is one segment, so that its
+    padding moves; every other layer is a segment by itself.
+    """
     inside = range(block.i + 1, block.j)
-    forced = {position for position, flag in ((block.i, block.a), (block.j, block.b)) if flag and position > 0}
-    stands = (network.activations - {block.i, block.j, *inside}) | forced
-    if network.depth in network.activations and network.depth not in stands:
+    at_ends = {position for position, flag in ((block.i, block.a), (block.j, block.b)) if flag and position > 0}
+    activations = (network.activations - {block.i, block.j, *inside}) | at_ends
+    if network.depth in network.activations and network.depth not in activations:
         raise PlanError(
-            f"The block {block} asks for no activation after the last layer, {network.depth}, where the network has "
-            "one; that one always stands. Leave this block out of the table."
+            f"The block {block} has no activation after the last layer, {network.depth}, but the network always keeps "
+            "the one it has there. Leave this block out of the table."
         )
-    return Plan(activations=stands, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
+    return Plan(activations=activations, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
 
 
 def importance_student(traced: TracedNetwork, block: FlaggedSpan, seed: int, *, reinit: bool = True) -> nn.Module:
-    """The network that is trained for the block's entry.
+    """Return the network that is trained for the entry of a block.
 
-    With `reinit`, the convolution and the batch norm of a block of one layer are reinitialised as PyTorch does it,
-    drawn by the seed: as for longer blocks, its importance is what training can recover.
+    With `reinit`, a block of one layer is reinitialised: its convolution and batch norm get PyTorch's initial values,
+    drawn with the seed. So its importance measures what training can recover, as for longer blocks.
     """
-    student = rewrite(traced, importance_plan(traced.network, block)).cpu()  # where draws are the same on every machine
+    # On the CPU, where random numbers are the same on every machine.
+    student = rewrite(traced, importance_plan(traced.network, block)).cpu()
     if reinit and len(block.span) == 1:
         _reset(student, traced, block.j, seed)
     return student
@@ -50,19 +54,18 @@ def _reset(student: nn.Module, traced: TracedNetwork, l: int, seed: int) -> None
         reseed(seed)
         for name in (site.conv, site.norm):
             module: Any = None if name is None else part.get_submodule(str(nodes[name].target))
-            # A batch norm of the frozen kind has no such method: it holds constants.
+            # torchvision's FrozenBatchNorm2d has no such method: it has only constants.
             if hasattr(module, "reset_parameters"):
                 _reinitialise(module, trained=module.training or not student.training)
 
 
 def _reinitialise(module: nn.Module, *, trained: bool) -> None:
-    """Put what training will change back to its beginning. What it will not, it could not put there either, so that
-    stays: frozen parameters and, unless the statistics are `trained`, buffers."""
+    """Reset everything that training changes. Keep frozen parameters and, if not `trained`, the statistics."""
     before = {}
     for name, parameter in list(module.named_parameters(recurse=False)):
         if not parameter.requires_grad:
             before[name] = parameter.detach().clone()
-        # A parameter of its own: another layer may share the old one, and must keep it.
+        # Another layer may share the old parameter, and must keep it.
         setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
     if not trained:
         before |= {name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)}

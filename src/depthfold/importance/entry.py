@@ -1,4 +1,4 @@
-"""One entry of the table, as a job: built once per worker, called for every block."""
+"""The jobs of a table: one training per block and seed, and the score of the original network."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train
 
-# What a job is called with: the block's (i, j, a, b) and the seed of the training, or None for the original network.
+# The argument of a job: the block's (i, j, a, b) and the seed of the training, or None for the original network.
 Payload = tuple[tuple[int, int, bool, bool], int] | None
-
 
 BASE = "base"  # the key of the original network
 
 
-def key_of(block: FlaggedSpan, seed: int) -> str:
+def job_key(block: FlaggedSpan, seed: int) -> str:
     return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
 
 
-def job_of(block: FlaggedSpan, seed: int) -> Job:
+def make_job(block: FlaggedSpan, seed: int) -> Job:
     payload: Payload = ((block.i, block.j, block.a, block.b), seed)
-    return Job(key=key_of(block, seed), payload=payload)
+    return Job(key=job_key(block, seed), payload=payload)
 
 
 class Result(TypedDict):
-    """The score on the hold-out set, the learning curve (step, loss, score), and how long the training took."""
+    """The score on the hold-out set, the learning curve (step, loss, score) and the duration of the training."""
 
     score: float
     curve: list[tuple[int, float, float]]
@@ -42,8 +41,10 @@ class Result(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
-    """What travels to a worker: the traced network with its weights, on the CPU, because the worker may have no other
-    device; the task without its data; the recipe; and whether a block of one layer is reinitialised."""
+    """The setup of a worker: the traced network, the task without its data, the recipe, and `reinit`.
+
+    The network is moved to the CPU, because the worker may have no other device.
+    """
 
     traced: TracedNetwork
     task: Task
@@ -57,7 +58,7 @@ class EntrySetup:
         return self.result
 
     def result(self, payload: Payload) -> Result:
-        """The result follows from the payload alone: the seed decides what is drawn, whoever runs it."""
+        """Train a block and return its result, which depends only on the payload."""
         if payload is None:
             return self._original()
         ends, seed = payload
@@ -66,8 +67,8 @@ class EntrySetup:
         try:
             trained = train(student, self.task, self.recipe, seed=seed)
         finally:
-            # A graph refers to itself, so that it lives on until the collector comes by. Its weights, which on a GPU
-            # may be a gigabyte, must not; to send for the collector would cost as much as some trainings.
+            # A graph refers to itself, so it stays in memory until the garbage collector runs. Free its weights now:
+            # on a GPU they may be a gigabyte, and running the collector may take as long as a training.
             student.to("meta")
         assert trained.score is not None
         curve = [(point.step, point.loss, point.score) for point in trained.curve]

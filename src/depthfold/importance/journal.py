@@ -1,4 +1,4 @@
-"""The journal of importance trainings: results and failures so far, in memory and in the run folder."""
+"""The journal of importance trainings: all results and failures so far, in memory and in the run folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import IMPORTANCE_JOURNAL
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe
-from depthfold.training.task import Task, task_name
+from depthfold.training import Recipe, Task, task_name
 
 
 def importance_inputs(traced: TracedNetwork, task: Task, recipe: Recipe, *, reinit: bool) -> dict[str, Any]:

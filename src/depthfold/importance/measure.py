@@ -1,4 +1,4 @@
-"""measure_importance(): the table I[i, j, a, b], by one short training per block."""
+"""measure_importance(): the table I[i, j, a, b], from one short training per block."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Network, Plan, Score
-from depthfold.core.network import Space
+from depthfold.core import FlaggedSpan, ImportanceTable, Network, Plan, Score, Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
-from depthfold.importance.entry import BASE, EntrySetup, job_of, key_of
+from depthfold.importance.entry import BASE, EntrySetup, job_key, make_job
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.jobs import Executor, InProcess, Job, check_is_executor
 from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
 from depthfold.support.text import count
-from depthfold.tracing import TracedNetwork, expect_traced
-from depthfold.training import Recipe, Task, expect_holdout, expect_task, preset, task_name
+from depthfold.tracing import TracedNetwork, require_traced
+from depthfold.training import Recipe, Task, check_has_holdout, check_task, preset, task_name
 
 NO_REINIT = "; reinit=False"  # in the provenance
 
 
 class IncompleteTable(UserWarning):
-    """Some trainings failed for good. A block without any has a reason instead of a score, and no plan uses it."""
+    """Some trainings failed. A block without a score has a reason, and no plan uses it."""
 
 
 def measure_importance(
@@ -40,49 +39,48 @@ def measure_importance(
     retry: bool = False,
     progress: Progress | None = None,
 ) -> ImportanceTable:
-    """Train the network once for every block of the search space and every seed, and score it on the hold-out set.
+    """Measure the importance I[i, j, a, b] of every block of the search space (Eq. 14).
 
-    For a block (i, j, a, b) the activations strictly inside go, those at its ends stand as a and b say, and the padding
-    moves. The base score is that of the network as it is, on the same hold-out set. The recipe may be the name of a
-    preset; the n-th training of a block has the recipe's seed plus n.
+    For each block and seed, the network is trained once, without the activations inside the block and with those that
+    the flags a and b ask for at its ends, and scored on the hold-out set. The importance is the difference to the score
+    of the original network. `recipe` may be the name of a preset. The n-th training of a block uses the recipe's seed
+    plus n.
 
-    With `reinit`, as in the paper, a block of one layer is reinitialised before its training. That needs trainings
-    long enough for the layer to recover: after a few steps, layers that learn slowly look as if merging them cost
-    nothing. With short trainings measure with reinit=False: an unchanged layer costs nothing.
+    With `reinit`, as in the paper, a block of one layer is reinitialised before its training. Use reinit=False with
+    short trainings: a layer that has not recovered after a few steps would make merging it look cheap.
 
-    The trainings are jobs of the `executor` (in this process, unless another one is given); each result depends on the
-    block and its seed alone. With a folder, `run`, each is kept as it comes: run again, only what is missing is done. A
-    block whose trainings fail has the reason instead of a score, and a warning says so; `retry` runs just these again.
+    The `executor` runs the trainings, by default in this process. Each result depends only on the block and its seed.
+    With a run folder, `run`, every result is written to a journal, and the next call runs only what is missing. A block
+    whose trainings fail has a reason instead of a score, and a warning lists it; `retry` runs these again.
     """
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     executor = InProcess() if executor is None else executor
-    _expect(traced, task, recipe, executor)
+    _check_arguments(traced, task, recipe, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
-    trainings = _trained_for(traced.network, traced.flagged_spans(space), reinit=reinit)
-    drawn = tuple(recipe.seed + n for n in range(seeds))
-    trained = dict.fromkeys(trainings.values())
-    jobs = [Job(key=BASE, payload=None), *(job_of(block, seed) for block in trained for seed in drawn)]
-    inputs = importance_inputs(traced, task, recipe, reinit=reinit)
+    every_seed = tuple(recipe.seed + n for n in range(seeds))
+    trained_as = _trained_as(traced.network, traced.flagged_spans(space), reinit=reinit)
+    blocks = dict.fromkeys(trained_as.values())
+    jobs = [Job(key=BASE, payload=None), *(make_job(block, seed) for block in blocks for seed in every_seed)]
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(ImportanceJournal(run, inputs))
-        bars = progress or stack.enter_context(progress_bars())
-        _train(EntrySetup(traced, task, recipe, reinit), jobs, journal, executor, retry, bars)
+        journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, recipe, reinit=reinit)))
+        progress = progress or stack.enter_context(progress_bars())
+        _run(jobs, EntrySetup(traced, task, recipe, reinit), executor, journal, retry, progress)
     table = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
         base=journal.results[BASE]["score"],
-        provenance=f"{task_name(task)}; seeds {', '.join(map(str, drawn))}; {recipe}{'' if reinit else NO_REINIT}",
-        entries=tuple(_entry(block, training, drawn, journal) for block, training in trainings.items()),
+        provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {recipe}{'' if reinit else NO_REINIT}",
+        entries=tuple(_entry(block, trained, every_seed, journal) for block, trained in trained_as.items()),
     )
-    _tell_what_is_missing(table, seeds)
+    _warn_if_incomplete(table, seeds)
     return table
 
 
-def _trained_for(network: Network, blocks: Iterable[FlaggedSpan], *, reinit: bool) -> dict[FlaggedSpan, FlaggedSpan]:
+def _trained_as(network: Network, blocks: Iterable[FlaggedSpan], *, reinit: bool) -> dict[FlaggedSpan, FlaggedSpan]:
     """Map every block to the block whose training it uses.
 
-    If blocks of one layer are not reinitialised, each is the original network but for its activations, and one
-    training serves all that have the same activations.
+    Without `reinit`, blocks of one layer differ from the original network only in their activations, so all blocks with
+    the same activations share one training.
     """
     first: dict[Plan, FlaggedSpan] = {}
     return {
@@ -91,18 +89,18 @@ def _trained_for(network: Network, blocks: Iterable[FlaggedSpan], *, reinit: boo
     }
 
 
-def _train(
-    setup: EntrySetup,
+def _run(
     jobs: Sequence[Job],
-    journal: ImportanceJournal,
+    setup: EntrySetup,
     executor: Executor,
+    journal: ImportanceJournal,
     retry: bool,
     progress: Progress,
 ) -> None:
+    """Run the missing jobs. Raise TableError if the original network cannot be scored."""
     missing = [job for job in jobs if journal.missing(job.key, retry=retry or job.key == BASE)]
     step = progress("trainings", len(jobs), len(jobs) - len(missing))
-    # The original by itself, before all others: it is not trained, and if not even this works, none of them will. Among
-    # them it might be tried again last of all, as jobs are that lack memory or lose their worker.
+    # Score the original network first, in a separate run: if this fails, all trainings would fail.
     for original in (True, False):
         with contextlib.closing(executor.run(setup, [job for job in missing if (job.key == BASE) == original])) as run:
             for outcome in run:
@@ -111,48 +109,43 @@ def _train(
         if BASE not in journal.results:
             raise TableError(
                 f"The original network cannot be scored on the hold-out set: {journal.failures[BASE].rstrip('.')}. "
-                "Mend the task's score, or the data, and run again."
+                "Correct the task or its data, and run again."
             )
 
 
 def _entry(block: FlaggedSpan, training: FlaggedSpan, seeds: Sequence[int], journal: ImportanceJournal) -> Score:
-    known = {seed: journal.results[key] for seed in seeds if (key := key_of(training, seed)) in journal.results}
+    known = {seed: journal.results[key] for seed in seeds if (key := job_key(training, seed)) in journal.results}
     if not known:
-        reasons = dict.fromkeys(journal.failures[key_of(training, seed)] for seed in seeds)
+        reasons = dict.fromkeys(journal.failures[job_key(training, seed)] for seed in seeds)
         return Score(span=block, reason="; ".join(reasons))
     return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
 
 
-def _tell_what_is_missing(table: ImportanceTable, seeds: int) -> None:
+def _warn_if_incomplete(table: ImportanceTable, seeds: int) -> None:
+    """Give an IncompleteTable warning if trainings failed. Raise TableError if all failed."""
     failed = [entry for entry in table.entries if entry.reason is not None]
     partly = [entry for entry in table.entries if 0 < len(entry.samples) < seeds]
     if len(failed) == len(table.entries):
         raise TableError(
-            f"Every training failed. The first one: {failed[0].span}: {str(failed[0].reason).rstrip('.')}. Mend "
-            "that, and run it again with retry=True, or with --retry on the command line."
+            f"Every training failed. The first failure: {failed[0].span}: {str(failed[0].reason).rstrip('.')}. Correct "
+            "this, and run again with retry=True (--retry)."
         )
     lines = []
     if failed:
-        lines += [
-            f"{count(len(failed), 'block')} of {len(table.entries)} could not be trained, and no plan will use them:",
-            *(f"  {entry.span}: {entry.reason}" for entry in failed),
-        ]
+        lines += [f"{count(len(failed), 'block')} of {len(table.entries)} could not be trained; no plan will use them:"]
+        lines += [f"  {entry.span}: {entry.reason}" for entry in failed]
     if partly:
-        lines += [
-            f"{count(len(partly), 'block')} of {len(table.entries)} could not be trained as often as asked for:",
-            *(f"  {entry.span}: {len(entry.samples)} of {seeds} trainings" for entry in partly),
-        ]
+        lines += [f"{count(len(partly), 'block')} of {len(table.entries)} could not be trained with every seed:"]
+        lines += [f"  {entry.span}: {len(entry.samples)} of {seeds} trainings" for entry in partly]
     if lines:
-        lines.append(
-            "To try just these, run it again with retry=True and the same run=..., or with --retry on the command line."
-        )
+        lines += ["To run only these again, use retry=True with the same run=..., or --retry on the command line."]
         warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
 
 
-def _expect(network: object, task: object, recipe: object, executor: object) -> None:
-    expect_traced(network, "measure_importance")
-    expect_task(task)
-    expect_holdout(task)
+def _check_arguments(network: object, task: object, recipe: object, executor: object) -> None:
+    require_traced(network, "measure_importance")
+    check_task(task)
+    check_has_holdout(task)
     check_is_executor(executor)
     if not isinstance(recipe, Recipe):
-        raise InvalidValue(f"measure_importance() takes a Recipe or the name of one, found {recipe!r:.80}.")
+        raise InvalidValue(f"measure_importance() takes a Recipe or the name of a preset, found {recipe!r:.80}.")

@@ -1,18 +1,20 @@
-"""The scheduling of jobs: attempts, retries, and the loop that hands jobs to a pool of workers."""
+"""The scheduling of jobs: attempts, retries, the executor in this process, and the loop over a pool of workers."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from depthfold.errors import DepthfoldError, InvalidValue, NotFinite, lacks_memory, spoils_device
 from depthfold.jobs.base import Failure, FailureKind, Job, Outcome, Setup, Work
+from depthfold.support.coerce import as_whole
 from depthfold.support.text import one_line
 
 
@@ -293,3 +295,44 @@ class _Dispatcher:
 def _lost_attempt(event: Lost, since: float) -> Attempt:
     failure = Failure(kind=event.kind, message=event.reason)
     return Attempt(failure=failure, seconds=time.monotonic() - since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess:
+    """Runs the jobs in this process with `threads` PyTorch threads. A job starts when the previous outcome was taken.
+
+    A job that ends its process (a segmentation fault, the kernel's out-of-memory killer) also ends the caller. Use
+    `Processes` for such jobs.
+    """
+
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        as_whole("The number of threads", self.threads, InvalidValue)
+
+    def run(self, setup: Setup, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
+        return self._outcomes(setup, Queue(jobs))  # not a generator: invalid jobs raise here, not at the first next()
+
+    def _outcomes(self, setup: Setup, queue: Queue) -> Generator[Outcome, None, None]:
+        if queue.done:
+            return
+        with _torch_threads(self.threads):
+            work = run_setup(setup)
+        while (job := queue.take()) is not None:
+            with _torch_threads(self.threads):  # not around the yield: the caller keeps its own setting
+                attempt = run_attempt(work, job.payload)
+            outcome = queue.finish(job.key, attempt)
+            if outcome is not None:
+                yield outcome
+
+
+@contextlib.contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    import torch  # here, so that importing depthfold.jobs does not import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

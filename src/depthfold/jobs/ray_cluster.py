@@ -84,9 +84,11 @@ class _ActorPool:
     def __init__(self, ray: Any, options: RayCluster, setup: Setup) -> None:
         self._ray, self._options = ray, options
         if options.workers is None and not self._capacity():
+            found = ray.cluster_resources()
             raise InvalidValue(
                 f"No node of the Ray cluster has room for a worker of {options.cpus:g} CPUs and {options.gpus:g} GPUs; "
-                f"the cluster has {_resources(ray)}. Use smaller workers, or set workers=... to wait for more nodes."
+                f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in all. "
+                "Use smaller workers, or set workers=... to wait for more nodes."
             )
         self._setup = ray.put(ray.cloudpickle.dumps(setup))  # once for all actors
         self._actor = ray.remote(Worker).options(
@@ -155,8 +157,3 @@ def lost_actor(worker: Any, error: Exception) -> Lost:
     if type(error).__name__ == "OutOfMemoryError":  # Ray kills workers before the kernel does
         return Lost(worker=worker, reason=reason, kind="out of memory")
     return Lost(worker=worker, reason=reason)
-
-
-def _resources(ray: Any) -> str:
-    found = ray.cluster_resources()
-    return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in all"

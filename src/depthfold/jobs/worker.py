@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from typing import Any
 
 from depthfold.jobs.pool import Attempt, describe_error, run_attempt
 
@@ -35,10 +34,7 @@ class Worker:
         return None
 
     def attempt(self, payload: bytes) -> Attempt:
-        return run_attempt(self._unpickle_and_work, payload)
-
-    def _unpickle_and_work(self, payload: bytes) -> Any:
-        return self._work(pickle.loads(payload))
+        return run_attempt(lambda pickled: self._work(pickle.loads(pickled)), payload)
 
 
 def environment_variables(threads: int, visible_gpus: str | None) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""T[i, j], measured on the machine and the runtime that will run the network, and what follows from it."""
+"""Measure latencies: the table T[i, j, b], plans end to end, and profiles of any network."""
 
-from depthfold.core.profile import Profile, side_by_side
+from depthfold.core import Profile, side_by_side
 from depthfold.latency.calibration import DoubtfulTable
 from depthfold.latency.choose import choose
 from depthfold.latency.measure import measure_latency

@@ -1,4 +1,4 @@
-"""Blocks: what a span becomes, as a network of its own that can be timed."""
+"""Blocks: the convolution that a span becomes, as a module that can be timed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, Network, Span
-from depthfold.core.network import free_positions
-from depthfold.core.shape import as_pad_argument
+from depthfold.core import ConvShape, Network, Span, as_pad_argument, free_positions
 from depthfold.errors import BackendError
 from depthfold.merging import random_module, use_plain_layers
 from depthfold.rewriting import activation_module, activation_names
@@ -23,7 +21,7 @@ from depthfold.tracing import TracedNetwork
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A skip that the span does not hold, so that its addition stays: the map it adds, or projects and adds."""
+    """A skip that ends inside the block but starts before it: its addition stays, after a projection if it has one."""
 
     channels: int
     size: tuple[int, ...]
@@ -32,7 +30,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """All that the time of a block depends on. Spans with equal ones are timed once."""
+    """Everything that the time of a block depends on. Spans with equal shapes are timed once."""
 
     shape: ConvShape
     in_size: tuple[int, ...]
@@ -42,18 +40,18 @@ class BlockShape:
 
     @property
     def key(self) -> str:
-        """A name for journals: the same in every run."""
+        """The key of the block in journals: the same in every run."""
         return digest(encode(self))
 
     @property
     def elements(self) -> tuple[int, int]:
-        """How many numbers the block reads and writes."""
+        """The number of elements that the block reads, and that it writes."""
         size = torch.Size(self.in_size).numel()
         out = torch.Size(self.shape.out_size(self.in_size)).numel()
         return self.batch * self.shape.in_channels * size, self.batch * self.shape.out_channels * out
 
-    def activated(self, b: bool) -> int:
-        """Return how many more numbers are activated if the block has an activation (b) or not than as it is timed."""
+    def extra_activations(self, b: bool) -> int:
+        """Return how many more elements pass an activation with flag b than in the block that is timed."""
         return (b - (self.activation is not None)) * self.elements[1]
 
     @property
@@ -61,8 +59,7 @@ class BlockShape:
         return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """One random example, as often as the batch has: drawing every number of a large batch takes longer than
-        timing the block."""
+        """Return one random example, repeated to fill the batch: drawing a large batch takes longer than timing it."""
         generator = torch.Generator().manual_seed(0)
         sizes = [(self.shape.in_channels, self.in_size), *((b.channels, b.size) for b in self.branches)]
         return tuple(
@@ -71,7 +68,7 @@ class BlockShape:
 
 
 def block_module(traced: TracedNetwork, shape: BlockShape) -> nn.Module:
-    """One convolution, the additions that stay, and the activation of the shape: random weights, for timing."""
+    """Return the convolution of a block with its additions and its activation, with random weights."""
     conv = shape.shape
     if why := conv.too_large:
         raise BackendError(f"It is too large: {why}.")
@@ -96,21 +93,15 @@ def block_module(traced: TracedNetwork, shape: BlockShape) -> nn.Module:
     return block
 
 
-def block_shape(traced: TracedNetwork, span: Span, batch: int) -> BlockShape:
-    """What the span becomes."""
-    return block_shapes(traced, (span,), batch)[span]
-
-
 def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None = None) -> dict[Span, BlockShape]:
-    """What the spans become, for batches as they reached the layers while tracing, or of a given size.
+    """Return the blocks of spans, for the batch that reached their layers while tracing, or for the given batch.
 
-    A block is timed once, so it has the likelier state of the activation at j: a layer that stays alone has what the
-    network has there, and after several in one an activation stands, the network's own or, where one may be, inserted.
+    A block is timed once, with or without an activation at j, whichever is more likely: see `timed_with_activation`.
     """
-    standing = activation_names(traced)
+    names = activation_names(traced)
 
     def shape(span: Span) -> BlockShape:
-        kind = standing[span.j - 1] if block_is_active(traced.network, span) else None
+        kind = names[span.j - 1] if timed_with_activation(traced.network, span) else None
         size = traced.network.layers[span.i].in_size
         examples = traced.blueprint.sites[span.i].batch if batch is None else batch
         return BlockShape(traced.network.merged_shape(span), size, _branches(traced.network, span), kind, examples)
@@ -119,11 +110,14 @@ def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None
 
 
 def _branches(network: Network, span: Span) -> tuple[Branch, ...]:
-    """An addition stays with the layer where its skip ends, unless the span holds the skip."""
+    """Return the skips that end at j and start before i."""
     firsts = [(skip, network.layers[skip.source]) for skip in network.skips_into(span.j) if skip.source < span.i]
     return tuple(Branch(first.shape.in_channels, first.in_size, skip.projection) for skip, first in firsts)
 
 
-def block_is_active(network: Network, span: Span) -> bool:
-    """Return True if the block of a span is timed with an activation at its end."""
+def timed_with_activation(network: Network, span: Span) -> bool:
+    """Return True if the block of a span is timed with an activation at j.
+
+    A single layer has one if the network has one there. Several layers also have one if it may be inserted there.
+    """
     return span.j in network.activations or (len(span) > 1 and span.j in free_positions(network))

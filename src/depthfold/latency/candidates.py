@@ -1,10 +1,12 @@
-"""Candidates: blocks and whole networks, built with random weights, compiled, timed in turns and noted."""
+"""Candidates: blocks and whole networks with random weights, compiled, timed in rounds and recorded in the journal."""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import nn
@@ -13,179 +15,185 @@ from depthfold.backends import Backend, Compiled, Inputs, backend_errors
 from depthfold.core import Plan
 from depthfold.errors import BackendError, OutOfMemory
 from depthfold.latency.blocks import BlockShape, block_module
+from depthfold.latency.calibration import DoubtfulTable, describe_journal
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.timer import Timer
+from depthfold.latency.timer import Rounds, Timer, milliseconds
 from depthfold.merging import sketch
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.tracing.functional import conv_tensors
 
-# What is compiled to be timed: made, and freed in the end, so that it fails in the words of a runtime.
-
 Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+# The candidates that are compiled at the same time have at most this many elements together (2 GB in float32).
+MAX_ELEMENTS = 512_000_000
+# If the time of a block has changed by more than this, new blocks are not comparable with those in the journal.
+MAX_SPEED_CHANGE = 0.15
 
 
 def build(backend: Backend, make: Callable[[], tuple[nn.Module, Inputs]]) -> Compiled:
-    """Compile what `make` returns. What cannot even be made, for want of memory, fails as if the runtime refused it."""
+    """Compile the module that `make` returns. If `make` runs out of memory, this is also a BackendError."""
     with backend_errors("It cannot be built"):
         return backend.compile(*make())
-
-
-@contextlib.contextmanager
-def held(compiled: Mapping[Key, Compiled]) -> Iterator[Mapping[Key, Compiled]]:
-    """Close all of them in the end. That fails, too, on a device that is spoiled."""
-    try:
-        yield compiled
-    finally:
-        with backend_errors("What was compiled cannot be freed"):
-            for one in compiled.values():
-                one.close()
-
-
-# How many turns were taken and are still to come, for whoever watches.
-
-
-class Tally:
-    """Counts turns. How many there will be is known only in the end: what spreads too widely gets more of them, and
-    what fails gets none. So the total is announced again whenever it changes, before the turn that would end it."""
-
-    __slots__ = ("_done", "_left", "_progress", "_step", "_what")
-
-    def __init__(self, what: str, progress: Progress, done: int, left: Mapping[str, int]) -> None:
-        self._what, self._progress, self._done, self._left = what, progress, done, dict(left)
-        self._announce()
-
-    def turn(self, key: str, left: int) -> None:
-        """One turn of this candidate was taken, and so many are left."""
-        foreseen = self._left[key]
-        self._left[key] = left + 1
-        if left + 1 != foreseen:
-            self._announce()
-        self._left[key] = left
-        self._done += 1
-        self._step()
-
-    def failed(self, key: str) -> None:
-        """This candidate gets no more turns."""
-        if self._left.pop(key, 0):
-            self._announce()
-
-    def _announce(self) -> None:
-        self._step = self._progress(self._what, self._done + sum(self._left.values()), self._done)
-
-
-Item = TypeVar("Item")
-
-# Candidates that are compiled at the same time may hold so many numbers in all (2 GB in single precision).
-TOGETHER = 512_000_000
 
 
 def build_plan(traced: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
     return build(backend, lambda: (sketch(rewrite(traced, plan)), inputs))
 
 
-def build_block(traced: TracedNetwork, backend: Backend, block: BlockShape) -> Compiled:
-    return build(backend, lambda: (block_module(traced, block), block.inputs()))
+@contextlib.contextmanager
+def closing_all(compiled: Mapping[Key, Compiled]) -> Iterator[Mapping[Key, Compiled]]:
+    """Close all of them at the end. This also fails on a device that an error has made unusable."""
+    try:
+        yield compiled
+    finally:
+        with backend_errors("The compiled modules cannot be closed"):
+            for one in compiled.values():
+                one.close()
 
 
-def time_blocks(
-    traced: TracedNetwork,
-    backend: Backend,
-    blocks: Mapping[str, BlockShape],
-    journal: LatencyJournal,
-    timer: Timer,
-    progress: Progress,
-) -> None:
-    """Blocks by their keys in the journal, each alone."""
+class RoundCounter:
+    """Counts rounds for a progress bar.
 
-    def compiled(block: BlockShape) -> Compiled:
-        return build_block(traced, backend, block)
-
-    _measure("blocks", blocks, compiled, lambda block: block.parameters + sum(block.elements), journal, timer, progress)
-
-
-def time_plans(
-    traced: TracedNetwork,
-    backend: Backend,
-    plans: Iterable[Plan],
-    journal: LatencyJournal,
-    timer: Timer,
-    progress: Progress,
-    what: str = "networks",
-) -> None:
-    """Whole networks, as the plans fold them."""
-    inputs = traced.example_tensors()
-
-    def compiled(plan: Plan) -> Compiled:
-        return build_plan(traced, backend, plan, inputs)
-
-    outside = _numbers_outside(traced, inputs)
-
-    def size(plan: Plan) -> int:
-        return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
-
-    _measure(what, {journal.name_plan(plan): plan for plan in plans}, compiled, size, journal, timer, progress)
-
-
-def _numbers_outside(traced: TracedNetwork, inputs: Inputs) -> int:
-    """How many numbers a network holds besides the weights of its layers: stem, head and inputs are in every plan."""
-    nodes = {node.name: node for node in traced.graph.graph.nodes}
-    layers = {id(tensor) for site in traced.blueprint.sites for tensor in conv_tensors(traced.graph, nodes[site.conv])}
-    tensors = (*traced.graph.parameters(), *traced.graph.buffers(), *inputs)
-    return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)
-
-
-def _measure(
-    what: str,
-    items: Mapping[str, Item],
-    compiled: Callable[[Item], Compiled],
-    size: Callable[[Item], int],
-    journal: LatencyJournal,
-    timer: Timer,
-    progress: Progress,
-) -> None:
-    """Compile what is not known well enough yet, as much at a time as fits into memory, and time it in turns.
-
-    What the runtime rejects, or fails to run while it is timed, keeps its reason, and the rest goes on. A device that
-    is spoiled ends it, and nobody gets a reason: run again, with the journal, it goes on.
+    The total changes: a candidate with a large spread gets more rounds, and one that fails gets no more. A new total is
+    announced before the last step of the old one, so that the bar is never full too early.
     """
-    missing = {
-        key: item for key, item in items.items() if key not in journal.reasons and not timer.enough(journal.turns[key])
-    }
-    taken = sum(len(journal.turns[key]) for key in items)
-    tally = Tally(what, progress, taken, {key: timer.left(journal.turns[key]) for key in missing})
-    if not missing:
-        return
-    compiling = Tally(f"compiling {what}", progress, 0, dict.fromkeys(missing, 1))  # may take longer than the turns
 
-    def compile_one(key: str) -> Compiled:
-        candidate = compiled(items[key])
-        compiling.turn(key, 0)
-        return candidate
+    __slots__ = ("_done", "_progress", "_remaining", "_step", "_what")
 
-    def keep(key: str, samples: tuple[float, ...]) -> None:
-        journal.keep_turn(key, samples)
-        tally.turn(key, timer.left(journal.turns[key]))
+    def __init__(self, what: str, progress: Progress, done: int, remaining: Mapping[str, int]) -> None:
+        self._what, self._progress, self._done, self._remaining = what, progress, done, dict(remaining)
+        self._announce()
 
-    def fail(key: str, error: BackendError) -> None:
-        if isinstance(error, OutOfMemory) and len(candidates) > 1:  # perhaps only beside the others: alone, later
-            queues.append(deque([key]))
-        else:
-            reject(key, str(error))
+    def step(self, key: str, remaining: int) -> None:
+        """Count one round of this candidate. `remaining` rounds follow."""
+        expected = self._remaining[key]
+        self._remaining[key] = remaining + 1
+        if remaining + 1 != expected:
+            self._announce()
+        self._remaining[key] = remaining
+        self._done += 1
+        self._step()
 
-    def reject(key: str, reason: str) -> None:
-        journal.keep_reason(key, reason)
-        tally.failed(key)
-        compiling.failed(key)
+    def fail(self, key: str) -> None:
+        """Expect no more rounds of this candidate."""
+        if self._remaining.pop(key, 0):
+            self._announce()
 
-    queues = deque([deque(missing)])
-    while queues:
-        queue = queues.popleft()
-        while queue:
-            candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject)
-            with held(candidates):
-                timer.measure(candidates, journal.turns, keep, fail)
+    def _announce(self) -> None:
+        self._step = self._progress(self._what, self._done + sum(self._remaining.values()), self._done)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTimer:
+    """Compiles and times blocks and whole networks of a traced network, and records the results in a journal."""
+
+    traced: TracedNetwork
+    journal: LatencyJournal
+    timer: Timer
+    progress: Progress
+
+    def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
+        """Time each block alone. The keys are those of the journal."""
+        self._warn_if_speed_changed(backend, blocks)
+
+        def size(block: BlockShape) -> int:
+            return block.parameters + sum(block.elements)
+
+        self._time("blocks", blocks, lambda block: self._build_block(backend, block), size)
+
+    def time_plans(self, backend: Backend, plans: Iterable[Plan], what: str = "networks") -> None:
+        """Time the merged network of each plan."""
+        traced, inputs = self.traced, self.traced.example_tensors()
+        outside = _elements_outside(traced, inputs)
+
+        def size(plan: Plan) -> int:
+            return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
+
+        items = {self.journal.add_plan(plan): plan for plan in plans}
+        self._time(what, items, lambda plan: build_plan(traced, backend, plan, inputs), size)
+
+    def _build_block(self, backend: Backend, block: BlockShape) -> Compiled:
+        return build(backend, lambda: (block_module(self.traced, block), block.inputs()))
+
+    def _is_missing(self, key: str) -> bool:
+        return key not in self.journal.reasons and not self.timer.is_done(self.journal.rounds[key])
+
+    def _warn_if_speed_changed(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
+        """Time a block of the journal again before others are added, and warn if its time has changed.
+
+        Use the block with the median time: it is typical, and not the first, which was timed on a cold machine.
+        """
+        journal = self.journal
+        earlier = sorted((key for key in blocks if journal.is_timed(key)), key=journal.time)
+        if not earlier or not any(map(self._is_missing, blocks)):
+            return
+        key = earlier[len(earlier) // 2]
+        rounds: dict[str, Rounds] = {}
+        try:
+            with closing_all({key: self._build_block(backend, blocks[key])}) as again:
+                self.timer.measure(again, rounds)
+        except BackendError:  # for example, no memory is free now: then the new blocks will fail as well
+            return
+        change = milliseconds(rounds[key]) / journal.time(key)
+        if abs(change - 1) > MAX_SPEED_CHANGE:
+            warnings.warn(
+                f"A block of {describe_journal(journal.path)} now takes {change:.2f} times as long as when it was "
+                "measured, so new entries are not comparable. Delete it, and measure again when nothing else runs.",
+                DoubtfulTable,
+                stacklevel=4,
+            )
+
+    def _time(
+        self,
+        what: str,
+        items: Mapping[str, Item],
+        compile_item: Callable[[Item], Compiled],
+        size: Callable[[Item], int],
+    ) -> None:
+        """Compile the missing items, as many at a time as fit into memory, and time them in rounds.
+
+        An item that fails gets a reason, and the others continue. A device that an error has made unusable ends the
+        measurement without a reason for any item, so that the next run can resume.
+        """
+        journal, timer = self.journal, self.timer
+        missing = {key: item for key, item in items.items() if self._is_missing(key)}
+        done = sum(len(journal.rounds[key]) for key in items)
+        remaining = {key: timer.remaining(journal.rounds[key]) for key in missing}
+        counter = RoundCounter(what, self.progress, done, remaining)
+        if not missing:
+            return
+        compiling = RoundCounter(f"compiling {what}", self.progress, 0, dict.fromkeys(missing, 1))
+
+        def compile_one(key: str) -> Compiled:
+            candidate = compile_item(items[key])
+            compiling.step(key, 0)
+            return candidate
+
+        def add(key: str, samples: tuple[float, ...]) -> None:
+            journal.write_round(key, samples)
+            counter.step(key, timer.remaining(journal.rounds[key]))
+
+        def fail(key: str, error: BackendError) -> None:
+            if isinstance(error, OutOfMemory) and len(candidates) > 1:  # it may fit alone: try that later
+                queues.append(deque([key]))
+            else:
+                reject(key, str(error))
+
+        def reject(key: str, reason: str) -> None:
+            journal.add_reason(key, reason)
+            counter.fail(key)
+            compiling.fail(key)
+
+        queues = deque([deque(missing)])
+        while queues:
+            queue = queues.popleft()
+            while queue:
+                candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject)
+                with closing_all(candidates):
+                    timer.measure(candidates, journal.rounds, add, fail)
 
 
 def _compile_some(
@@ -194,17 +202,25 @@ def _compile_some(
     size: Callable[[str], int],
     reject: Callable[[str, str], None],
 ) -> dict[str, Compiled]:
-    """As many from the front of the queue as fit into memory together."""
+    """Compile as many candidates from the front of the queue as fit into memory together."""
     candidates: dict[str, Compiled] = {}
     total = 0
-    while queue and not (candidates and total + size(queue[0]) > TOGETHER):
+    while queue and not (candidates and total + size(queue[0]) > MAX_ELEMENTS):
         key = queue[0]
         try:
             candidates[key] = compile_one(key)
         except BackendError as error:
-            if candidates and isinstance(error, OutOfMemory):  # perhaps only beside the others: first of the next ones
+            if candidates and isinstance(error, OutOfMemory):  # it may fit without the others: try it first next time
                 break
             reject(key, str(error))
         queue.popleft()
         total += size(key)
     return candidates
+
+
+def _elements_outside(traced: TracedNetwork, inputs: Inputs) -> int:
+    """Return the number of elements besides the weights of the layers: those of stem, head and inputs."""
+    nodes = {node.name: node for node in traced.graph.graph.nodes}
+    layers = {id(tensor) for site in traced.blueprint.sites for tensor in conv_tensors(traced.graph, nodes[site.conv])}
+    tensors = (*traced.graph.parameters(), *traced.graph.buffers(), *inputs)
+    return sum(tensor.numel() for tensor in tensors if id(tensor) not in layers)

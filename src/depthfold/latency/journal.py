@@ -1,4 +1,4 @@
-"""The journal of latencies: what was measured so far, in memory and in the run folder."""
+"""The journal of latencies: all measurements so far, in memory and in the run folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from depthfold.core import Environment, Plan
 from depthfold.errors import InvalidValue
-from depthfold.latency.timer import Turns, milliseconds
+from depthfold.latency.timer import Rounds, milliseconds
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import LATENCY_JOURNAL
 from depthfold.support.document import decode
@@ -25,49 +25,49 @@ def latency_inputs(traced: TracedNetwork, environment: Environment) -> dict[str,
 
 
 class LatencyJournal(Journal):
-    """Turns, and reasons of what could not be measured, by key. A key names a block or a plan."""
+    """Samples by round, and reasons of failures. A key is that of a block or a plan."""
 
     def __init__(self, run: str | Path | None, traced: TracedNetwork, environment: Environment) -> None:
-        self.turns: dict[str, Turns] = defaultdict(list)
+        self.rounds: dict[str, Rounds] = defaultdict(list)
         self.reasons: dict[str, str] = {}
         self.plans: dict[str, Plan] = {}
         self.shares: dict[str, list[float]] = defaultdict(list)
         super().__init__(journal_in(run, LATENCY_JOURNAL), latency_inputs(traced, environment))
 
-    def keep_turn(self, key: str, samples: tuple[float, ...]) -> None:
-        """Write a turn. The timer has added it to `turns` already."""
+    def write_round(self, key: str, samples: tuple[float, ...]) -> None:
+        """Write a round that the timer has already added to `rounds`."""
         self.append({"key": key, "samples": samples})
 
-    def keep_reason(self, key: str, reason: str) -> None:
+    def add_reason(self, key: str, reason: str) -> None:
         self.reasons[key] = reason
         self.append({"key": key, "reason": reason})
 
-    def name_plan(self, plan: Plan) -> str:
-        """Return the key of a plan, and keep the plan, so that later fits can use its latency."""
+    def add_plan(self, plan: Plan) -> str:
+        """Add a plan, so that later fits can use its latency, and return its key."""
         key = f"plan {sorted(plan.activations)} {list(plan.cuts)}"
         if key not in self.plans:
             self.plans[key] = plan
             self.append({"key": key, "activations": sorted(plan.activations), "cuts": list(plan.cuts)})
         return key
 
-    def keep_share(self, plan: Plan, share: float) -> None:
-        """Keep the latency that choose() measured, as a share of the original timed beside it.
+    def add_share(self, plan: Plan, share: float) -> None:
+        """Add a latency that choose() measured, as a share of the original's latency measured at the same time.
 
-        The machine may be faster or slower than when the table was made, so milliseconds would not be comparable.
+        Milliseconds would not be comparable: the machine may be faster or slower than when the table was made.
         """
-        key = self.name_plan(plan)
+        key = self.add_plan(plan)
         self.shares[key].append(share)
         self.append({"key": key, "share": share})
 
-    def timed(self, key: str) -> bool:
-        """Return True if it has a time. A block that failed in its third turn has samples, and a reason."""
-        return bool(self.turns.get(key)) and key not in self.reasons
+    def is_timed(self, key: str) -> bool:
+        """Return True if it has a time. A block that failed in its third round has samples, but also a reason."""
+        return bool(self.rounds.get(key)) and key not in self.reasons
 
     def samples(self, key: str) -> tuple[float, ...]:
-        return tuple(sample for turn in self.turns.get(key, []) for sample in turn)
+        return tuple(sample for samples in self.rounds.get(key, []) for sample in samples)
 
     def time(self, key: str) -> float:
-        return milliseconds(self.turns[key])
+        return milliseconds(self.rounds[key])
 
     def take(self, record: dict[str, Any]) -> None:
         key = decode(str, record["key"], "key")
@@ -75,8 +75,8 @@ class LatencyJournal(Journal):
             samples = decode(tuple[float, ...], record["samples"], "samples")
             if not samples:
                 raise InvalidValue("samples: expected at least one, found none.")
-            self.turns[key].append(samples)
-            self.reasons.pop(key, None)  # it was retried after that, and ran
+            self.rounds[key].append(samples)
+            self.reasons.pop(key, None)  # it was retried and ran
         elif "share" in record:
             self.shares[key].append(decode(float, record["share"], "share"))
         elif "reason" in record:

@@ -1,4 +1,4 @@
-"""measure_latency(): the table T[i, j], on this machine and the runtime that will run the network."""
+"""measure_latency(): the table T[i, j, b] on this machine and the given runtime."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from statistics import median
 from typing import Literal, get_args
 
 from depthfold.backends import Backend, SupportsInside, get
-from depthfold.core import Calibration, LatencyTable, Network, Plan, Span, Timing
+from depthfold.core import Calibration, LatencyTable, Network, Plan, Space, Span, Timing
 from depthfold.core.latency_table import COSTS
-from depthfold.core.network import Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes
-from depthfold.latency.calibration import Whole, doubt_calibration, doubt_journal, fit
-from depthfold.latency.candidates import time_blocks, time_plans
+from depthfold.latency.calibration import TimedNetwork, fit, warn_if_inaccurate
+from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.samples import fast_plans, passable, plans_of_all_depths
+from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
-from depthfold.tracing import TracedNetwork, expect_traced
+from depthfold.tracing import TracedNetwork, require_traced
 
 Mode = Literal["in context", "alone"]
 
-# So many of the whole networks for the calibration are plans of all depths; the rest are nearly as fast as can be.
+# The share of the calibration's networks that are random plans of all depths. The others are nearly the fastest plans.
 RANDOM_SHARE = 0.7
-_WAYS_OUT = "Name another runtime, or other options of it, or try them again with retry=True (--retry)"
+_FIX = "Use another runtime or other options, or try again with retry=True (--retry)"
 
 
 def measure_latency(
@@ -43,61 +42,37 @@ def measure_latency(
 ) -> LatencyTable:
     """Measure how long every span of the search space takes as one convolution.
 
-    Blocks that are equal are timed once, each alone. In the mode "in context" they run as the runtime runs them inside
-    a network, where it can say how that differs; some whole networks (`networks` of them) are timed, too, and the table
-    is calibrated so that its sum over a plan predicts the latency of the merged network, with what the activations cost
-    that the plan leaves out or inserts. "alone" is the paper's table.
-    With a run folder, `run`, everything measured is kept in its journal: run again, it continues there. With `retry`,
-    what the runtime rejected before, for example because it ran out of memory, is tried once more.
-    The batch and the input size are those with which the network was traced. `progress` is told how far it is; without
-    one, a terminal shows bars with the time that is left.
+    Equal blocks are timed once, each alone. In the mode "in context", `networks` whole networks are also timed, and the
+    table is calibrated so that its sum over a plan predicts the latency of the merged network, including the cost of
+    activations that the plan leaves out or inserts. The mode "alone" gives the paper's table.
+
+    With a run folder, `run`, every measurement is written to a journal, and the next call resumes there. With `retry`,
+    blocks that failed before, for example because memory ran out, are tried again. The batch and the input size are
+    those of the traced network. Without `progress`, progress bars are shown on a terminal.
     """
-    expect_traced(traced, "measure_latency")
-    if mode not in get_args(Mode):
-        raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
-    if mode == "in context" and (type(networks) is not int or networks < 2):
-        raise InvalidValue(
-            f"A calibration needs two whole networks at least, found networks={networks!r}. Ask for 2 or more (20 "
-            'unless you say otherwise), or for blocks alone with mode="alone".'
-        )
-    backend, inputs, timer = get(target), traced.example_tensors(), timer or Timer()
-    environment = backend.environment(inputs)
+    _check_arguments(traced, mode, networks)
+    backend, timer = get(target), timer or Timer()
+    environment = backend.environment(traced.example_tensors())
     blocks = block_shapes(traced, traced.spans(space))
-    if mode == "in context" and traced.depth == len(blocks) > 0:
-        wider = ", or try the search space 'full'" if space == "paper" else ""
-        raise TableError(
-            f"Nothing in this network can be merged in the search space {space!r}, so there is nothing to choose. "
-            f"Print it, for the reasons{wider}."
-        )
-    block_backend = backend.inside() if mode == "in context" and isinstance(backend, SupportsInside) else backend
-    # What the blocks are called in the journal: those that another runtime runs must not be taken for them.
-    runtime = "" if block_backend == backend else f"{block_backend.environment(inputs).runtime} "
+    in_context = mode == "in context"
+    if in_context:
+        _check_mergeable(traced, blocks, space)
+    block_backend = backend.inside() if in_context and isinstance(backend, SupportsInside) else backend
+    # Blocks that run on another runtime have other keys in the journal.
+    runtime = "" if block_backend == backend else f"{block_backend.environment(traced.example_tensors()).runtime} "
     keys = {span: runtime + block.key for span, block in blocks.items()}
+    calibration = None
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
             journal.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
-        distinct = {keys[span]: block for span, block in blocks.items()}
-        doubt_journal(traced, block_backend, distinct, journal, timer)
-        time_blocks(traced, block_backend, distinct, journal, timer, progress)
-        times = {span: journal.time(key) for span, key in keys.items() if journal.timed(key)}
-        calibration = None
-        if mode == "in context":
-            some = max(2, round(RANDOM_SHARE * networks))
-            usable = passable(traced.depth, times)
-            if not usable:
-                raise _no_way(journal)
-            thin = some >= len(COSTS)  # with fewer, a fit could not tell what activations cost from what else differs
-            plans = tuple(plans_of_all_depths(traced.network, usable, some, thin=thin))
-            time_plans(traced, backend, plans, journal, timer, progress)
-            # From these alone, whatever else the journal holds: a resumed run must choose the same plans to go on with.
-            first = fit(wholes(traced.network, journal, times, plans), blocks, times)
-            guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
-            fast = fast_plans(traced.network, guess, networks - some, thin=thin)
-            time_plans(traced, backend, fast, journal, timer, progress, "fast networks")
-            calibration = fit(wholes(traced.network, journal, times, journal.plans.values()), blocks, times)
-            doubt_calibration(calibration, journal.path)
+        candidates = CandidateTimer(traced, journal, timer, progress)
+        candidates.time_blocks(block_backend, {keys[span]: block for span, block in blocks.items()})
+        if in_context:
+            times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
+            calibration = _calibrate(candidates, backend, blocks, times, networks)
+            warn_if_inaccurate(calibration, journal.path)
     return LatencyTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
@@ -108,42 +83,86 @@ def measure_latency(
     )
 
 
-def wholes(
+def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
+    require_traced(traced, "measure_latency")
+    if mode not in get_args(Mode):
+        raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
+    if mode == "in context" and (type(networks) is not int or networks < 2):
+        raise InvalidValue(
+            f"A calibration needs at least two whole networks, found networks={networks!r}. Use 2 or more (the default "
+            'is 20), or mode="alone".'
+        )
+
+
+def _check_mergeable(traced: TracedNetwork, blocks: Mapping[Span, BlockShape], space: Space) -> None:
+    if traced.depth == len(blocks) > 0:
+        wider = ", or try the search space 'full'" if space == "paper" else ""
+        raise TableError(
+            f"Nothing in this network can be merged in the search space {space!r}. Print the network to see the "
+            f"reasons{wider}."
+        )
+
+
+def _calibrate(
+    candidates: CandidateTimer,
+    backend: Backend,
+    blocks: Mapping[Span, BlockShape],
+    times: Mapping[Span, float],
+    count: int,
+) -> Calibration:
+    """Time whole networks and fit the times of the blocks to them."""
+    network, journal = candidates.traced.network, candidates.journal
+    usable = usable_spans(network.depth, times)
+    if not usable:
+        raise _no_network(journal)
+    random = max(2, round(RANDOM_SHARE * count))
+    drop = random >= len(COSTS)  # with fewer networks, a fit could not separate activations from the other costs
+    plans = tuple(plans_of_all_depths(network, usable, random, drop_activations=drop))
+    candidates.time_plans(backend, plans)
+    # Use only these plans, not all plans of the journal, so that a resumed run selects the same plans below.
+    first = fit(timed_networks(network, journal, times, plans), blocks, times)
+    guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
+    fast = nearly_fastest_plans(network, guess, count - random, drop_activations=drop)
+    candidates.time_plans(backend, fast, "fast networks")
+    return fit(timed_networks(network, journal, times, journal.plans.values()), blocks, times)
+
+
+def timed_networks(
     network: Network, journal: LatencyJournal, times: Mapping[Span, float], plans: Iterable[Plan]
-) -> list[Whole]:
-    """Those of the plans that were timed as whole networks and whose blocks were timed, too."""
+) -> list[TimedNetwork]:
+    """Return the plans that were timed as whole networks and whose blocks were also timed."""
     found = []
-    original = journal.name_plan(network.vanilla)
+    original = journal.add_plan(network.vanilla)
     for plan in plans:
-        key = journal.name_plan(plan)
+        key = journal.add_plan(plan)
         segments, activations = network.segments(plan), network.final_activations(plan)
         if all(span in times for span in segments):
-            if journal.timed(key):
-                found.append(Whole(segments, journal.time(key), activations))
-            elif journal.shares.get(key) and journal.timed(original):
-                found.append(Whole(segments, median(journal.shares[key]) * journal.time(original), activations))
-    if len({whole.segments for whole in found}) < 2:
-        advice = "Measure with more networks"
-        if said := _all_reasons(journal):
-            advice = f"The runtime says: {said}. {_WAYS_OUT}"
+            if journal.is_timed(key):
+                found.append(TimedNetwork(segments, journal.time(key), activations))
+            elif journal.shares.get(key) and journal.is_timed(original):
+                latency = median(journal.shares[key]) * journal.time(original)
+                found.append(TimedNetwork(segments, latency, activations))
+    if len({timed.segments for timed in found}) < 2:
+        reasons = _all_reasons(journal)
+        fix = f"The runtime reported: {reasons}. {_FIX}" if reasons else "Measure with more networks"
         raise TableError(
-            f"Only {len(found)} whole networks could be timed, and a calibration needs two different ones. {advice}; "
-            'in Python, mode="alone" gives a table of the blocks alone.'
+            f"Only {len(found)} whole networks could be timed, but a calibration needs two different ones. {fix}; "
+            'in Python, mode="alone" needs none.'
         )
     return found
 
 
-def _no_way(journal: LatencyJournal) -> TableError:
+def _no_network(journal: LatencyJournal) -> TableError:
     if not journal.reasons:
-        return TableError("This network has no layers that can be timed. Print it: every convolution has its reason.")
+        return TableError("This network has no layers that can be timed. Print the network to see the reasons.")
     return TableError(
-        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(journal)}. {_WAYS_OUT}; in "
+        f"The runtime rejected so many blocks that no whole network is left: {_all_reasons(journal)}. {_FIX}; in "
         'Python, mode="alone" gives a table with the reasons.'
     )
 
 
 def _all_reasons(journal: LatencyJournal) -> str:
-    """Each one once, to stand in a sentence: some of them end with a full stop."""
+    """Return each reason once, without a full stop at the end."""
     return "; ".join(dict.fromkeys(reason.removesuffix(".") for reason in journal.reasons.values()))
 
 
@@ -153,10 +172,10 @@ def _entry(span: Span, block: BlockShape, key: str, journal: LatencyJournal, cal
     samples, time = journal.samples(key), journal.time(key)
     if calibration is None:
         return Timing.measured(span, samples, (time, time))
-    without, with_one = (_in_context(span, time, block, calibration, block.activated(b)) for b in (False, True))
+    without, with_one = (_in_context(span, time, block, calibration, block.extra_activations(b)) for b in (False, True))
     return Timing.measured(span, samples, (without, with_one), calibration.slope)
 
 
-def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, activated: int = 0) -> float:
-    inside = calibration.in_context(alone, *block.elements, activated)
+def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, extra: int = 0) -> float:
+    inside = calibration.in_context(alone, *block.elements, extra)
     return inside + (calibration.outside if span.i == 0 else 0.0)

@@ -1,7 +1,7 @@
-"""The timer: many candidates measured in turns, until each is known well enough.
+"""A timer that measures many candidates in rounds, until the time of each is known well enough.
 
-One candidate after another would be unfair on a machine that drifts (clocks, temperature, neighbours): the turns are
-short and go round, so that a bad moment hurts all alike. Every sample is kept.
+The speed of a machine drifts (clocks, temperature, other processes). Each round runs every candidate a few times, so
+that a drift affects all of them equally. All samples are kept.
 """
 
 from __future__ import annotations
@@ -16,41 +16,45 @@ from depthfold.backends import backend_errors
 from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")
-Turns = list[tuple[float, ...]]  # the samples of each turn, in milliseconds
+Rounds = list[tuple[float, ...]]  # the samples of each round, in milliseconds
 
 
-def milliseconds(turns: Turns) -> float:
-    """What is stated of a candidate: the median of all its samples."""
-    return median(sample for turn in turns for sample in turn)
+def milliseconds(rounds: Rounds) -> float:
+    """Return the latency of a candidate: the median of all its samples."""
+    return median(sample for samples in rounds for sample in samples)
 
 
 class Timed(Protocol):
-    """What can be timed: one run takes so many seconds."""
+    """A candidate. `seconds` runs it once and returns the time that it took."""
 
     def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
-    """How long and how often to measure.
+    """The settings of a measurement.
 
-    A candidate is first run until it is steady: two windows of `window` runs in a row whose medians differ by less
-    than `steady`, or `warmup` seconds. Then it gets `turns` turns of at least `samples` runs and `turn` seconds. While
-    the middle half of its samples is spread over more than `spread` of the median, it gets up to `extra` turns more.
+    A candidate first warms up: until the medians of two consecutive windows of `window` runs differ by at most
+    `steady`, or for `warmup` seconds. Then it gets `rounds` rounds of at least `samples` runs and `round_seconds`
+    seconds. While the interquartile range of its samples exceeds `spread` times the median, it gets further rounds, at
+    most `extra`.
     """
 
     warmup: float = 0.5
     window: int = 5
     steady: float = 0.05
-    turns: int = 5
+    rounds: int = 5
     samples: int = 5
-    turn: float = 0.03
+    round_seconds: float = 0.03
     spread: float = 0.1
     extra: int = 10
 
     def __post_init__(self) -> None:
-        if min(self.turns, self.samples, self.window) < 1 or min(self.warmup, self.turn, self.spread, self.extra) < 0:
-            raise InvalidValue(f"A timer needs one turn, sample and window at least, and no negative time: {self}.")
+        counts, others = (self.rounds, self.samples, self.window), (self.warmup, self.round_seconds, self.spread)
+        if min(counts) < 1 or min(*others, self.extra) < 0:
+            raise InvalidValue(
+                f"A timer needs at least one round, one sample and one run per window, and no negative values: {self}."
+            )
 
     def warm_up(self, candidate: Timed) -> None:
         deadline = time.perf_counter() + self.warmup
@@ -61,56 +65,58 @@ class Timer:
                 return
             before = now
 
-    def take_turn(self, candidate: Timed) -> tuple[float, ...]:
+    def run_once(self, candidate: Timed) -> tuple[float, ...]:
+        """Return the samples of one round."""
         samples: list[float] = []
-        taken, started = 0.0, time.perf_counter()
-        # By its own account, too: a cost model says how long a run would take at once, and would be asked a million
-        # times in the time of a turn.
-        while len(samples) < self.samples or max(taken, time.perf_counter() - started) < self.turn:
+        total, started = 0.0, time.perf_counter()
+        # The samples also count as time: a cost model returns at once, so the clock alone would take a million samples.
+        while len(samples) < self.samples or max(total, time.perf_counter() - started) < self.round_seconds:
             seconds = candidate.seconds()
-            taken += seconds
+            total += seconds
             samples.append(1000 * seconds)
         return tuple(samples)
 
-    def enough(self, turns: Turns) -> bool:
-        """Whether these turns are all that a candidate gets: it is known well enough, or will not become so."""
-        if len(turns) < self.turns:
+    def is_done(self, rounds: Rounds) -> bool:
+        """Return True if the candidate gets no further round: its spread is small enough, or it had all extra ones."""
+        if len(rounds) < self.rounds:
             return False
-        wide = spread([sample for turn in turns for sample in turn]) > self.spread
-        return not wide or len(turns) >= self.turns + self.extra
+        wide = spread([sample for samples in rounds for sample in samples]) > self.spread
+        return not wide or len(rounds) >= self.rounds + self.extra
 
-    def left(self, turns: Turns) -> int:
-        """How many turns a candidate still gets, as far as can be told: more follow while its spread is too wide."""
-        return 0 if self.enough(turns) else max(self.turns - len(turns), 1)
+    def remaining(self, rounds: Rounds) -> int:
+        """Return the expected number of further rounds. More may follow if the spread is too large."""
+        return 0 if self.is_done(rounds) else max(self.rounds - len(rounds), 1)
 
     def measure(
         self,
         candidates: Mapping[Key, Timed],
-        known: MutableMapping[Key, Turns],
-        keep: Callable[[Key, tuple[float, ...]], None] = lambda key, samples: None,
+        known: MutableMapping[Key, Rounds],
+        add: Callable[[Key, tuple[float, ...]], None] = lambda key, samples: None,
         fail: Callable[[Key, BackendError], None] | None = None,
     ) -> None:
-        """Give every candidate its turns, round by round. `known` holds the turns taken so far, and is added to;
-        `keep` is called with each turn as soon as it was taken. A candidate that fails while it runs is told to `fail`
-        and gets no more turns; without one, its error ends the measurement."""
+        """Time all candidates in rounds.
+
+        `known` contains the rounds so far and is added to; `add` is called after each round of a candidate. `fail` is
+        called for a candidate that fails while it runs, and the others continue; without `fail`, its error is raised.
+        """
         for key in candidates:
             known.setdefault(key, [])
         warm: set[Key] = set()
         failed: set[Key] = set()
         while waiting := {
-            key: timed for key, timed in candidates.items() if key not in failed and not self.enough(known[key])
+            key: timed for key, timed in candidates.items() if key not in failed and not self.is_done(known[key])
         }:
-            fewest = min(len(known[key]) for key in waiting)  # after a resumption some are ahead of the others
+            fewest = min(len(known[key]) for key in waiting)  # after resuming, some have more rounds than others
             for key, candidate in waiting.items():
                 if len(known[key]) > fewest:
                     continue
                 try:
-                    # What has run once may still fail: memory runs out beside others, or a device gives up.
+                    # A module that ran once may still fail: for example, other modules may use up the memory.
                     with backend_errors("It ran once and then failed"):
                         if key not in warm:
                             self.warm_up(candidate)
                             warm.add(key)
-                        samples = self.take_turn(candidate)
+                        samples = self.run_once(candidate)
                 except BackendError as error:
                     if fail is None:
                         raise
@@ -118,11 +124,11 @@ class Timer:
                     fail(key, error)
                     continue
                 known[key].append(samples)
-                keep(key, samples)
+                add(key, samples)
 
 
 def spread(samples: list[float]) -> float:
-    """The width of the middle half of the samples, as a share of the median."""
+    """Return the interquartile range of the samples as a share of their median."""
     if len(samples) < 2:
         return float("inf")
     low, middle, high = quantiles(samples, n=4, method="inclusive")

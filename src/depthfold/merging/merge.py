@@ -12,8 +12,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from depthfold.algebra import Kernel
-from depthfold.core import Span
-from depthfold.core.shape import as_pad_argument
+from depthfold.core import Span, as_pad_argument
 from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import (
     drop_unused,

@@ -17,10 +17,8 @@ from depthfold.backends import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.merging.verification import TOLERANCE, SegmentErrors, SegmentNodes, Shallow, Verification, shallow_parts
-from depthfold.tracing import Student, student_parts
+from depthfold.tracing import ExampleInputs, Student, describe_error, inputs_at, student_parts
 from depthfold.tracing.checking import fixed_random_numbers, working_graph
-from depthfold.tracing.inputs import ExampleInputs, inputs_at
-from depthfold.tracing.tracer import describe_error
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 _CASTS = ("half", "bfloat16", "double")

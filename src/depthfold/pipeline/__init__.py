@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from depthfold.support.optional import lazy_getattr
 
 if TYPE_CHECKING:
-    from depthfold.pipeline.compression import Compressed as Compressed
-    from depthfold.pipeline.compression import compress as compress
-    from depthfold.pipeline.options import Options as Options
+    from depthfold.pipeline.compression import Compressed, compress
+    from depthfold.pipeline.options import Options
 
 # Imported on first use: the command line reads the options without importing torch.
-_HOME = {"Compressed": "compression", "Options": "options", "compress": "compression"}
+__getattr__ = lazy_getattr(__name__, {"compression": "Compressed compress", "options": "Options"})
 
 __all__ = ["Compressed", "Options", "compress"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'depthfold.pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"depthfold.pipeline.{_HOME[name]}"), name)

@@ -18,11 +18,11 @@ from depthfold.merging import merge
 from depthfold.pipeline.options import Options
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, RunFolder
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
-from depthfold.training.recipe import Recipe, preset
-from depthfold.training.task import Task
+from depthfold.training import Recipe, Task, preset
 
 
 def make_latency_table(
@@ -87,7 +87,7 @@ def choose_plan(
 
     def build() -> SolvedPlan:
         plan = choose(traced, frontier, budget, target, run=folder.path, progress=progress)
-        _expect_merging(traced, plan, budget)
+        _check_merges(traced, plan, budget)
         return plan
 
     plans = [[one.latency, one.importance, sorted(one.plan.activations), list(one.plan.cuts)] for one in frontier.plans]
@@ -126,7 +126,7 @@ def _resolved(recipe: Recipe | str) -> Recipe:
     return preset(recipe) if isinstance(recipe, str) else recipe
 
 
-def _expect_merging(traced: TracedNetwork, plan: SolvedPlan, budget: Budget) -> None:
+def _check_merges(traced: TracedNetwork, plan: SolvedPlan, budget: Budget) -> None:
     """Merge the plan with the present weights: choose() times random weights, and compares no outputs."""
     try:
         merge(rewrite(traced, plan))

@@ -24,14 +24,15 @@ from depthfold.pipeline.artefacts import (
 )
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
 from depthfold.pipeline.options import Options
-from depthfold.pipeline.preflight import check_libraries, checked_options, expect_data, expect_network, inputs_of
+from depthfold.pipeline.preflight import check_libraries, check_network, check_task_data, checked_options, inputs_of
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
-from depthfold.store.run_folder import FINDINGS, REPORT, RunFolder
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import FINDINGS, REPORT
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.task import Task, expect_task
+from depthfold.training import Task, check_task
 
 _DEFAULTS = Options()
 
@@ -77,13 +78,13 @@ def compress(
     it was traced already.
     """
     options = checked_options(options)
-    expect_task(task)
+    check_task(task)
     get(target)
     check_libraries(options.exports, options.executor if options.importance is None else None)
     if traced is not None:
-        expect_network(traced, model, options)
+        check_network(traced, model, options)
     budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
-    expect_data(task, model, inputs, importances=options.importance is None)
+    check_task_data(task, model, inputs, importances=options.importance is None)
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
     folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
     with folder.lock():

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from depthfold.backends import Backend, get
-from depthfold.backends.registry import describe_target
+from depthfold.backends import Backend, describe_target, get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
 from depthfold.latency import profile_all
 from depthfold.merging import sketch, verify
@@ -22,10 +21,9 @@ from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.rewriting import rewrite
 from depthfold.store.run_folder import CONFIG
-from depthfold.tasks.classification import ClassificationTask
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import device_context, disable_autocast, moved_to, preserve_modes
-from depthfold.training.task import Task
+from depthfold.training import Task, device_context, disable_autocast, moved_to, preserve_modes
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import ImportanceTable
-from depthfold.core.network import check_space
+from depthfold.core import ImportanceTable, check_space
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.exporting.export import FORMATS
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
@@ -20,9 +19,9 @@ from depthfold.solver import checked_alpha
 from depthfold.store.run_folder import NAMES
 from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
-from depthfold.tasks.classification import ClassificationTask, class_scores
-from depthfold.tracing import ExampleInputs, device_of, dtype_of, expect_traced
-from depthfold.training import Recipe, Task, expect_holdout, preserve_modes, preset
+from depthfold.tasks import ClassificationTask, class_scores
+from depthfold.tracing import ExampleInputs, device_of, dtype_of, require_traced
+from depthfold.training import Recipe, Task, check_has_holdout, preserve_modes, preset
 
 # The libraries that write and check the files of each suffix, and the extras that install them.
 _EXPORTERS = {
@@ -51,7 +50,7 @@ def checked_options(options: object) -> Options:
     exports: object = options.exports
     if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):
         raise InvalidValue(f'The option exports is a tuple of file names, such as ("model.onnx",), found {exports!r}.')
-    expect_exports(exports)
+    check_exports(exports)
     return replace(
         options,
         importance_recipe=_recipe("importance_recipe", options.importance_recipe),
@@ -70,7 +69,7 @@ def _recipe(name: str, given: object) -> Recipe:
     return given
 
 
-def expect_exports(names: Iterable[str]) -> None:
+def check_exports(names: Iterable[str]) -> None:
     """Raise InvalidValue for a file that cannot be exported, is outside the run folder, or belongs to the run."""
     for name in names:
         path = PurePath(name)
@@ -105,9 +104,9 @@ def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
     load("jinja2", "report")
 
 
-def expect_network(given: object, model: nn.Module, options: Options) -> None:
+def check_network(given: object, model: nn.Module, options: Options) -> None:
     """Raise InvalidValue unless `given` was traced from this model."""
-    traced = expect_traced(given, "compress")
+    traced = require_traced(given, "compress")
     if options.ignore or options.at is not None:
         raise InvalidValue(
             "The options ignore and at say how to trace, and the network is traced already. Give one or the other."
@@ -134,13 +133,13 @@ def inputs_of(task: Task, example_inputs: Any) -> Any:
     )
 
 
-def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
+def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
     """Raise DataError or InvalidValue if a split is missing, or if the images or classes do not fit the model.
 
     A task of the user's own is not scored here, because that may take long.
     """
     if importances:
-        expect_holdout(task)
+        check_has_holdout(task)
     if not isinstance(task, ClassificationTask):
         return
     if importances:
@@ -153,10 +152,10 @@ def expect_data(task: object, model: nn.Module, inputs: Any, *, importances: boo
             f" Give inputs and a model of {count(found, 'channel')}, or other data."
         )
     if isinstance(model, nn.Module):  # trace() refuses anything else
-        _expect_scores(model, task)
+        _check_scores(model, task)
 
 
-def _expect_scores(model: nn.Module, task: ClassificationTask) -> None:
+def _check_scores(model: nn.Module, task: ClassificationTask) -> None:
     """Run the model on one image. Raise DataError unless it returns one score per class."""
     image, device, dtype = task.example(), device_of(model), dtype_of(model)
     try:

@@ -182,12 +182,7 @@ def _heat_map(
 ) -> HeatMap:
     longest = max(map(len, values), default=1)
     cells = tuple(
-        Cell(
-            span=span,
-            value=value,
-            colour="var(--absent)" if value is None else scale.colour(value),
-            text=texts[span],
-        )
+        Cell(span=span, value=value, colour="var(--absent)" if value is None else scale.colour(value), text=texts[span])
         for span, value in values.items()
     )
     x = _position_axis("Start of the span, position i", range(network.depth), most=10)

@@ -8,16 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from depthfold.core import (
-    Document,
-    Environment,
-    Frontier,
-    ImportanceTable,
-    LatencyTable,
-    Network,
-    Profile,
-    SolvedPlan,
-)
+from depthfold.core import Document, Environment, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
 
 

@@ -13,7 +13,7 @@ from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.reporting import figures, format, view
 from depthfold.reporting.findings import Findings
-from depthfold.store.files import put_in_place
+from depthfold.store import put_in_place
 from depthfold.support.optional import load
 from depthfold.version import __version__
 

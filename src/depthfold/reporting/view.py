@@ -139,12 +139,7 @@ def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
     number = {ends: n for n, ends in enumerate(used)}
     known = {(s.span.i, s.span.j): s for s in (*findings.frontier.segments, *findings.plan.segments)}
     layers = [
-        {
-            "name": layer.where,
-            "shape": format.shape(layer.shape),
-            "activation": layer.activation,
-            "ms": times[l - 1],
-        }
+        {"name": layer.where, "shape": format.shape(layer.shape), "activation": layer.activation, "ms": times[l - 1]}
         for l, layer in enumerate(network.layers, start=1)
     ]
     segments = [

@@ -15,8 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx
 
-from depthfold.core import Span
-from depthfold.core.shape import ConvShape, Padding, as_pad_argument
+from depthfold.core import ConvShape, Padding, Span, as_pad_argument
 from depthfold.tracing import Blueprint
 from depthfold.tracing.shapes import function_arguments
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard

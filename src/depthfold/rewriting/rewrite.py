@@ -11,7 +11,7 @@ from depthfold.core import Network, Plan, SolvedPlan, Span, plan_of
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
-from depthfold.tracing import Student, TracedNetwork, expect_traced
+from depthfold.tracing import Student, TracedNetwork, require_traced
 from depthfold.tracing.forward import exclude_unsaved_buffers
 
 
@@ -22,7 +22,7 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     addition, as copies of the network's most frequent one. The padding of every segment moves to its front, and skips
     inside a segment are cropped to match. Parameters keep their names.
     """
-    traced = expect_traced(traced, "rewrite")
+    traced = require_traced(traced, "rewrite")
     plan = plan_of(plan)
     segments = traced.network.segments(plan)
     _check_sizes(traced.network, segments)

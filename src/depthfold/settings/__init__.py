@@ -5,19 +5,15 @@ compress() does not need this package.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from depthfold.settings.config_file import gather, keep
 from depthfold.settings.settings import Declaration, Settings, declarations
+from depthfold.support.optional import lazy_getattr
 
 if TYPE_CHECKING:
-    from depthfold.settings.session import Session as Session
+    from depthfold.settings.session import Session
+
+__getattr__ = lazy_getattr(__name__, {"session": "Session"})  # imports torch
 
 __all__ = ["Declaration", "Session", "Settings", "declarations", "gather", "keep"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Session":
-        raise AttributeError(f"module 'depthfold.settings' has no attribute {name!r}")
-    return importlib.import_module("depthfold.settings.session").Session  # imports torch

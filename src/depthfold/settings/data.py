@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthfold.errors import DataError, InvalidValue
-from depthfold.settings.user_file import call, expect_file, find_in_file, names_file
+from depthfold.settings.user_file import call, check_file, find_in_file, names_file
 from depthfold.support.document import decode_fields
 from depthfold.support.text import did_you_mean
-from depthfold.training.recipe import Recipe, preset
+from depthfold.training import Recipe, preset
 
 if TYPE_CHECKING:
-    from depthfold.training.task import Task
+    from depthfold.training import Task
 
 # The constructor of ClassificationTask for each kind of dataset.
 DATASETS = {
@@ -29,8 +29,8 @@ RECIPE_SUFFIXES = (".toml", ".json")
 
 def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
     """Make the task. Its images are resized to `size`, unless it comes from the user's file."""
-    from depthfold.tasks.classification import ClassificationTask
-    from depthfold.training.task import Task
+    from depthfold.tasks import ClassificationTask
+    from depthfold.training import Task
 
     if not names_file(text):
         kind, path = _split(text)
@@ -47,9 +47,9 @@ def make_task(text: str, size: tuple[int, int] | None = None) -> Task:
     return made
 
 
-def expect_image_size(task: Task, size: tuple[int, int]) -> None:
+def check_image_size(task: Task, size: tuple[int, int]) -> None:
     """Raise DataError if the images have another size: latencies and scores would be of different sizes."""
-    from depthfold.tasks.classification import ClassificationTask
+    from depthfold.tasks import ClassificationTask
 
     if not isinstance(task, ClassificationTask):
         return
@@ -61,10 +61,10 @@ def expect_image_size(task: Task, size: tuple[int, int]) -> None:
         )
 
 
-def expect_data(text: str) -> None:
+def check_data(text: str) -> None:
     """Raise DataError or InvalidValue if the text does not name data that exist."""
     if names_file(text):
-        expect_file(text, "The data")
+        check_file(text, "The data")
     else:
         _split(text)
 

@@ -93,13 +93,15 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
     if where == "timm":
         library = import_timm()
         known, make = library.list_models(), library.create_model
-        options |= {} if weights is None else {"pretrained": _pretrained(weights)}
+        if weights not in (None, "pretrained"):
+            raise InvalidValue(f"timm's weights are called 'pretrained', and there is no weights file {weights!r}.")
+        options |= {} if weights is None else {"pretrained": True}
     else:
         library = import_torchvision().models
         known, make = library.list_models(), library.get_model
         options |= {} if weights is None else {"weights": weights}
         if name in known and weights is not None:
-            _expect_known(weights, name, tuple(library.get_model_weights(name).__members__))
+            _check_known(weights, name, tuple(library.get_model_weights(name).__members__))
     base = name.partition(".")[0] if where == "timm" else name  # timm: resnet18.a1_in1k
     if base not in known:
         hint = did_you_mean(name, known, lambda close: f"{where}:{close}", most=3, cutoff=0.5)
@@ -115,19 +117,13 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         raise InvalidValue(f"{where} cannot make {what}: {one_line(error)}") from error
 
 
-def _expect_known(weights: str, name: str, known: tuple[str, ...]) -> None:
+def _check_known(weights: str, name: str, known: tuple[str, ...]) -> None:
     """Raise InvalidValue for unknown weights. Both DEFAULT and ResNet18_Weights.DEFAULT are known."""
     if weights.rpartition(".")[2] not in known:
         raise InvalidValue(
             f"torchvision has no weights {weights!r} for {name!r}, and there is no file of that name. "
             f"{did_you_mean(weights, known)}It has {', '.join(known)}."
         )
-
-
-def _pretrained(weights: str) -> bool:
-    if weights != "pretrained":
-        raise InvalidValue(f"timm's weights are called 'pretrained', and there is no weights file {weights!r}.")
-    return True
 
 
 def _options(text: str) -> tuple[str, dict[str, Any]]:

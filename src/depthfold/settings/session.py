@@ -17,14 +17,14 @@ from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
 from depthfold.pipeline.preflight import inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
-from depthfold.settings.data import expect_image_size, make_task
+from depthfold.settings.data import check_image_size, make_task
 from depthfold.settings.models import make_model, warn_if_untrained
 from depthfold.settings.settings import Settings
 from depthfold.solver import check_importance
 from depthfold.store import RunFolder
 from depthfold.support.text import amount
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training.task import Task
+from depthfold.training import Task
 
 FLOAT32 = 4  # bytes
 
@@ -101,7 +101,7 @@ class Session:
     def training_task(self) -> Task:
         """Return the task for a stage that trains or scores. Its images must have the size of the inputs."""
         if (image := self.settings.image) is not None:
-            expect_image_size(self.task, image[1:])
+            check_image_size(self.task, image[1:])
         warn_if_untrained(self.settings.need("model"), self.settings.weights)
         return self.task
 

@@ -14,14 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
-from depthfold.core import Budget
-from depthfold.core.network import Space, check_space
+from depthfold.core import Budget, Space, check_space
 from depthfold.errors import DepthfoldError, InvalidValue
-from depthfold.pipeline.options import Options, help_text
-from depthfold.settings.data import DATASETS, RECIPE_SUFFIXES, expect_data, make_recipe
+from depthfold.pipeline import Options
+from depthfold.pipeline.options import help_text
+from depthfold.settings.data import DATASETS, RECIPE_SUFFIXES, check_data, make_recipe
 from depthfold.settings.executors import make_executor
-from depthfold.settings.user_file import expect_model_file, names_file
-from depthfold.store.run_folder import expect_name
+from depthfold.settings.user_file import check_model_file, names_file
+from depthfold.store.run_folder import require_name
 from depthfold.support.coerce import as_float, as_text, as_whole
 from depthfold.support.text import did_you_mean
 
@@ -70,9 +70,9 @@ def _check_target(text: str) -> None:
 
 
 def _check_exports(names: Collection[str]) -> None:
-    from depthfold.pipeline.preflight import expect_exports  # imports torch
+    from depthfold.pipeline.preflight import check_exports  # imports torch
 
-    expect_exports(names)
+    check_exports(names)
 
 
 def _check_importance(text: str) -> None:
@@ -85,7 +85,7 @@ def _anchor_path(text: str, base: Path) -> str:
 
 
 def _anchor_run(text: str, base: Path) -> str:
-    return _anchor_path(expect_name(text), base)
+    return _anchor_path(require_name(text), base)
 
 
 def _anchor_model(text: str, base: Path) -> str:
@@ -119,7 +119,7 @@ class Settings:
         "torchvision:NAME, timm:NAME, or file.py:function, which returns an nn.Module. Arguments of a library's model "
         "follow its name: torchvision:resnet18,num_classes=10. Not needed if the run folder already knows the model.",
         missing="There is no model. Give torchvision:NAME, timm:NAME or file.py:function.",
-        check=expect_model_file,
+        check=check_model_file,
         anchor=_anchor_model,
     )
     run: str | None = _setting(
@@ -143,7 +143,7 @@ class Settings:
         metavar="DATA",
         panel=NETWORK,
         missing="There is no data. Give it with --data: cifar10:PATH, imagefolder:PATH or file.py:function.",
-        check=expect_data,
+        check=check_data,
         anchor=_anchor_data,
     )
     input: str | None = _setting(

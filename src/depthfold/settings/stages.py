@@ -11,14 +11,13 @@ from torch import nn
 from depthfold.backends import get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan
 from depthfold.errors import CheckpointError, RunError
-from depthfold.exporting import export, load
-from depthfold.exporting.export import Exported
+from depthfold.exporting import Exported, export, load
 from depthfold.finetuning import finetune, finetuned
 from depthfold.latency import profile, side_by_side
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
-from depthfold.pipeline.preflight import check_libraries, expect_data
+from depthfold.pipeline.preflight import check_libraries, check_task_data
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
@@ -160,7 +159,7 @@ def preflight(session: Session) -> TracedNetwork:
     """
     settings, importance = session.settings, session.importance
     check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
-    expect_data(session.training_task(), session.model, session.inputs, importances=importance is None)
+    check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
     return session.claim(importance, weights=False)
 
 

@@ -19,22 +19,22 @@ def names_file(text: str) -> bool:
     return text.endswith(".py") or ".py:" in text
 
 
-def expect_file(text: str, what: str) -> None:
+def check_file(text: str, what: str) -> None:
     """Raise InvalidValue if the text does not name a function in a file that exists."""
     path, _ = _split(text, what)
     if not path.is_file():
         raise InvalidValue(f"{what} {text!r} is missing: there is no file {path}. Check the path.")
 
 
-def expect_model_file(text: str) -> None:
+def check_model_file(text: str) -> None:
     """Check the file of a model. Other names are checked when the model is made, because the libraries load slowly."""
     if names_file(text):
-        expect_file(text, "The model")
+        check_file(text, "The model")
 
 
 def find_in_file(text: str, what: str) -> Any:
     """Return the object, usually a function, that "file.py:name" names."""
-    expect_file(text, what)
+    check_file(text, what)
     path, name = _split(text, what)
     module = _load(path, what)
     if not hasattr(module, name):

@@ -62,7 +62,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """Return the folder; create it if it does not exist."""
-        folder = as_path("The run folder", expect_name(path), InvalidValue)
+        folder = as_path("The run folder", require_name(path), InvalidValue)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -192,7 +192,7 @@ class RunFolder:
         self.write_text(RUN, records.dumps() + "\n")
 
 
-def expect_name(path: T) -> T:
+def require_name(path: T) -> T:
     """Return the name of a run folder unless it is empty: that would be the current folder."""
     if isinstance(path, str) and not path.strip():
         raise InvalidValue("The run folder has an empty name. Name one with --run DIR; --run . is the current folder.")

@@ -102,7 +102,7 @@ class _Decoder(Dataset["Tensor | DataError"]):
         try:
             crops = [None] * len(request.indices) if request.crop is None else request.crop[:, None]
             images = [self._image(index, crop) for index, crop in zip(request.indices, crops, strict=True)]
-            return torch.from_numpy(np.stack(self._expect_equal_sizes(images)))
+            return torch.from_numpy(np.stack(self._require_equal_sizes(images)))
         except DataError as error:
             return error
 
@@ -117,7 +117,7 @@ class _Decoder(Dataset["Tensor | DataError"]):
         resized = image.resize((to[1], to[0]), _pillow().Resampling.BILINEAR, box=tuple(box[0].tolist()))
         return path, np.asarray(resized).transpose(2, 0, 1)
 
-    def _expect_equal_sizes(self, images: list[tuple[str, np.ndarray]]) -> list[np.ndarray]:
+    def _require_equal_sizes(self, images: list[tuple[str, np.ndarray]]) -> list[np.ndarray]:
         (first, expected), *rest = images
         for path, found in rest:
             if found.shape != expected.shape:

@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from depthfold.core import Network, Plan
-from depthfold.core.network import Space
-from depthfold.core.shape import Padding, as_pad_argument
+from depthfold.core import Network, Padding, Plan, Space, as_pad_argument
 
 
 def random_plan(network: Network, rng: Random, space: Space = "full", largest: int = 4_000_000) -> Plan:

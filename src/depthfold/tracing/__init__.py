@@ -2,23 +2,13 @@
 
 from depthfold.tracing.inputs import ExampleInputs, inputs_at
 from depthfold.tracing.trace import allow_keywords, trace
-from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, expect_traced, student_parts
+from depthfold.tracing.traced import Blueprint, Student, TracedNetwork, require_traced, student_parts
 from depthfold.tracing.tracer import describe_error
 from depthfold.tracing.weights import device_of, digest_tensors, dtype_of
 
 __all__ = [
-    "Blueprint",
-    "ExampleInputs",
-    "Student",
-    "TracedNetwork",
-    "describe_error",
-    "device_of",
-    "digest_tensors",
-    "dtype_of",
-    "expect_traced",
-    "inputs_at",
-    "student_parts",
-    "trace",
-]
+    "Blueprint", "ExampleInputs", "Student", "TracedNetwork", "describe_error", "device_of", "digest_tensors",
+    "dtype_of", "inputs_at", "require_traced", "student_parts", "trace",
+]  # fmt: skip
 
 allow_keywords()  # here, because unpickling a graph imports this package first

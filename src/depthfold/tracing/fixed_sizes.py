@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from depthfold.core.shape import FixedPadding, SizeRule
+from depthfold.core import FixedPadding, SizeRule
 from depthfold.errors import TraceError
 from depthfold.tracing.forward import record
 from depthfold.tracing.inputs import ExampleInputs

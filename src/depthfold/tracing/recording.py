@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx, nn
 
-from depthfold.core.shape import FixedPadding
+from depthfold.core import FixedPadding
 from depthfold.errors import TraceError
 from depthfold.tracing.checking import Fault, find_fault, run_model, working_copy, working_graph
 from depthfold.tracing.diagnosis import reads_training_mode

@@ -222,11 +222,11 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
 
 def _adds_zero(node: fx.Node) -> bool:
     """Return True for y + 0, with which code that sums up branches often starts."""
-    return node.target in _ADDITIONS and len(node.args) == 2 and any(arg == 0 for arg in node.args if _is_number(arg))
-
-
-def _is_number(arg: Any) -> bool:
-    return isinstance(arg, int | float) and not isinstance(arg, bool)
+    return (
+        node.target in _ADDITIONS
+        and len(node.args) == 2
+        and any(type(arg) in (int, float) and arg == 0 for arg in node.args)
+    )
 
 
 def zero_padding(node: fx.Node) -> tuple[int, ...] | None:

@@ -82,10 +82,7 @@ def _custom_convolution(site: Site) -> Reason | None:
 def _padding_mode(site: Site) -> Reason | None:
     mode = getattr(site.module, "padding_mode", "zeros")
     if mode != "zeros":
-        return (
-            "padding-mode",
-            f"its padding mode is {mode!r}, but only zero padding can move to the front of a span",
-        )
+        return ("padding-mode", f"its padding mode is {mode!r}, but only zero padding can move to the front of a span")
     return None
 
 

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
-from depthfold.core import ConvShape, Refusal
-from depthfold.core.shape import Padding
+from depthfold.core import ConvShape, Padding, Refusal
 from depthfold.tracing.functional import per_dimension
 from depthfold.tracing.roles import zero_padding
 

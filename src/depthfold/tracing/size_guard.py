@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from depthfold.core.shape import SizeRule
+from depthfold.core import SizeRule
 from depthfold.errors import InputSizeError
 
 

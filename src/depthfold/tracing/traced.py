@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Span
-from depthfold.core.network import Space, summary
+from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Space, Span
+from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.support.digest import digest
 from depthfold.tracing.inputs import ExampleInputs
@@ -168,7 +168,7 @@ class TracedNetwork:
         return f"<TracedNetwork {self.network.name}: {summary(self.network)}>"
 
 
-def expect_traced(network: object, verb: str) -> TracedNetwork:
+def require_traced(network: object, verb: str) -> TracedNetwork:
     """Return the network, or raise InvalidValue if it has no model. `verb` is the name of the calling function."""
     if isinstance(network, TracedNetwork):
         return network

@@ -105,7 +105,8 @@ class FallbackTracer(fx.Tracer):
         try:
             if path in self.fixed:
                 self.fixed_sizes = True
-                guard = self._guard(path)
+                guard = f"depthfold_size_{path.replace('.', '_')}"
+                self.guards[guard] = self.fixed[path]
                 return super().call_module(m, forward, (self.create_proxy("call_module", guard, args, {}),), kwargs)
             value = super().call_module(m, forward, args, kwargs)
             if self._returned_its_input(m, args, kwargs, value, last):
@@ -158,12 +159,6 @@ class FallbackTracer(fx.Tracer):
     def _is_temporary(self, m: nn.Module) -> bool:
         """Return True for a container that the forward has just created, as self.features[2:] does."""
         return m not in (self.submodule_paths or {}) and is_container(m)
-
-    def _guard(self, path: str) -> str:
-        """Register the size guard of a submodule, and return its name in the graph."""
-        target = f"depthfold_size_{path.replace('.', '_')}"
-        self.guards[target] = self.fixed[path]
-        return target
 
     def _store_inputs(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.suppress(LookupError):

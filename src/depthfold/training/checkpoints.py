@@ -21,7 +21,8 @@ from depthfold.store import differences, lock, put_in_place
 from depthfold.support.digest import digest
 from depthfold.support.document import encode
 from depthfold.support.optional import load
-from depthfold.tracing.weights import digest_tensors, weights
+from depthfold.tracing import digest_tensors
+from depthfold.tracing.weights import weights
 from depthfold.training.device import DeviceContext
 from depthfold.training.metrics import Metrics, Point
 from depthfold.training.recipe import Recipe

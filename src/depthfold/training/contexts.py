@@ -60,7 +60,7 @@ def teacher_outputs(
     if teacher is None:
         yield None
         return
-    _expect_teacher(teacher, student)
+    _check_teacher(teacher, student)
 
     def outputs(inputs: Tensor) -> Tensor:
         with torch.no_grad():
@@ -118,7 +118,7 @@ def _generators(device: torch.device) -> Iterator[torch.Generator]:
         yield torch.cuda.default_generators[device.index]
 
 
-def _expect_teacher(teacher: nn.Module, student: nn.Module) -> None:
+def _check_teacher(teacher: nn.Module, student: nn.Module) -> None:
     if not isinstance(teacher, nn.Module):
         raise InvalidValue(f"The teacher must be an nn.Module, found {type(teacher).__name__}.")
     if {id(p) for p in teacher.parameters()} & {id(p) for p in student.parameters()}:

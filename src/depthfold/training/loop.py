@@ -30,7 +30,7 @@ from depthfold.training.device import DeviceContext, device_context
 from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
 from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, total_steps
-from depthfold.training.task import Split, Step, Task, derive_seed, expect_task
+from depthfold.training.task import Split, Step, Task, check_task, derive_seed
 
 READ_TOGETHER = 50  # losses: reading one waits until the device has computed it
 CHECKPOINTS = 10  # in a training with a folder, unless the recipe sets their interval
@@ -160,7 +160,7 @@ class TrainingRun:
         if report or checkpoint:
             self.loss = self.losses.mean(keep=not report)
         if score or checkpoint:
-            self._expect_finite(lr)
+            self._check_finite(lr)
         if score or (checkpoint and not report):
             self._save()  # before the score, which is the user's code and may fail
         if report:
@@ -194,7 +194,7 @@ class TrainingRun:
     def _due(self, every: int | None) -> bool:
         return due(every, self.done, self.total)
 
-    def _expect_finite(self, lr: float) -> None:
+    def _check_finite(self, lr: float) -> None:
         self.stepper.sync_buffers()
         if not self.stepper.is_finite():
             raise NotFinite(
@@ -308,7 +308,7 @@ def train(
     - If the model is in training mode, parts in evaluation mode stay so. If the whole model is in evaluation mode, all
       of it is trained.
     """
-    _expect(model, task, recipe, split, folder, tensorboard)
+    _check(model, task, recipe, split, folder, tensorboard)
     context, total = device_context(device), total_steps(recipe, task)
     if recipe.batch % context.world_size:
         raise InvalidValue(
@@ -335,10 +335,10 @@ def train(
         return run.finish(outputs, progress)
 
 
-def _expect(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
+def _check(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidValue(f"train() takes an nn.Module, found {type(model).__name__}.")
-    expect_task(task)
+    check_task(task)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
     if split is None and recipe.keep == "best":

@@ -140,7 +140,7 @@ class Stepper:
             group["lr"] = lr
         with torch.autocast(**self.autocast):
             loss = task.loss(self._trained, step)
-        _expect_loss(loss)
+        _check_loss(loss)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip is not None:
             self.scaler.unscale_(self.optimizer)
@@ -217,7 +217,7 @@ def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> N
         tensor.copy_(sources[name])
 
 
-def _expect_loss(loss: object) -> None:
+def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise InvalidValue(f"The task's loss must be a tensor with a single number, found {found}.")

@@ -91,7 +91,7 @@ class FunctionTask:
         return self.epoch_steps
 
 
-def expect_task(task: object) -> None:
+def check_task(task: object) -> None:
     if not isinstance(task, Task):
         raise InvalidValue(
             f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
@@ -110,7 +110,7 @@ def has_holdout(task: object) -> bool:
     return bool(getattr(task, "has_holdout", True))
 
 
-def expect_holdout(task: object) -> None:
+def check_has_holdout(task: object) -> None:
     if not has_holdout(task):
         raise InvalidValue(
             "Importances are scored on a hold-out part of the training set, but this task has none. Give it one, for "
