@@ -7,7 +7,7 @@ The network is MobileNetV2-1.0 at 224x224, batch 1, without stem and head, as in
    alone and in context. The first plan has the segments of the original, which the calibration has seen; the others are
    new.
 3. Do the same for plans from the solver.
-4. Run choose() for five budgets, and measure the chosen plans again, in turns with the original.
+4. Run choose() for five budgets, and measure the chosen plans again, in rotation with the original.
 
 The importances are made up: a random loss for each removed activation. Only latency is tested here.
 Run it on a machine that does nothing else.
@@ -76,7 +76,7 @@ def made_up_importances(network: df.Network, seed: int = 0) -> df.ImportanceTabl
 
 
 def end_to_end(traced: TracedNetwork, backend: Backend, plans: Iterable[df.Plan], timer: Timer = WHOLE) -> list[float]:
-    """Return the latencies of whole networks, measured in turns."""
+    """Return the latencies of whole networks, measured in rotation."""
     compiled: dict[int, Compiled] = {}
     turns: dict[int, Turns] = {}
     with held(compiled):
