@@ -2,9 +2,9 @@
 
     python experiments/demo_network.py FASHION_MNIST RUN [--device cuda:0] [--importances 4]
 
-The network is trained on the training set without a tenth of each class, and scored on the whole test set. RUN holds the
-checkpoints: if you run the script again after an interruption, training resumes. It takes about 40 minutes on two ARM
-cores. With --importances, this many workers measure the importance table on the shipped images.
+The network is trained on the training set without a tenth of each class, and scored on the whole test set. RUN holds
+the checkpoints: if you run the script again after an interruption, training resumes. It takes about 40 minutes on two
+ARM cores. With --importances, this many workers measure the importance table on the shipped images.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python experiments/latency_gpu.py FOLDER [--minutes 9] [--only "tf32 inductor"]
 
 For each network, precision and runtime, measure and calibrate the table; time the original, the network with every
-block merged and the fastest plan of the table in rotation; compare predicted with measured latencies over 20 random plans
-of all depths (VGG: 10) and over plans from the solver (with made-up importances). Each case writes a CSV table and a
-line of results.jsonl to FOLDER. If you run it again, finished cases are skipped, and an interrupted table resumes from
-its journal.
+block merged and the fastest plan of the table in rotation; compare predicted with measured latencies over 20 random
+plans of all depths (VGG: 10) and over plans from the solver (with made-up importances). Each case writes a CSV table
+and a line of results.jsonl to FOLDER. If you run it again, finished cases are skipped, and an interrupted table resumes
+from its journal.
 
 To detect drift, the original and the network with every block merged are also timed before the table. If either has
 changed at the end, or the original since the calibration, something else ran on the machine or its clocks changed. The

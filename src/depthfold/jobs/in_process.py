@@ -14,7 +14,7 @@ from depthfold.support.coerce import as_whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcess:
-    """Runs the jobs in this process with `threads` PyTorch threads. A job starts when the previous outcome was taken.
+    """Runs the jobs in this process with `threads` PyTorch threads. A job starts when its outcome is requested.
 
     A job that ends its process (a segmentation fault, the kernel's out-of-memory killer) also ends the caller. Use
     `Processes` for such jobs.

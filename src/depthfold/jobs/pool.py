@@ -113,7 +113,7 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting jobs that may run beside others."""
+        """The number of waiting jobs that may run at the same time as others."""
         return len(self._waiting)
 
     @property
@@ -122,7 +122,7 @@ class Queue:
         return bool(self._alone) and not self._waiting and not self._running
 
     def take(self) -> Job | None:
-        """Return the next job to run, or None if no other job may run beside those that are running."""
+        """Return the next job to run, or None if no further job may run at the same time as the running ones."""
         if self._waiting:
             job = self._waiting.popleft()
         elif self.alone:
