@@ -151,7 +151,9 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
     try:
         data = safetensors.torch.save(kept, metadata={"format": "pt"})
     except Exception as error:  # a dtype that the format does not support
-        raise ResultError(f"The tensors cannot be written as safetensors: {one_line(error)}.") from error
+        raise ResultError(
+            f"The tensors cannot be written as safetensors: {one_line(error)}. Convert them to a supported dtype."
+        ) from error
     result = Result(
         name=blueprint.network.name,
         fingerprint=blueprint.network.fingerprint,

@@ -88,7 +88,7 @@ def check_backend(
     `cases` are the networks to run (default: `backend_cases()`). `tolerance` is for precisions that are not in
     `TOLERANCES`. Use `clock=False` for a backend that computes its seconds instead of measuring them, like the cost
     model: they are then not compared with the clock. With a `suffix` such as ".onnx", the backend must export a file
-    and, if it can open it, the file must compute the same.
+    and, if it can open the file, the file must give the same results.
     """
     cases = backend_cases() if cases is None else cases
     problems = [f"environment: {problem}" for problem in _environment(backend, next(iter(cases.values()))[1])]
