@@ -1,4 +1,4 @@
-"""The frontier: all plans that no other plan beats in both latency and importance."""
+"""The frontier: the plans that are Pareto-optimal in latency and importance."""
 
 from __future__ import annotations
 

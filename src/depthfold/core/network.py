@@ -67,15 +67,16 @@ def _row(network: Network, l: int) -> tuple[str, ...]:
     return (str(l), layer.where, str(layer.shape), size, layer.activation or "-", "; ".join(notes))
 
 
-# The search space of spans: "paper" follows the rules of the paper's code; "full" has every span that merges exactly.
+# The search space of spans: "paper" follows the rules of the authors' code; "full" has every span that merges exactly.
 Space = Literal["paper", "full"]
 
 
 def spans(network: Network, space: Space) -> Iterator[Span]:
     """Yield all spans of the space, ordered by i and then by j."""
     check_space(space)
-    stops = network.barriers if space == "full" else tuple(sorted({*network.barriers, *stride_barriers(network)}))
-    # A span that starts inside a skip must end there, and a span that ends inside a skip must start there.
+    stops = network.barriers if space == "full" else tuple(sorted({*network.barriers, *stride_stops(network)}))
+    # A span that starts inside a skip must end at or before its target; one that ends inside must start at or after its
+    # source.
     latest = [network.depth] * (network.depth + 1)
     earliest = [0] * (network.depth + 1)
     for skip in network.skips:
@@ -87,12 +88,13 @@ def spans(network: Network, space: Space) -> Iterator[Span]:
         yield from (Span(i, j) for j in range(i + 1, end + 1) if earliest[j] <= i)
 
 
-def stride_barriers(network: Network) -> Iterator[Position]:
+def stride_stops(network: Network) -> Iterator[Position]:
     """Yield the positions that no span of the paper's space crosses because of a strided layer.
 
-    In the paper, no kernel larger than 1 follows a stride in a span, because the merged kernel would grow. Its code
-    allows the 1x1 layers after a strided layer up to the end of its block. A block ends where a residual starts or
-    ends, or where the network has no activation.
+    In the paper, no kernel larger than 1 follows a stride in a span, because the merged kernel would grow. The
+    authors' code allows only the 1x1 layers after a strided layer, up to the end of its module: 171 spans of
+    MobileNetV2 instead of 196. Here a module ends where a residual starts or ends, or where the network has no
+    activation.
     """
     block_ends = {p for skip in network.skips for p in (skip.source, skip.target)}
     for l, layer in enumerate(network.layers, start=1):
@@ -116,9 +118,9 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
 
     The network's own activations stay at the ends of a span; at other positions an activation may be inserted. Nothing
     is inserted at position 0 (a = 1), at a barrier, because nothing is merged across it, or at L if it is the network's
-    output, because an activation would restrict its range. `exclusion` is the paper's rule that a span which starts and
-    ends at positions where an activation may be inserted must end with one. It is on by default only in the paper's
-    space.
+    output, because an activation would restrict its range. `exclusion` is the rule of Appendix B.2: a span that starts
+    at 0 or where an activation may be inserted, and ends where one may be inserted, must end with one. It is on by
+    default only in the paper's space.
     """
     if exclusion is None:
         exclusion = space == "paper"

@@ -1,4 +1,9 @@
-"""The network that is trained for the importance of a block (Eq. 3; Eq. 14 with flags)."""
+"""The network that is trained for the importance of a block: Eq. 3, and Eq. 14 with flags.
+
+    I[i, j, a, b] = score(importance_student, trained briefly) - score(original)
+
+The trained network starts from the weights of the original, so one short training stands for the maximum over theta.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def measure_latency(
 
     Equal blocks are timed once, each alone. In the mode "in context", `networks` whole networks are also timed, and the
     table is calibrated so that its sum over a plan predicts the latency of the merged network, including the cost of
-    activations that the plan leaves out or inserts. The mode "alone" gives the paper's table.
+    activations that the plan leaves out or inserts. The mode "alone" does not calibrate, as in the paper.
 
     With a run folder, `run`, every measurement is written to a journal, and the next call resumes there. With `retry`,
     blocks that failed before, for example because memory ran out, are tried again. The batch and the input size are

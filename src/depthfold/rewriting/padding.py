@@ -1,4 +1,4 @@
-"""Move padding to the front of a segment, and crop the skips inside it to match.
+"""Padding reordering (Appendix E.2): move padding to the front of a segment, and crop the skips inside it to match.
 
 A merged convolution pads once, at its input. The rewritten network does the same: the front of the segment pads by the
 sum of the paddings times the strides before them, and the other layers do not pad. Every map inside the segment then

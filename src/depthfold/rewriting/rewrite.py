@@ -18,9 +18,9 @@ from depthfold.tracing.forward import exclude_unsaved_buffers
 def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     """Return a trainable copy of the model with the plan applied. It can be merged exactly.
 
-    Activations outside the plan's A are removed. Activations in A where the network has none are inserted after the
-    addition, as copies of the network's most frequent one. The padding of every segment moves to its front, and skips
-    inside a segment are cropped to match. Parameters keep their names.
+    Activations outside the plan's A are removed, except the network's own at L. Activations in A where
+    the network has none are inserted after the addition, as copies of the network's most frequent one. The padding of
+    every segment moves to its front, and skips inside a segment are cropped to match. Parameters keep their names.
     """
     traced = require_traced(traced, "rewrite")
     plan = plan_of(plan)

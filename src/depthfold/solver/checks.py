@@ -58,7 +58,7 @@ def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Netwo
     _check_blocks(importance, network)
     # A plain table has (i, j, 1, 1) for every timed span and nothing else.
     if importance.extended:
-        # With the exclusion rule, which only leaves entries out, so that both search spaces pass.
+        # With the exclusion rule, which gives the smaller set of flags, so that a table of either space passes.
         timed = {entry.span for entry in latency.entries}
         present = {score.span for score in importance.entries}
         expected = [block for block in network.flagged_spans("full", exclusion=True) if block.span in timed]
@@ -66,10 +66,11 @@ def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Netwo
 
 
 def check_covered(T_opt: Ints, I_opt: Floats) -> None:
-    """Raise TableError if the spans of a table do not lead from 0 to L."""
+    """Raise TableError if the spans of a table do not lead from 0 to L, from activation to activation."""
     L = len(T_opt) - 1
     timed = T_opt[0, :, 0] < NEVER
-    blocks = I_opt[:, :, 1].max(axis=2) > -np.inf
+    blocks = I_opt[:, :, 1, 1] > -np.inf
+    blocks[:, L] |= I_opt[:, L, 1, 0] > -np.inf
     scored = np.arange(L + 1) == 0
     for l in range(1, L + 1):
         scored[l] = (scored[:l] & blocks[:l, l]).any()
@@ -140,7 +141,7 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
         return "the network has no activation to copy"
     if position in network.activations:
         return None
-    if not extended:  # in the plain problem every block lies between activations, even at a barrier and at the end
+    if not extended:  # a table with all flags 1 puts an activation at the end of every block
         return None
     if network.ends_in_output and position == network.depth:
         return "it is the network's output, and an activation would cut off a part of its range, so none is inserted"

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 # The time of a span that does not exist. Two of them add up to less than 2^63, and the sum of any 4,600 entries of a
-# latency table is smaller, so no sum overflows.
+# latency table is smaller, so no sum overflows up to 4,600 layers.
 NEVER = 2**62 - 1
 
 # An entry this many times the median is a placeholder for "never", not a measured importance.

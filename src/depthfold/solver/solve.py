@@ -31,7 +31,7 @@ def solve(
     original: float | None = None,
     max_labels: int = 50_000,
 ) -> Frontier:
-    """Return every plan that no other plan beats in both latency and importance (Eq. 4, or Eq. 16 with flags).
+    """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
 
     `alpha` and `normalisation` ("single" by default) normalise the importances first (Appendix B.3). With the `network`
     the tables are checked against it, and the plans have the shapes of their segments. `original` is the measured

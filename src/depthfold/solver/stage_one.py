@@ -19,7 +19,8 @@ def algorithm_1(T: Ints) -> tuple[Ints, Ints]:
     L = len(T) - 1
     T_opt = np.full_like(T, NEVER)
     S_opt = np.full_like(T, -1)
-    # Erratum: the paper initialises all of T_opt with 0. Only T_opt[k, k] is 0; the rest is not reached yet.
+    # Erratum: the paper has no notion of a span that does not exist. Here its T is NEVER. No span crosses a barrier, so
+    # every way from one side of it to the other has a cut there.
     T_opt[np.arange(L + 1), np.arange(L + 1)] = 0
     for l in range(1, L + 1):
         for b in (0, 1):
@@ -30,8 +31,6 @@ def algorithm_1(T: Ints) -> tuple[Ints, Ints]:
             m = through.argmin(axis=1)
             T_opt[:l, l, b] = np.minimum(through[np.arange(l), m], NEVER)
             S_opt[:l, l, b] = m
-    # Erratum: the paper has no notion of a span that does not exist. Here T is NEVER for it. No span crosses a barrier,
-    # so every way from one side to the other has a cut there.
     return T_opt, S_opt
 
 
@@ -42,12 +41,13 @@ def algorithm_3(I: Floats) -> tuple[Floats, Ints]:
         I_opt[k, l, a, b] = max(I[k, l, a, b], max over k < m < l of I_opt[k, m, a, 0] + I[m, l, 0, b])
     """
     L = len(I) - 1
-    # Erratum: the paper initialises I_opt with 0. Importances are often negative, so unreachable states are -inf.
+    # I is -inf for blocks that the table lacks. The box sets some to -inf itself: here `flagged_spans` leaves them out.
     I_opt = np.full_like(I, -np.inf)
     B_opt = np.full(I.shape, -1)
     possible = I[:, :, 0].max(axis=(1, 2)) > -np.inf  # the positions m where a block starts without an activation
     for l in range(1, L + 1):
-        # Erratum: for m = k the paper takes I_opt[k, k, a, 0] + I[k, l, 0, b], which loses the flag a.
+        # Erratum: for m = k the paper takes I_opt[k, k, a, 0] + I[k, l, 0, b]. This loses the flag a, and is -inf for
+        # every a if the network has an activation at k, because I has no entry with the flag 0 there.
         I_opt[:l, l] = I[:l, l]
         B_opt[:l, l] = np.arange(l)[:, None, None]
         inner = np.flatnonzero(possible[:l])

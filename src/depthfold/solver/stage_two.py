@@ -15,8 +15,8 @@ import numpy as np
 from depthfold.core import Position
 from depthfold.solver.problem import NEVER, Floats, Ints
 
-# From WORTHWHILE candidates on, a sample of every SAMPLE-th rejects most of the others before the sort. The sample is
-# stored in BINS bins of time.
+# With at least WORTHWHILE candidates, every SAMPLE-th is tested first, in BINS bins of time. This rules out most of the
+# others before they are sorted.
 SAMPLE, BINS, WORTHWHILE = 32, 2048, 8_000
 
 
@@ -44,18 +44,19 @@ def algorithm_2_and_4(T_opt: Ints, I_opt: Floats, max_labels: int) -> dict[Posit
     Algorithm 2 is the case in which all flags are 1: then I_opt[k, l, 1, 1] is I[k, l].
     """
     L = len(T_opt) - 1
-    # Erratum: the paper initialises D with 0 for all l, t and a. Only position 0 is reached, and only with a = 1.
+    # Erratum: the paper also sets D[0, t, 0] = 0, so a network could start with a = 0. Position 0 has the flag 1.
     fronts = {0: Front(t=_one(0), D=np.zeros(1), parent=_one(-1), a=_one(1), first=0)}
     possible = (T_opt < NEVER) & (I_opt[:, :, 1] > -np.inf)  # indices: k, l, a
     count = 1
     for l in range(1, L + 1):
-        # Erratum: Algorithm 4 also has states with a = 0 before L. They are not needed, because T_opt and I_opt pass
-        # positions without an activation, and they would tie S to B there, which Eq. 16 does not.
+        # Difference: Algorithm 4 also has states with a = 0 before L. They are not needed, because T_opt and I_opt pass
+        # positions without an activation. `a` is the flag at the end, as in the box; stage one calls it b.
         flags = (0, 1) if l == L else (1,)
         steps = [(k, a) for a in flags for k in np.flatnonzero(possible[:l, l, a]).tolist() if k in fronts]
         if not steps:
             continue
-        # Erratum: the paper asks for t < T_0, and its code rounds times down. Here t <= T_0, and times are rounded up.
+        # Difference: the paper asks for t < T_0; here t <= T_0, as in the authors' code. Their code rounds times to a
+        # grid, so that plans exceed the budget. Here times are rounded up when a table comes in.
         t = np.concatenate([fronts[k].t + T_opt[k, l, a] for k, a in steps])
         D = np.concatenate([fronts[k].D + I_opt[k, l, 1, a] for k, a in steps])
         kept, dropped = thinned(undominated(t, D), D, max_labels)
@@ -109,10 +110,10 @@ def contenders(t: Ints, D: Floats) -> Ints:
 
 
 def thinned(front: Ints, D: Floats, max_labels: int) -> tuple[Ints, float]:
-    """Return at most `max_labels` points of a front, and the importance that a dropped one had above the kept one.
+    """Return at most `max_labels` points of a front, and the most importance that a dropped one had above the kept one.
 
     The points are grouped by equal steps of importance and the fastest of each group stays. For every dropped point
-    there is a kept one that is not slower and less than a step worse.
+    there is a kept one that is not slower and at most a step worse.
     """
     if len(front) <= max_labels:
         return front, 0.0

@@ -145,8 +145,9 @@ _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Recipe) if fiel
 
 # --- Presets ---
 
-# Section 5.1 and the appendix of the paper: 180 epochs, batch 256, Nesterov momentum 0.9, weight decay 1e-5 on all
-# parameters, a cosine to 0 updated every step, no warm-up. This one is for MobileNetV2-1.0 on ImageNet.
+# The paper's fine-tuning (Section 5.1 and appendix): 180 epochs, batch 256, weight decay 1e-5, a cosine to 0. From the
+# authors' code: Nesterov momentum 0.9, decay on all parameters, an update every step, no warm-up. This one is for
+# MobileNetV2-1.0 on ImageNet.
 _PLAIN = Recipe(epochs=180, batch=256, lr=0.05, weight_decay=1e-5, crop="resized", flip=True)
 
 # MobileNetV2-1.4 on ImageNet, and all networks on ImageNet-100. The paper uses timm's rand-m5-mstd0.5-inc1: two
