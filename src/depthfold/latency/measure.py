@@ -75,13 +75,10 @@ def measure_latency(
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
     return LatencyTable(
-        network=traced.network.name,
-        fingerprint=traced.network.fingerprint,
-        environment=environment,
-        calibration=calibration,
-        activations=traced.network.activations,
+        network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
+        calibration=calibration, activations=traced.network.activations,
         entries=tuple(_entry(span, block, keys[span], journal, calibration) for span, block in blocks.items()),
-    )
+    )  # fmt: skip
 
 
 def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
