@@ -15,7 +15,7 @@ from zoo_models import REFUSALS, build, inputs_for, of_other_sizes
 from zoo_packages import TRAINED
 
 import depthfold as df
-from depthfold.merging.verify import output_error
+from depthfold.merging import output_error
 from depthfold.testing import random_plan, randomise_statistics
 from depthfold.tracing import ExampleInputs, TracedNetwork, inputs_at
 from depthfold.vision import import_timm

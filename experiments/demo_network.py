@@ -1,10 +1,10 @@
-"""Makes what the demo ships: its trained network, its part of Fashion-MNIST, and, if asked for, the importances.
+"""Make the files that the demo ships: its trained network, its part of Fashion-MNIST and, on request, the importances.
 
     python experiments/demo_network.py FASHION_MNIST RUN [--device cuda:0] [--importances 4]
 
-The network is trained on the whole training set but a tenth of each class, and scored on the whole test set. RUN keeps
-the training: interrupted and started again, it goes on. On two ARM cores it takes about 40 minutes. The importances
-are trained on the images that ship, by so many workers.
+The network is trained on the training set without a tenth of each class, and scored on the whole test set. RUN holds
+the checkpoints: if you run the script again after an interruption, training resumes. It takes about 40 minutes on two
+ARM cores. With --importances, this many workers measure the importance table on the shipped images.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ RECIPE = df.Recipe(
 )  # fmt: skip
 DROP = 0.4  # of the last residual
 IMAGES = {"train": 1000, "test": 500}  # of each class
-LEAST = 91.0  # per cent on the whole test set: below it, the network is not worth showing
+LEAST = 91.0  # required accuracy on the whole test set, in per cent
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--device", help="such as cuda:0; without it, what accelerate finds")
-    parser.add_argument("--importances", type=int, metavar="WORKERS", help="train for the importances, too")
+    parser.add_argument("--device", help="for example cuda:0; by default, the device that accelerate selects")
+    parser.add_argument("--importances", type=int, metavar="WORKERS", help="also measure the importance table")
     options = parser.parse_args()
     torch.manual_seed(0)
     task = df.ClassificationTask.fashion_mnist(options.data)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def importances(options: argparse.Namespace) -> df.ImportanceTable:
-    """Of the network that ships, on the images that ship: what `depthfold demo --measure-importance` does."""
+    """Measure the importances of the shipped network on the shipped images, as `demo --measure-importance` does."""
     on_gpu = options.device is not None and options.device != "cpu"
     devices = {"devices": (options.device,), "workers_per_device": options.importances}
     executor = Processes(**devices) if on_gpu else Processes(workers=options.importances, threads=1)

@@ -24,7 +24,7 @@ class PlanError(DepthfoldError, ValueError):
 
 
 class VerificationError(DepthfoldError):
-    """The merged network or an exported file does not compute the same as the original."""
+    """The outputs of the merged network or of an exported file differ from those of the original."""
 
 
 class TableError(DepthfoldError, ValueError):
@@ -62,7 +62,7 @@ class SpoiledDevice(DepthfoldError, RuntimeError):
 
 
 class NotFinite(DepthfoldError, ArithmeticError):
-    """A loss or score of a training is not finite. `step` and `lr` are those at that moment, if known."""
+    """A loss or score in training is not finite. `step` and `lr` are those of the failure, if known."""
 
     def __init__(self, message: str, *, step: int | None = None, lr: float | None = None) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class RunError(DepthfoldError):
 
 
 class CheckpointError(DepthfoldError):
-    """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training."""
+    """A checkpoint cannot be read or written, is damaged, is in use, or belongs to another training run."""
 
 
 class ResultError(DepthfoldError):

@@ -34,13 +34,15 @@ def finetune(
     """Return a trained copy of the student, on the same device. The student itself is not changed.
 
     The recipe may be the name of a preset. With a `teacher` (usually the original network) the task distils. With a run
-    folder, `run`, checkpoints and metrics are written into its subfolder "finetuning"; a second call resumes, and only
-    reads a finished training. The copy has the last weights, as in the paper, or the best on the hold-out set if the
-    recipe has keep="best"; the folder holds both. A task without a hold-out set is not scored. `progress` is called as
-    the training advances; without it, a terminal shows a progress bar.
+    folder, `run`, checkpoints and metrics are written into its subfolder "finetuning". A second call resumes; if
+    training is finished, it only loads the weights. The copy has the last weights, as in the paper, or the best on the
+    hold-out set if the recipe has keep="best"; the folder holds both. A task without a hold-out set is not scored.
+    `progress` is called as training advances; without it, a terminal shows a progress bar.
     """
     if not isinstance(student, nn.Module):
-        raise InvalidValue(f"finetune() takes an nn.Module, found {type(student).__name__}; rewrite() returns one.")
+        raise InvalidValue(
+            f"finetune() takes an nn.Module, found {type(student).__name__}. Pass the result of rewrite()."
+        )
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     folder = None if run is None else _folder(run)
     trained = copy.deepcopy(student)

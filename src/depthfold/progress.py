@@ -1,4 +1,4 @@
-"""Progress of measurements and trainings: bars on a terminal, lines in a log."""
+"""Progress of measurements and training: bars on a terminal, lines in a log."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def wrong(monkeypatch):
 
 SAID = (
     "Error: The plan for the budget of 80% cannot be used, and nothing was trained for it. The merged "
-    "network does not compute the same as the rewritten one: largest error at the borders"
+    "network does not compute the same function as the rewritten one: largest error at the borders"
 )
 NEXT = (
     "Try another budget, whose plan may merge, or leave out the layers that do not merge with ignore=... (--ignore), "

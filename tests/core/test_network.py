@@ -127,7 +127,7 @@ def test_paper_space_has_no_kernel_after_a_stride():
 
 @pytest.mark.parametrize("ask", ["spans", "flagged_spans"])
 def test_unknown_space_is_refused(ask):
-    with pytest.raises(InvalidValue, match="There is no search space 'large'; there are 'paper' and 'full'"):
+    with pytest.raises(InvalidValue, match=r"There is no search space 'large'\. Use 'paper' or 'full'"):
         getattr(chain(3, 3), ask)("large")
 
 

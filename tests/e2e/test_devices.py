@@ -111,7 +111,7 @@ def test_a_submodule_is_too(device):
 
 def test_example_inputs_must_be_where_the_model_is(device):
     elsewhere = {"cpu": "meta", "cuda": "cpu"}[device]
-    with pytest.raises(TraceError, match="Give the inputs that it takes, on its device and in its precision"):
+    with pytest.raises(TraceError, match="Pass inputs on its device and in its precision"):
         df.trace(net(device), picture().to(elsewhere))
 
 

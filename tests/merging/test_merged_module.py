@@ -126,7 +126,7 @@ def test_merge_uses_the_trained_weights():
 
 def test_other_modules_are_refused():
     for thing in (conv(), folded()[1], None, "student"):
-        with pytest.raises(df.DepthfoldError, match=r"is no rewritten network: expected what rewrite\(traced, plan\)"):
+        with pytest.raises(df.DepthfoldError, match=r"is not a rewritten network.* Pass the result of rewrite\("):
             df.merge(thing)
 
 
@@ -145,8 +145,8 @@ def test_pickled_student_is_refused_and_its_weights_can_be_loaded():
         with pytest.raises(InvalidValue) as error:
             df.merge(part)
         assert str(error.value).endswith(
-            "torch.save() of the whole module keeps its weights, but not its plan: rewrite the network once more and "
-            "load them, with student = rewrite(traced, plan) and student.load_state_dict(loaded.state_dict())."
+            "torch.save() of a whole module does not save it. Create the student again with rewrite(traced, plan), and "
+            "load the weights with student.load_state_dict(loaded.state_dict())."
         )
     again = df.rewrite(traced, df.Plan((), ()))
     again.load_state_dict(loaded.state_dict())

@@ -89,7 +89,7 @@ def test_results_table_shows_both_profiles(full):
     low, high = findings.after.spread
     rows = full.rows
     assert rows["Latency, median"] == ["Latency, median", "20.00 ms", "12.50 ms", "1.60× as fast"]  # noqa: RUF001
-    assert rows["Latency, middle half"][2] == f"{low:.2f} ms to {high:.2f} ms"
+    assert rows["Latency, interquartile range"][2] == f"{low:.2f} ms to {high:.2f} ms"
     assert rows["Multiply-adds"] == ["Multiply-adds", "300 M", "225 M", "−25.0 %"]  # noqa: RUF001
     assert rows["Parameters"] == ["Parameters", "3.5 M", "4.2 M", "+20.0 %"]
     assert rows["Peak memory"] == ["Peak memory", "31 MB", "not measured: the process was killed", ""]
@@ -111,14 +111,14 @@ def test_predicted_latency_is_compared_with_the_measured_one():
     text = text_of(Document(page(measured_run(predicted=13.0))), "outcome")
     assert "The predicted latency of the compressed network is 13.00 ms and the measured latency is 12.50 ms" in text
     assert "off by +4.0 %" in text
-    assert "The merged network computes the same as the trained one: largest error 2e-06." in text
+    assert "The merged network computes the same function as the trained one: largest error 2e-06." in text
 
 
 def test_failed_verification_and_different_environments_are_stated():
     after = dataclasses.replace(measured_run().after, environment=Environment(machine="a phone", batch=1))
     findings = measured_run(after=after, verification=Verified(ok=False, text="largest error 3"))
     text = text_of(Document(page(findings)), "outcome")
-    assert "DOES NOT compute the same as the trained one: largest error 3" in text
+    assert "DOES NOT compute the same function as the trained one: largest error 3" in text
     assert "different environments, so they are not directly comparable: machine: a laptop against a phone" in text
 
 
@@ -144,10 +144,10 @@ def test_one_of_two_measurements_is_enough():
         assert document.rows[row][3 - column] != "not measured"
 
 
-def test_spread_over_trainings_precedes_the_number_of_images():
+def test_spread_over_training_runs_precedes_the_number_of_images():
     score = Evaluation(score=0.7, spread=0.0021, images=500)
     row = Document(page(measured_run(score_after=score))).rows["Accuracy on the test set"]
-    assert row[2] == "70.00 % (± 0.21 points over trainings, 500 images)"
+    assert row[2] == "70.00 % (± 0.21 points over training runs, 500 images)"
 
 
 def test_refusals_are_grouped_and_barriers_have_a_reason():

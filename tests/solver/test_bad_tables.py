@@ -47,8 +47,8 @@ def test_names_are_compared_only_without_fingerprints() -> None:
 
 def test_shorter_table_lacks_entries() -> None:
     message = (
-        r"The importance table has no entry for \(0, 2\], \(1, 2\], which the latency table has\. .* The latency "
-        "table ends at position 2, the importance table at 1: are both of the same network"
+        r"The importance table has no entry for \(0, 2\], \(1, 2\], which the latency table has \(the latency table "
+        r"ends at position 2, the importance table at 1\)\. Measure it"
     )
     with pytest.raises(TableError, match=message):
         solve(latency(), importance_table({(0, 1, 1, 1): 0.0}))

@@ -57,7 +57,7 @@ def test_solve_normalises_when_alpha_is_given() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="There is no normalisation 'some'; there are 'single', 'default', 'all'"):
+    with pytest.raises(InvalidValue, match=r"There is no normalisation 'some'\. Use one of 'single', 'default', 'all'"):
         normalised(TABLE, 1.0, "some")
     with pytest.raises(InvalidValue, match="alpha must be a finite number, found nan"):
         normalised(TABLE, math.nan)

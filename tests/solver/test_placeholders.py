@@ -47,7 +47,7 @@ def test_value_that_a_metric_can_have_is_accepted_and_loses_no_plan(value: float
 
 
 def test_alpha_that_shifts_too_far_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"alpha = 1e\+18 shifts the importances by .*, so far that they cannot be"):
+    with pytest.raises(InvalidValue, match=r"alpha = 1e\+18 shifts the importances by .*, so far that rounding hides"):
         solve(*tables(), alpha=1e18)
     with pytest.raises(InvalidValue, match=r"alpha = 1e\+308 shifts the importances by inf"):
         normalised({FlaggedSpan(0, 1, True, True): 1e100}, 1e308)

@@ -41,7 +41,7 @@ def test_no_plan_puts_an_activation_on_an_output():
     for space in ("paper", "full"):
         tables = plausible_tables(traced.spans(space), traced.flagged_spans(space), 0)
         frontier = df.solve(*tables, network=traced.network)
-        assert all(3 not in traced.network.final_activations(plan) for plan in frontier)
+        assert all(3 not in traced.network.final_activations(solved.plan) for solved in frontier)
     student = df.rewrite(traced, next(iter(frontier)))
     assert student(image(channels=3)).min() < 0
 

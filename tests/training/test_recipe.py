@@ -16,14 +16,14 @@ from depthfold.training.recipe import PRESETS
 
 RANDAUGMENT = "The recipe's randaugment must be (number of operations, magnitude from 0 to 30)"
 BAD = [
-    (dict(batch=0), "The recipe's batch must be a whole number from 1 on, found 0."),
-    (dict(batch=True), "The recipe's batch must be a whole number from 1 on, found True."),
-    (dict(steps=2.5), "The recipe's steps must be a whole number from 1 on, found 2.5."),
-    (dict(evaluate=0), "The recipe's evaluate must be a whole number from 1 on, found 0."),
-    (dict(checkpoint="x"), "The recipe's checkpoint must be a whole number from 1 on, found 'x'."),
-    (dict(warmup=-1), "The recipe's warmup must be a whole number from 0 on, found -1."),
-    (dict(warmup=None), "The recipe's warmup must be a whole number from 0 on, found None."),
-    (dict(seed=-1), "The recipe's seed must be a whole number from 0 on, found -1."),
+    (dict(batch=0), "The recipe's batch must be an integer of at least 1, found 0."),
+    (dict(batch=True), "The recipe's batch must be an integer of at least 1, found True."),
+    (dict(steps=2.5), "The recipe's steps must be an integer of at least 1, found 2.5."),
+    (dict(evaluate=0), "The recipe's evaluate must be an integer of at least 1, found 0."),
+    (dict(checkpoint="x"), "The recipe's checkpoint must be an integer of at least 1, found 'x'."),
+    (dict(warmup=-1), "The recipe's warmup must be an integer of at least 0, found -1."),
+    (dict(warmup=None), "The recipe's warmup must be an integer of at least 0, found None."),
+    (dict(seed=-1), "The recipe's seed must be an integer of at least 0, found -1."),
     (dict(lr=0), "The recipe's lr must be more than 0, found 0."),
     (dict(lr=math.nan), "The recipe's lr must be more than 0, found nan."),
     (dict(lr=math.inf), "The recipe's lr must be more than 0, found inf."),

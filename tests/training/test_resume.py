@@ -375,9 +375,8 @@ def test_a_folder_of_the_first_version_is_refused(tmp_path):
         train(SmallNet(), TASK, RECIPE, folder=tmp_path)
     assert str(caught.value) == (
         f"The checkpoint {tmp_path / 'last.safetensors'} cannot be read: This document has format "
-        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 3. Was it written by "
-        "another command, or by an older or newer depthfold? Continue with the depthfold that wrote it, use another "
-        "folder, or delete it to start again."
+        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 3. Read it with the "
+        "command and the version of depthfold that wrote it. Otherwise use another folder, or delete it to start again."
     )
 
 

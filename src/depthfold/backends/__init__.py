@@ -1,6 +1,27 @@
 """Runtimes behind one protocol: compile a module, run it, time it, and state the environment."""
 
-from depthfold.backends.base import Backend, Compiled, Inputs, SupportsInside, backend_errors
+from depthfold.backends.base import (
+    Backend,
+    Compiled,
+    Exporter,
+    Inputs,
+    SupportsInside,
+    backend_errors,
+    float32_copy,
+)
+from depthfold.backends.cuda import cuda_settings
 from depthfold.backends.registry import available, describe_target, get
 
-__all__ = ["Backend", "Compiled", "Inputs", "SupportsInside", "available", "backend_errors", "describe_target", "get"]
+__all__ = [
+    "Backend",
+    "Compiled",
+    "Exporter",
+    "Inputs",
+    "SupportsInside",
+    "available",
+    "backend_errors",
+    "cuda_settings",
+    "describe_target",
+    "float32_copy",
+    "get",
+]

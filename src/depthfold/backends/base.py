@@ -36,7 +36,7 @@ class Compiled(Protocol):
         """Run once and return the duration. Inputs are already on the device; outputs are not copied."""
 
     def close(self) -> None:
-        """Free all resources. It cannot run afterwards."""
+        """Free all resources. The module cannot run afterwards."""
 
 
 @runtime_checkable
@@ -135,8 +135,8 @@ def backend_errors(what: str) -> Iterator[None]:
         text = f"{what}: {one_line(error)}"
         if spoils_device(error):
             raise SpoiledDevice(
-                f"{text}. The device is unusable for this process after this error. Start again to resume from the "
-                "journal; if the error comes back, use other options of the runtime, or another runtime."
+                f"{text}, and the device is now unusable for this process. Start again to resume from the journal; if "
+                "the error comes back, use other options of the runtime, or another runtime."
             ) from error
         if isinstance(error, DepthfoldError):
             raise

@@ -3,7 +3,7 @@
     seconds = network + sum over convolutions of (launch + FLOPs / flops + bytes / bandwidth)
 
 A multiplication with an addition counts as two FLOPs. The bytes are those of input, weight and output in float32, each
-moved once. Other operations are free; the constant per network stands for them.
+moved once. Other operations are free; the constant per network accounts for them.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ class OnnxRuntime:
         if not self.providers:
             raise InvalidValue(f"ONNX Runtime needs at least one provider, such as {_CPU}.")
         if self.precision != "float32" and not self._on_gpu:
-            raise InvalidValue(f"ONNX Runtime's {_CPU} computes in float32, not in {self.precision}.")
+            raise InvalidValue(
+                f"ONNX Runtime's {_CPU} computes in float32, not in {self.precision}. Use precision=float32."
+            )
         if self.precision == "float32" and _TENSORRT in self.providers:
             raise InvalidValue(f"The {_TENSORRT} always allows TF32: use precision=tf32 or precision=float16.")
 

@@ -73,7 +73,7 @@ class OpenVino:
             raise BackendError(f"OpenVINO cannot compute in {self.precision} on this CPU. Use {' or '.join(others)}.")
 
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
-        """Write OpenVINO IR: this file, and the weights in a .bin file beside it."""
+        """Write OpenVINO IR: this file, and the weights in a .bin file next to it."""
         path = check_suffix(path, ".xml")
         model = self._model(module, inputs, dynamic_batch)
         with backend_errors("OpenVINO cannot export this module"):

@@ -90,7 +90,7 @@ class TensorRT:
                 config.set_flag(library.BuilderFlag.FP16)
             engine = builder.build_serialized_network(network, config)
             if engine is None:
-                raise BackendError("TensorRT could not build this module and gave no reason.")
+                raise BackendError("TensorRT could not build this module and gave no reason. Use another target.")
             return engine
 
 
@@ -128,7 +128,7 @@ class _Execution:
 
     def __call__(self) -> Inputs:
         if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-            raise BackendError("TensorRT could not run this module and gave no reason.")
+            raise BackendError("TensorRT could not run this module and gave no reason. Use another target.")
         return tuple(self._outputs)
 
 

@@ -1,4 +1,4 @@
-"""How PyTorch runs a module: shared by the backends for eager PyTorch, TorchInductor and TensorRT."""
+"""Running and timing modules with PyTorch, shared by the backends for eager PyTorch, TorchInductor and TensorRT."""
 
 from __future__ import annotations
 

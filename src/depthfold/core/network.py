@@ -150,7 +150,7 @@ def free_positions(network: Network) -> frozenset[Position]:
 def check_space(space: object) -> None:
     """Raise InvalidValue if this is not the name of a search space."""
     if space not in get_args(Space):
-        raise InvalidValue(f"There is no search space {space!r}; there are {' and '.join(map(repr, get_args(Space)))}.")
+        raise InvalidValue(f"There is no search space {space!r}. Use {' or '.join(map(repr, get_args(Space)))}.")
 
 
 # No slots, because the fingerprint is a cached property.

@@ -50,7 +50,7 @@ def side_by_side(profiles: Mapping[str, Profile]) -> str:
     first = next(iter(profiles.values()))
     rows = [
         ("latency, ms", *(f"{p.latency:.4g}" for p in profiles.values())),
-        ("middle half, ms", *(f"{p.spread[0]:.4g} to {p.spread[1]:.4g}" for p in profiles.values())),
+        ("interquartile range, ms", *(f"{p.spread[0]:.4g} to {p.spread[1]:.4g}" for p in profiles.values())),
         ("times as fast", *(f"{first.latency / p.latency:.2f}" for p in profiles.values())),
         ("multiply-adds", *(amount(p.flops / 2) for p in profiles.values())),
         ("parameters", *(amount(p.parameters) for p in profiles.values())),

@@ -1,7 +1,7 @@
 """Save and load merged networks, and export them to files that run without depthfold."""
 
-from depthfold.exporting.export import Exported, export
-from depthfold.exporting.load import load
+from depthfold.exporting.export import FORMATS, Exported, export
+from depthfold.exporting.load import load, read_config
 from depthfold.exporting.save import save
 
-__all__ = ["Exported", "export", "load", "save"]
+__all__ = ["FORMATS", "Exported", "export", "load", "read_config", "save"]

@@ -14,14 +14,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Inputs, backend_errors, get
-from depthfold.backends.base import Exporter, batched, flatten, on_cpu, private_copy, with_batch
-from depthfold.backends.cuda import cuda_settings
+from depthfold.backends import Exporter, Inputs, backend_errors, cuda_settings, get
+from depthfold.backends.base import batched, flatten, on_cpu, private_copy, with_batch
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
 from depthfold.exporting.save import write_errors
-from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE, Shallow, shallow_parts
-from depthfold.merging.verify import output_error, perturbed
+from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, Shallow, output_error, perturbed, shallow_parts
 from depthfold.store import put_all_in_place
 from depthfold.support.document import encode
 from depthfold.support.optional import load

@@ -16,9 +16,7 @@ from depthfold.core import Span
 from depthfold.errors import DepthfoldError, InvalidValue, PlanError, ResultError, TraceError
 from depthfold.exporting.probe import probe_error
 from depthfold.exporting.save import CONFIG, TENSORS, Result, TensorSpec, assign_tensors, named_tensors
-from depthfold.merging.kernels import empty_module
-from depthfold.merging.merge import build_shallow
-from depthfold.merging.verification import shallow_parts
+from depthfold.merging import build_shallow, empty_module, shallow_parts
 from depthfold.rewriting import rewrite
 from depthfold.support.text import one_line
 from depthfold.tracing import TracedNetwork, device_of, trace
@@ -38,7 +36,7 @@ def read_config(folder: Path) -> Result:
         _check_version(path, json.loads(text))
         return Result.loads(text)
     except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ResultError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
     except ResultError:
         raise
     except (DepthfoldError, ValueError) as error:  # not JSON, not text, or the wrong fields
@@ -64,7 +62,7 @@ def read_tensors(path: Path, result: Result) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise ResultError(f"{path} is missing. {RESTORE}.") from error
     except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ResultError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
     if hashlib.sha256(data).hexdigest() != result.sha256:
         raise ResultError(f"{path} or {CONFIG} was modified: the SHA-256 of the file does not match. {RESTORE}.")
     try:

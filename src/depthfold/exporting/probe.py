@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from depthfold.backends.cuda import cuda_settings
+from depthfold.backends import cuda_settings
 from depthfold.errors import InvalidValue
-from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE
-from depthfold.merging.verify import output_error, perturbed, tensor_error
+from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, output_error, perturbed, tensor_error
 from depthfold.tracing import ExampleInputs, describe_error
 
 _KEPT = 64  # values of each output, evenly spaced

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from depthfold.core import Document, Plan
 from depthfold.errors import InvalidValue, ResultError
 from depthfold.exporting.probe import Probe, record_probe
-from depthfold.merging.verification import Shallow, shallow_parts
+from depthfold.merging import Shallow, shallow_parts
 from depthfold.store import put_all_in_place
 from depthfold.support.text import one_line
 from depthfold.tracing import ExampleInputs
@@ -151,7 +151,9 @@ def save(shallow: nn.Module, folder: str | Path) -> Path:
     try:
         data = safetensors.torch.save(kept, metadata={"format": "pt"})
     except Exception as error:  # a dtype that the format does not support
-        raise ResultError(f"The tensors cannot be written as safetensors: {one_line(error)}.") from error
+        raise ResultError(
+            f"The tensors cannot be written as safetensors: {one_line(error)}. Convert them to a supported dtype."
+        ) from error
     result = Result(
         name=blueprint.network.name,
         fingerprint=blueprint.network.fingerprint,

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 from depthfold.errors import InvalidValue
 
 # The kinds of failures, and when a job is retried:
-#   "not finite"     a loss or score is NaN or infinite; it would be again: no retry
+#   "not finite"     a loss or score is NaN or infinite; a second attempt would give the same result: no retry
 #   "out of memory"  other jobs may have used the memory: one retry, alone, after all other jobs
-#   "worker lost"    its process or node died, perhaps for another reason: a few retries on other workers
+#   "worker lost"    its process or node died, perhaps for an unrelated reason: a few retries on other workers
 #   "error"          the job raised anything else: no retry
 FailureKind = Literal["not finite", "out of memory", "worker lost", "error"]
 

@@ -115,7 +115,7 @@ class Queue:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting jobs that may run beside others."""
+        """The number of waiting jobs that may run at the same time as others."""
         return len(self._waiting)
 
     @property
@@ -124,7 +124,7 @@ class Queue:
         return bool(self._alone) and not self._waiting and not self._running
 
     def take(self) -> Job | None:
-        """Return the next job to run, or None if no other job may run beside those that are running."""
+        """Return the next job to run, or None if no further job may run at the same time as the running ones."""
         if self._waiting:
             job = self._waiting.popleft()
         elif self.alone:

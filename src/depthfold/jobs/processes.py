@@ -215,6 +215,7 @@ def _visible_gpu(device: str) -> str:
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if int(number) >= len(names):
         raise InvalidValue(
-            f"There is no {device}: this process sees {len(names)} GPUs (CUDA_VISIBLE_DEVICES={visible!r})."
+            f"There is no {device}: this process sees {len(names)} GPUs (CUDA_VISIBLE_DEVICES={visible!r}). Use "
+            "one of those, or change the variable."
         )
     return names[int(number)]

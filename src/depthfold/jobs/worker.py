@@ -38,7 +38,7 @@ class Worker:
 
 
 def environment_variables(threads: int, visible_gpus: str | None) -> dict[str, str]:
-    """Return the environment variables of a worker. With `visible_gpus=None`, its GPUs stay as they are."""
+    """Return the environment variables of a worker. With `visible_gpus=None`, its GPUs are not restricted."""
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     found = {name: str(threads) for name in variables}
     return found if visible_gpus is None else found | {"CUDA_VISIBLE_DEVICES": visible_gpus}

@@ -12,8 +12,7 @@ from torch import Tensor, fx, nn
 
 from depthfold.core import ConvShape, Network, Span, as_pad_argument, free_positions
 from depthfold.errors import BackendError
-from depthfold.merging.cleaning import use_plain_layers
-from depthfold.merging.kernels import random_module
+from depthfold.merging import random_module, use_plain_layers
 from depthfold.rewriting import activation_module, activation_names
 from depthfold.support.digest import digest
 from depthfold.support.document import encode

@@ -53,8 +53,8 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
     """Fold batch norms outside the segments (stem, head, projections) into the convolutions before them.
 
     Ignored modules are also folded, so that they are not slower. A batch norm that follows a merged convolution but is
-    not part of its segment was ignored on its own and stays; `except_after` names the merged convolutions. Modules that
-    are called elsewhere, or whose weights other code reads, keep their weights.
+    not part of its segment was ignored by the user and stays; `except_after` names the merged convolutions. Modules
+    that are called elsewhere, or whose weights other code reads, keep their weights.
     """
     calls, read = count_calls(graph), paths_read_by_code(graph)
     for node in list(graph.graph.nodes):

@@ -80,7 +80,7 @@ def merge(student: nn.Module) -> nn.Module:
     """Return the shallow network, in which each segment is one convolution with bias, in evaluation mode.
 
     Batch norms, and skips inside a segment, are folded into the kernels. Kernels are composed in float64 and converted
-    to the precision of the model. Raise VerificationError if the result does not compute the same as the student.
+    to the precision of the model. Raise VerificationError if the outputs differ from those of the student.
     """
     part, origin, _ = student_parts(student)
     blueprint = origin.blueprint
@@ -93,8 +93,8 @@ def merge(student: nn.Module) -> nn.Module:
     verification = verify(student, shallow)
     if not verification.ok:
         raise VerificationError(
-            f"The merged network does not compute the same as the rewritten one: {verification}. If its activations "
-            "are very large or very small, use verify() with your own inputs; otherwise please report the model."
+            f"The merged network does not compute the same function as the rewritten one: {verification}. If its "
+            "activations are very large or very small, use verify() with your own inputs; otherwise report the model."
         )
     return shallow
 
@@ -102,7 +102,7 @@ def merge(student: nn.Module) -> nn.Module:
 def sketch(student: nn.Module) -> nn.Module:
     """Return the traced part, merged, with random weights in the merged convolutions.
 
-    It is as fast as the merged network but takes no time to build, so that a plan can be timed before training.
+    It is as fast as the merged network but quick to build, so that a plan can be timed before training.
     """
     _, origin, path = student_parts(student)
     network = origin.blueprint.network

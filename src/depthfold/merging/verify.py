@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
-from depthfold.backends.cuda import cuda_settings
+from depthfold.backends import cuda_settings
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.merging.verification import TOLERANCE, SegmentErrors, SegmentNodes, Shallow, Verification, shallow_parts

@@ -16,7 +16,7 @@ from depthfold.errors import InvalidValue
 class Evaluation:
     """The score of one network on data that it was not trained on.
 
-    `spread` is the standard deviation over several trainings and `images` the number of scored images, if they are
+    `spread` is the standard deviation over several training runs and `images` the number of scored images, if they are
     known. With `share`, the score is a share such as an accuracy of 0.712, and is printed in per cent.
     """
 
@@ -46,8 +46,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The result of verify() without its tensors: `ok` if the merged network computes the same, `text` by how much
-    its outputs differ."""
+    """The result of verify() without its tensors: `ok` is True if it passed, and `text` states the largest errors."""
 
     ok: bool
     text: str

@@ -65,11 +65,11 @@ def score(evaluation: Evaluation) -> str:
 
 
 def score_with_error(evaluation: Evaluation) -> str:
-    """Return the score with its uncertainty in brackets, as far as it is known."""
+    """Return the score, with its uncertainty in brackets if it is known."""
     unit, scale = (" points", 100) if evaluation.share else ("", 1)
     images = None if evaluation.images is None else f"{evaluation.images:,} images"
     if evaluation.spread is not None:
-        known = [f"± {number(scale * evaluation.spread, 2)}{unit} over trainings", images]
+        known = [f"± {number(scale * evaluation.spread, 2)}{unit} over training runs", images]
     elif evaluation.standard_error is not None:
         known = [f"± {number(scale * evaluation.standard_error, 2)}{unit} standard error", images]
     else:

@@ -84,9 +84,9 @@ class ScoredBlock:
 
 
 def select_plans(frontier: Frontier, plan: SolvedPlan, most: int = MOST_PLANS) -> ShownPlans:
-    """Return all plans of the frontier, or the answers to `most` evenly spaced budgets, and always the chosen plan.
+    """Return all plans of the frontier, or the best plans for `most` evenly spaced budgets, and the chosen plan.
 
-    The fastest and the slowest plan answer the first and the last budget, so they are always among them.
+    The fastest and the slowest plan are always among them, because they are the best for the first and last budget.
     """
     points, chosen = frontier.points, _point_of(plan)
     found = next((n for n, point in enumerate(points) if _is_same_plan(point, chosen)), None)
@@ -193,7 +193,7 @@ def unusable_blocks(timed: Iterable[TimedSpan], scored: Iterable[ScoredBlock]) -
 
 
 def environments(findings: Findings) -> dict[str, dict[str, object]]:
-    """Return the stated fields of every environment that states any, by what was measured there."""
+    """Return the stated fields of each environment, by the name of its part; environments without any are left out."""
     before, after = findings.before, findings.after
     given = {
         "Latency table": findings.latency.environment,

@@ -35,10 +35,7 @@ def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Ne
     scored = {(entry.span.i, entry.span.j) for entry in importance.entries}
     depths = ""
     if latency.depth != importance.depth:
-        depths = (
-            f" The latency table ends at position {latency.depth}, the importance table at {importance.depth}: are "
-            "both of the same network?"
-        )
+        depths = f" (the latency table ends at position {latency.depth}, the importance table at {importance.depth})"
     _refuse_missing("latency", [Span(i, j) for i, j in sorted(scored - timed)], "importance table", depths)
     _refuse_missing("importance", [Span(i, j) for i, j in sorted(timed - scored)], "latency table", depths)
     if network is not None:
@@ -81,8 +78,8 @@ def check_covered(T_opt: Ints, I_opt: Floats) -> None:
             last = int(np.flatnonzero(reached).max())
             raise TableError(
                 f"The spans of the {table} table do not cover the network: no chain of them leads from position 0 to "
-                f"{L}; the furthest position reached is {last}. Is a span missing that starts at or before {last} and "
-                "ends after it?"
+                f"{L}; the furthest position reached is {last}. Add an entry that starts at or before {last} and ends "
+                "after it."
             )
 
 
@@ -116,7 +113,7 @@ def _check_network(name: str, table: LatencyTable | ImportanceTable, network: Ne
         )
     # Every search space has the single layers.
     missing = [Span(l - 1, l) for l in range(table.depth + 1, network.depth + 1)]
-    _refuse_missing(name, missing, "network", f" The table ends at position {table.depth} of {network.depth}.")
+    _refuse_missing(name, missing, "network", f" (the table ends at position {table.depth} of {network.depth})")
 
 
 def _check_blocks(importance: ImportanceTable, network: Network) -> None:
@@ -140,10 +137,10 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
     if not flag:
         return "the network has its own activation there, which stays" if position in network.activations else None
     if not network.activations:
-        return "the network has no activation at all of a kind to insert"
+        return "the network has no activation to copy"
     if position in network.activations:
         return None
-    if not extended:  # in the plain problem every block lies between activations, also at a barrier and at the end
+    if not extended:  # in the plain problem every block lies between activations, even at a barrier and at the end
         return None
     if network.ends_in_output and position == network.depth:
         return "it is the network's output, and an activation would cut off a part of its range, so none is inserted"
@@ -155,8 +152,8 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
 def _refuse_missing(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str, hint: str = "") -> None:
     if missing:
         raise TableError(
-            f"The {table} table has no entry for {_listed(missing)}, which the {expected_by} has. Measure it, or enter "
-            f"it with the reason why it has no value.{hint}"
+            f"The {table} table has no entry for {_listed(missing)}, which the {expected_by} has{hint}. Measure it, or "
+            "enter it with the reason why it has no value."
         )
 
 

@@ -65,12 +65,12 @@ def normalised(
 ) -> dict[FlaggedSpan, float]:
     """Return I[i, j, a, b] - alpha * mean, with the mean over the entries that `over` names.
 
-    A short training underestimates the importance of every block a little, so plans with many blocks look worse than
+    Short training underestimates the importance of every block a little, so plans with many blocks look worse than
     they are. The normalisation compensates for this.
     """
     if over not in get_args(Normalisation):
         known = ", ".join(map(repr, get_args(Normalisation)))
-        raise InvalidValue(f"There is no normalisation {over!r}; there are {known}.")
+        raise InvalidValue(f"There is no normalisation {over!r}. Use one of {known}.")
     alpha = checked_alpha(alpha)
     bare = _without_activation(importances)
     chosen = [value for span, value in importances.items() if _counts(span, over, bare)]
@@ -79,8 +79,8 @@ def normalised(
     shift = alpha * fmean(chosen)
     if not abs(shift) <= PLACEHOLDER * _median(importances):
         raise InvalidValue(
-            f"alpha = {alpha!r} shifts the importances by {shift:g}, so far that they cannot be told apart. The paper "
-            "uses 1.2 to 1.8."
+            f"alpha = {alpha!r} shifts the importances by {shift:g}, so far that rounding hides their differences. Use "
+            "a smaller alpha: the paper uses 1.2 to 1.8."
         )
     return {span: value - shift for span, value in importances.items()}
 
@@ -99,8 +99,8 @@ def _check_placeholders(importances: Mapping[FlaggedSpan, float]) -> None:
     for span, value in importances.items():
         if abs(value) > PLACEHOLDER * usual:
             raise TableError(
-                f"The importance of {span} is {value:g}, and the median entry is {usual:g}, so the others could not be "
-                "told apart. If a block must not be used, give a reason instead of a value."
+                f"The importance of {span} is {value:g} and the median entry is {usual:g}, so rounding would hide the "
+                "others. If a block must not be used, give a reason instead of a value."
             )
 
 
@@ -128,6 +128,6 @@ def _counts(span: FlaggedSpan, over: Normalisation, bare: frozenset[Position]) -
 
 
 def _without_activation(importances: Mapping[FlaggedSpan, float]) -> frozenset[Position]:
-    """Return the positions where the network has no activation: exactly there entries have the flag 0."""
+    """Return the positions where the network has no activation: those where some entry has the flag 0."""
     starts = {span.i for span in importances if not span.a}
     return frozenset(starts | {span.j for span in importances if not span.b})

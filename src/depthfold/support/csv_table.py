@@ -102,7 +102,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise TableError(f"The table {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise TableError(f"The table {str(path)!r} cannot be read: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
         raise TableError(f"The table {str(path)!r} is not text: {error}. Expected CSV in UTF-8.") from error
     reader = csv.reader(io.StringIO(text))

@@ -32,8 +32,8 @@ class Document:
         if found != (cls.FORMAT, cls.VERSION):
             raise InvalidValue(
                 f"This document has format {found[0]!r}, version {found[1]!r}; {cls.__name__} reads format "
-                f"{cls.FORMAT!r}, version {cls.VERSION}. Was it written by another command, or by an older or newer "
-                "depthfold?"
+                f"{cls.FORMAT!r}, version {cls.VERSION}. Read it with the command and the version of depthfold that "
+                "wrote it."
             )
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
         return typing.cast(Self, decode_fields(cls, fields, cls.__name__))

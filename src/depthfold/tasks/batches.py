@@ -57,7 +57,7 @@ def _permutation(seed: int, epoch: int, images: int) -> np.ndarray:
 
 
 class BatchReader:
-    """Reads the batches of a training. Steps can be requested in any order; consecutive ones are read ahead."""
+    """Reads the batches of a training run. Steps can be requested in any order; consecutive ones are read ahead."""
 
     __slots__ = ("_batches", "_images", "_next", "_size")
 

@@ -86,8 +86,7 @@ class _Cifar:
         data = np.fromfile(file, dtype=np.uint8)
         if not len(data) or len(data) % length:
             raise DataError(
-                f"{file} has {len(data)} bytes, expected a multiple of the record length {length}. It is truncated or "
-                "another file; download it again."
+                f"{file} has {len(data)} bytes, expected a multiple of the record length {length}. Download it again."
             )
         return data.reshape(-1, length)
 
@@ -187,7 +186,7 @@ def _idx(file: Path, dimensions: int) -> np.ndarray:
     if data[:4] != expected:
         raise DataError(
             f"{file} starts with 0x{data[:4].hex()}, expected 0x{expected.hex()}, the magic number of an IDX file of "
-            f"bytes in {dimensions} dimensions. It is another file; download it again."
+            f"bytes in {dimensions} dimensions. Download it again."
         )
     start = 4 + 4 * dimensions
     lengths = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()

@@ -18,8 +18,7 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Backend, Compiled
-from depthfold.backends.base import Exporter
+from depthfold.backends import Backend, Compiled, Exporter, Inputs
 from depthfold.core import Environment
 from depthfold.errors import BackendError, DepthfoldError
 from depthfold.merging import merge
@@ -27,7 +26,6 @@ from depthfold.rewriting import rewrite
 from depthfold.testing.networks import Block, Conv, NetworkSpec, SmallCNN, random_plan, randomise_statistics
 from depthfold.tracing import trace
 
-Inputs = tuple[Tensor, ...]
 Case = tuple[nn.Module, Inputs]
 
 
@@ -90,7 +88,7 @@ def check_backend(
     `cases` are the networks to run (default: `backend_cases()`). `tolerance` is for precisions that are not in
     `TOLERANCES`. Use `clock=False` for a backend that computes its seconds instead of measuring them, like the cost
     model: they are then not compared with the clock. With a `suffix` such as ".onnx", the backend must export a file
-    and, if it can open it, the file must compute the same.
+    and, if it can open the file, the file must give the same results.
     """
     cases = backend_cases() if cases is None else cases
     problems = [f"environment: {problem}" for problem in _environment(backend, next(iter(cases.values()))[1])]

@@ -43,7 +43,7 @@ def linear_branches(
         first = sources[term.source]
         steps = _steps(term, conv_shape(first.conv, first.pad, flow.modules), flow, ends)
         convolutions = [step.conv for step in steps or () if step.conv]
-        # Several convolutions in a row beside a longer path form a separate chain, which can be merged by itself.
+        # Several convolutions in a row, parallel to a longer path, form a separate chain that can be merged on its own.
         if steps is None or set(convolutions) & set(path) or (len(convolutions) > 1 and first is not path[0]):
             return ()
         branches.append(SkipDraft(source=term.source, first=first, steps=steps, operand=term.operand, sums=term.sums))

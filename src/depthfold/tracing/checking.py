@@ -135,7 +135,7 @@ def fixed_random_numbers(inputs: ExampleInputs) -> Iterator[None]:
 def _same_behaviour(
     model: nn.Module, graph: nn.Module, calls: list[ExampleInputs], after: Callable[[], None] = lambda: None
 ) -> bool:
-    """Return True if both return the same in every call and write the same to their inputs.
+    """Return True if both return the same values and write the same values to their inputs, in every call.
 
     `after` runs after each call of the model.
     """

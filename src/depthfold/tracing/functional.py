@@ -32,7 +32,7 @@ _CONV_MODULES: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # inspect cannot read the signatures of these functions, which are implemented in C++.
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
-# Key in the meta of a node that was a function: the name by which the user knows the layer.
+# Key in the meta of a node that was a function: the name of the layer in the user's model.
 USER_NAME = "depthfold.user_name"
 
 

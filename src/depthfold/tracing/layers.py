@@ -67,7 +67,7 @@ def _assign_addition(
 
     If both operands end a draft, choose by these criteria, in this order: the other operand is a skip (the branch of a
     ResNet block, not its downsample); the draft is a single layer with a kernel larger than 1x1, because parallel
-    linear branches are one layer and a 1x1 convolution beside a longer path is a projection; the longer path; the
+    linear branches are one layer and a 1x1 convolution parallel to a longer path is a projection; the longer path; the
     larger kernel, because the taps of a skip must lie within the kernel of its branch.
     """
     one, two = node.args
@@ -97,7 +97,7 @@ def _path(draft: Draft, by_tail: Mapping[fx.Node, Draft]) -> list[Draft]:
 def _skips(
     other: fx.Node, path: list[Draft], flow: DataFlow, ends: Mapping[fx.Node, Draft]
 ) -> tuple[tuple[SkipDraft, ...], int]:
-    """Return the branches whose sum is the other operand, and the number of drafts of the path beside them.
+    """Return the branches whose sum is the other operand, and the number of drafts on the path parallel to them.
 
     Return ((), 0) if their taps lie outside the kernel of the path, or if the value at their start is overwritten.
     """

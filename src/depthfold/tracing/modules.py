@@ -1,6 +1,7 @@
 """Recognise known modules. Classes of timm, torchvision and detectron2 are recognised by name, without an import.
 
-A subclass, or another class with one of these names, may compute anything. A module is known only if its forward is.
+A subclass, or another class with one of these names, may compute anything. So a module counts as known only if its
+forward method is a known one.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def computes_batch_norm(module: nn.Module) -> bool:
 
 
 def plain_batch_norm(module: nn.Module) -> Any:
-    """Return the class of PyTorch that computes the same as this batch norm on the same inputs, or None."""
+    """Return the class of PyTorch that is equivalent to this batch norm for the same inputs, or None."""
     if not (is_batch_norm(module) and computes_batch_norm(module)):
         return None
     if _is_one_of(module, _FROZEN_NORMS | _NORMS_WITH_ACTIVATION):

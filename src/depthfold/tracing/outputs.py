@@ -20,7 +20,7 @@ def is_output(graph: fx.GraphModule, name: str) -> bool:
 
 
 def part_is_output(model: nn.Module, at: str, inputs: ExampleInputs) -> bool:
-    """Return True if no weights outside the submodule `at` are applied to what it returns.
+    """Return True if no weights outside the submodule `at` are applied to its outputs.
 
     Run the whole model twice, with different outputs of the submodule, and compare the inputs of all other modules with
     weights. Hooks do not see weights that a module around the submodule applies itself, so return False if such a

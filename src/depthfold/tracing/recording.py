@@ -1,4 +1,4 @@
-"""Record a forward as a graph, and repeat with opaque submodules until the graph computes the same as the model."""
+"""Record a forward as a graph, and repeat with opaque submodules until the graph agrees with the model."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ def pad_widths(node: fx.Node, modules: Mapping[str, Any], dims: int) -> Padding:
 
 
 def skip_fits(branch: list[ConvShape], projection: ConvShape | None) -> bool:
-    """Return True if the taps of a skip lie within the merged kernel of the branch beside it."""
+    """Return True if the taps of a skip lie within the merged kernel of its branch."""
     merged = reduce(ConvShape.then, branch)
     if projection is None and merged.in_channels != merged.out_channels:
         return False
     return merged.offset(projection or ConvShape.identity(merged.in_channels, merged.dims)) is not None
 
 
-# Average pools: depth-wise convolutions with fixed weights, if they compute the same at every size.
+# Average pools: depth-wise convolutions with fixed weights, if they are equivalent to one at every size.
 
 _MODULES: dict[Any, int] = {nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3}
 _FUNCTIONS: dict[Any, int] = {F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3}

@@ -40,9 +40,9 @@ class FallbackTracer(fx.Tracer):
     """Record a forward. Each submodule that cannot be traced becomes one opaque operation, with a reason in `failures`.
 
     `example` has the arguments by name. Every operation also runs on them, so that proxies know their values. `opaque`
-    lists submodules not to look into. `fixed` maps submodules that are recorded only for the traced size to their size
-    guards. With `answer_sizes`, conditions on sizes in the top-level forward are decided for the traced size, and the
-    graph asserts them.
+    lists submodules to call as a whole. `fixed` maps submodules that are recorded only for the traced size to their
+    size guards. With `answer_sizes`, conditions on sizes in the top-level forward are decided for the traced size, and
+    the graph asserts them.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Checkpoints: the folder of a training, with its last and best weights and what is needed to continue.
+"""Checkpoints: the folder of a training run, with its last and best weights and everything needed to resume.
 
-A checkpoint is one safetensors file with tensors and a JSON document, complete or absent. The document is in the
-metadata of the file, so tensors and document always belong to the same step. The file is written to a temporary name
-and renamed: a kill at any byte leaves the previous one. A digest of the contents detects damage.
+A checkpoint is one safetensors file with tensors and a JSON document. The document is in the metadata of the file, so
+tensors and document always belong to the same step. The file is written to a temporary name and renamed, so a kill at
+any time leaves the previous one intact. A digest of the contents detects damage.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _ADVICE = "Restore it, or delete it to start again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The inputs of a training: two trainings with equal ones are the same.
+    """The inputs of a training run. Two runs with equal inputs are the same run.
 
-    `model` is what weights do not show, for example the plan of a student; `shapes`, `weights` and part of `teacher`
-    are digests.
+    `model` describes what the weights do not show, for example the plan of a student; `shapes`, `weights` and part of
+    `teacher` are digests.
     """
 
     recipe: Recipe
@@ -65,7 +65,7 @@ class Identity:
         split: str | None,
         about: str,
     ) -> Identity:
-        """Return the identity of a training that starts from the present weights of the model."""
+        """Return the identity of a training run that starts from the current weights of the model."""
         tensors = weights(model)
         return cls(
             recipe=recipe,
@@ -82,8 +82,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State(Document):
-    """The progress of a training. `pending` are the losses that the next mean begins with; `scale` and `growth` belong
-    to the scaler of float16."""
+    """The progress of a training run. `pending` are the losses that the next mean starts with; `scale` and `growth`
+    belong to the scaler of float16."""
 
     FORMAT: ClassVar[str] = "depthfold.checkpoint"
     VERSION: ClassVar[int] = 3
@@ -100,14 +100,14 @@ class State(Document):
 
     @property
     def unscored(self) -> bool:
-        """True if the score after its step is missing: the score of the task failed, or a kill came first."""
+        """True if the score after its step is missing: the task's score failed, or the process was killed first."""
         identity = self.identity
         wanted = identity.split is not None and due(identity.recipe.evaluate, self.step, identity.steps)
         return wanted and (not self.curve or self.curve[-1].step < self.step)
 
 
 class Checkpoints:
-    """The checkpoints of one training in a folder. The methods are called in all processes; the first one writes."""
+    """The checkpoints of one training run in a folder. All processes call the methods; the main process writes."""
 
     def __init__(self, folder: str | Path, context: DeviceContext, tensorboard: bool) -> None:
         self.folder, self._context, self._tensorboard = Path(folder), context, tensorboard
@@ -115,7 +115,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def resumed(self, identity: Identity, stepper: Stepper) -> Iterator[State | None]:
-        """Lock the folder, and load its last checkpoint into the stepper if there is one of the same training."""
+        """Lock the folder, and load its last checkpoint into the stepper if it has one of the same training run."""
         with contextlib.ExitStack() as stack:
             found = self._context.run_on_main(lambda: self._find(identity, stepper, stack))
             if found is None:
@@ -139,7 +139,7 @@ class Checkpoints:
         self._context.run_on_main(write)
 
     def save(self, state: State, stepper: Stepper) -> None:
-        """Write everything that is needed to continue. A better score first: the last checkpoint names the best."""
+        """Write everything needed to resume. A new best checkpoint comes first, because the last one refers to it."""
 
         def write() -> None:
             document = state.dumps()
@@ -168,10 +168,10 @@ class Checkpoints:
         found = _read_state(self.folder / LAST) if (self.folder / LAST).exists() else None
         if found is not None and (others := "; ".join(differences(encode(found[0].identity), encode(identity)))):
             raise CheckpointError(
-                f"The folder {self.folder} holds another training ({others}). Use another folder, or delete it to "
+                f"The folder {self.folder} holds another training run ({others}). Use another folder, or delete it to "
                 "start again."
             )
-        # The line of a step holds its score. If that is still missing, a line that is there is written once more.
+        # The line of a step includes its score. If the score is missing, the line of that step is written again.
         lines = found[0].step - found[0].unscored if found else 0
         self._metrics = Metrics(self.folder, lines, self._tensorboard)
         stack.callback(self._metrics.close)
@@ -204,7 +204,7 @@ def load_weights(model: nn.Module, folder: str | Path, which: Literal["last", "b
 
 
 def write_checkpoint(path: Path, document: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write the file, and replace the one that may be there."""
+    """Write the file. An existing one is replaced."""
     save_file = load("safetensors.torch", "train").save_file
     # Copies, each in its own memory: safetensors refuses tensors that share memory or are not contiguous.
     kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
@@ -237,7 +237,7 @@ def read_checkpoint(path: Path) -> tuple[str, dict[str, Tensor]]:
 
 
 def _name_of(teacher: nn.Module) -> str:
-    """Return its class, and a digest of its weights and of the names and classes of its modules."""
+    """Return the class of the teacher, and a digest of its weights and of the names and classes of its modules."""
     modules = sorted((name, type(module).__qualname__) for name, module in teacher.named_modules())
     return f"{type(teacher).__name__} {digest_tensors(weights(teacher), repr(modules))}"
 
@@ -248,8 +248,7 @@ def _read_state(path: Path) -> tuple[State, dict[str, Tensor]]:
         return State.loads(document), tensors
     except InvalidValue as error:
         raise CheckpointError(
-            f"The checkpoint {path} cannot be read: {error} Continue with the depthfold that wrote it, use another "
-            "folder, or delete it to start again."
+            f"The checkpoint {path} cannot be read: {error} Otherwise use another folder, or delete it to start again."
         ) from error
 
 

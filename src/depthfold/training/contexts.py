@@ -1,4 +1,4 @@
-"""Context managers that prepare a model and the process for a training, and restore them afterwards."""
+"""Context managers that prepare a model and the process for a training run, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def fork_rng(device: torch.device) -> Iterator[SeedFunction]:
 
 @contextlib.contextmanager
 def disable_autocast(device: torch.device) -> Iterator[None]:
-    """Disable the caller's autocast, so that the recipe alone sets the precision of a training.
+    """Disable the caller's autocast, so that the recipe alone sets the precision of a training run.
 
     The cache of cast weights is cleared on entry and exit, because weights may change inside.
     """

@@ -1,4 +1,4 @@
-"""The device of a training, and the processes that train together. accelerate determines both."""
+"""The device of a training run, and the processes that train together. accelerate determines both."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, t
 from depthfold.training.task import Split, Step, Task, check_task, derive_seed
 
 READ_TOGETHER = 50  # losses: reading one waits until the device has computed it
-CHECKPOINTS = 10  # in a training with a folder, unless the recipe sets their interval
+CHECKPOINTS = 10  # in a training run with a folder, unless the recipe sets their interval
 LOG = 50  # steps between two lines of the metrics; scores and checkpoints also have a line
 
 
@@ -97,7 +97,7 @@ def advice(recipe: Recipe) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class TrainingRun:
-    """A training in progress. Everything that differs between processes happens in the stepper and the checkpoints."""
+    """A training run in progress. Only the stepper and the checkpoints distinguish between processes."""
 
     task: Task
     stepper: Stepper
@@ -148,8 +148,8 @@ class TrainingRun:
 
     def _take(self, step: Step) -> None:
         """Take one step, then score, log and save if due."""
-        # Dropout draws from the global generators. Their seed depends only on the step, so a resumed training draws the
-        # same numbers.
+        # Dropout draws from the global generators. Their seed depends only on the step, so a resumed training run draws
+        # the same numbers.
         self.reseed(derive_seed(self.seed, "step", step.number, step.rank))
         lr = learning_rate(step.recipe, step.number, self.total)
         self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
@@ -347,6 +347,6 @@ def _check(model: object, task: object, recipe: object, split: object, folder: o
             'Give the task one (for example holdout=0.1), or use recipe.replace(keep="last").'
         )
     if folder is not None:
-        as_path("The folder of a training", folder, InvalidValue)
+        as_path("The folder of a training run", folder, InvalidValue)
     elif tensorboard:
-        raise InvalidValue("TensorBoard's files are written into the folder of the training. Pass folder=...")
+        raise InvalidValue("TensorBoard's files are written into the folder of the training run. Pass folder=...")

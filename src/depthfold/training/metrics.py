@@ -1,4 +1,4 @@
-"""The metrics of a training: its learning curve, and the files that follow it (JSON lines and TensorBoard)."""
+"""The metrics of a training run: its learning curve, and the files that follow it (JSON lines and TensorBoard)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A finished training: its steps, its time in seconds, and its learning curve.
+    """A finished training run: its steps, its time in seconds, and its learning curve.
 
     `loss` is the mean of the last steps. `score` belongs to the weights that the model ends with; `best` is the point
     of the best score. Without a split to score on, both are None and the curve is empty.
@@ -69,7 +69,7 @@ class Metrics:
                     self._board.add_scalar(name, line[name], line["step"])
 
     def sync(self) -> None:
-        """Wait until the lines are on disk: a checkpoint must not be there before them."""
+        """Wait until the lines are on disk, because a checkpoint must not be on disk before them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

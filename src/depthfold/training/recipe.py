@@ -1,4 +1,4 @@
-"""The recipe: all hyper-parameters of a training, and the presets."""
+"""The recipe: all hyper-parameters of a training run, and the presets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Keep = Literal["last", "best"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Document):
-    """The hyper-parameters of a training: SGD with a learning rate that follows a cosine to 0, updated every step.
+    """The hyper-parameters of a training run: SGD with a learning rate that follows a cosine to 0, updated every step.
 
     - The length is either `epochs` or `steps`. `batch` is the batch of all processes together.
     - `warmup` is the number of steps in which the learning rate first rises linearly to `lr`.
@@ -31,8 +31,8 @@ class Recipe(Document):
       plus the rest times the cross-entropy with the labels, without label smoothing.
     - `ema` is the decay of an average of the weights; the averaged weights are then scored and kept.
     - The model is scored every `evaluate` steps and at the end (None: only at the end).
-    - A training with a folder writes a checkpoint every `checkpoint` steps (None: about ten in all), after each score
-      that is the best so far, and at the end.
+    - A training run with a folder writes a checkpoint every `checkpoint` steps (None: about ten in total), after each
+      score that is the best so far, and at the end.
     - `keep` selects the weights at the end: the last ones, as in the paper, or those of the best score.
     """
 

@@ -30,7 +30,7 @@ SMALLEST_SCALE = 2.0**-24
 
 
 def total_steps(recipe: Recipe, task: Task) -> int:
-    """Return the number of steps of a training, rounded and at least one."""
+    """Return the number of steps of a training run, rounded and at least one."""
     if recipe.epochs is None:
         return recipe.steps or 0  # a recipe has one of the two
     total = max(1, round(recipe.epochs * task.steps_per_epoch(recipe)))
@@ -42,7 +42,7 @@ def total_steps(recipe: Recipe, task: Task) -> int:
 
 
 def due(every: int | None, done: int, total: int) -> bool:
-    """Return True at the end of a training and after every `every` steps."""
+    """Return True at the end of a training run and after every `every` steps."""
     return done == total or (every is not None and done % every == 0)
 
 
@@ -97,7 +97,7 @@ class AveragedWeights:
 
 
 class Stepper:
-    """Takes the steps of one training. The model must already be on its device."""
+    """Takes the steps of one training run. The model must already be on its device."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, context: DeviceContext) -> None:
         self.model, self.recipe, self.context = model, recipe, context

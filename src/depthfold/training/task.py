@@ -22,9 +22,9 @@ Split = Literal["holdout", "test"]
 class Step:
     """One training step, as the task sees it.
 
-    A task must depend on nothing else in a step, so that a resumed training, or one on another worker, takes the same
-    steps. `number` counts from 0, and each training has its own `seed`. In a distributed training, `rank` is the number
-    of this process, and each of the `world_size` processes takes its part of the batch.
+    A task must depend on nothing else in a step, so that a training run that is resumed, or that runs on another
+    worker, takes the same steps. `number` counts from 0, and each training run has its own `seed`. In distributed
+    training, `rank` is the number of this process, and each of the `world_size` processes takes its part of the batch.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Step:
 
 @runtime_checkable
 class Task(Protocol):
-    """The way to train a model and to score it.
+    """The loss that a model is trained with, and its score.
 
     `loss` draws the batch of a step, moves it to the device of the step and returns the loss. It runs under autocast if
     the recipe asks for it, and uses `step.teacher`, if there is one, for distillation. `score` is higher for a better
@@ -95,7 +95,7 @@ def check_task(task: object) -> None:
     if not isinstance(task, Task):
         raise InvalidValue(
             f"A task has the methods loss, score and steps_per_epoch; {type(task).__name__} lacks one of them. "
-            "FunctionTask(loss=..., score=...) makes a task of two functions."
+            "FunctionTask(loss=..., score=...) makes a task from two functions."
         )
     as_text(f"The identity of a task ({type(task).__name__}.identity)", getattr(task, "identity", ""), InvalidValue)
 
