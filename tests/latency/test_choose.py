@@ -171,12 +171,12 @@ def test_wrong_types_of_network_and_frontier_are_refused(traced, frontier):
             measure_latency(wrong, COST, timer=QUICK)
     with pytest.raises(InvalidValue, match=r"the frontier that solve\(\) returns, found SolvedPlan"):
         choose(traced, frontier[0], "80%", COST, timer=QUICK)
-    with pytest.raises(InvalidValue, match="found steps='3'"):
+    with pytest.raises(InvalidValue, match="The number of steps must be an integer of at least 1, found '3'"):
         choose(traced, frontier, "80%", COST, timer=QUICK, steps="3")
 
 
 def test_zero_steps_and_frontier_of_another_network_are_refused(traced, frontier):
-    with pytest.raises(InvalidValue, match="steps=0"):
+    with pytest.raises(InvalidValue, match="The number of steps must be an integer of at least 1, found 0"):
         choose(traced, frontier, "80%", COST, timer=QUICK, steps=0)
     with pytest.raises(TableError, match="The frontier is of another network"):
         choose(traced, dataclasses.replace(frontier, fingerprint="0123456789abcdef"), "80%", COST, timer=QUICK)

@@ -72,7 +72,7 @@ def test_a_table_with_failures_warns_again_and_retry_repeats_them(folder, tmp_pa
         with pytest.warns(IncompleteTable, match="could not be trained"):
             table = importance(folder, task)
     assert any(entry.reason for entry in table.entries)
-    (tmp_path / "mended").touch()
+    (tmp_path / "repaired").touch()
     with warnings.catch_warnings():
         warnings.simplefilter("error", IncompleteTable)
         whole = importance(folder, task, retry=True)

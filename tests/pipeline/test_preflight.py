@@ -26,7 +26,7 @@ def nothing_is_measured(monkeypatch):
     def stop(*_, **__):
         raise MeasuredTooEarly
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compression"), "make_latency_table", stop)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.artefacts"), "make_latency_table", stop)
 
 
 def model(channels=1):

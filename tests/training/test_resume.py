@@ -1,11 +1,10 @@
-"""A training that is killed goes on to the same weights, bit by bit; a folder of another training is refused."""
+"""An interrupted training resumes and ends with the same weights, bit for bit."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthfold.errors import CheckpointError, InvalidValue, NotFinite
-from depthfold.training.checkpoints import Checkpoints, load_weights, read_checkpoint, write_checkpoint
+from depthfold.errors import CheckpointError, NotFinite
+from depthfold.training.checkpoints import Checkpoints, load_weights
 from depthfold.training.loop import train
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import FunctionTask
@@ -47,7 +46,7 @@ def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_what_is_in_evaluation_mode_stays_so_in_a_training_that_goes_on(tmp_path):
+def test_parts_in_evaluation_mode_stay_so_in_a_resumed_training(tmp_path):
     def model():
         small = SmallNet()
         small.norm.eval()
@@ -63,7 +62,7 @@ def test_what_is_in_evaluation_mode_stays_so_in_a_training_that_goes_on(tmp_path
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_an_interrupted_training_ends_with_the_same_weights(name, tmp_path):
+def test_interrupted_training_ends_with_the_same_weights(name, tmp_path):
     recipe = RECIPES[name]
     whole, parts = SmallNet(), SmallNet()
     expected = train(whole, TASK, recipe, folder=tmp_path / "whole")
@@ -83,7 +82,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(name, tmp_path):
     assert equal(whole, unkept)
 
 
-def test_the_scale_of_float16_is_kept(tmp_path):
+def test_loss_scale_of_float16_is_restored(tmp_path):
     """It has come down from where it starts; a training that forgot it would leave out steps again."""
 
     def steep(m, step):
@@ -107,7 +106,7 @@ def test_the_scale_of_float16_is_kept(tmp_path):
     assert not equal(whole, start)
 
 
-def test_a_resumed_training_takes_only_the_steps_that_are_left(tmp_path):
+def test_resumed_training_takes_only_the_remaining_steps(tmp_path):
     with pytest.raises(Interruption):
         train(SmallNet(), failing_at(10, interrupt), RECIPE, folder=tmp_path)
     taken = []
@@ -125,7 +124,7 @@ def _counting(taken):
 
 
 @pytest.mark.parametrize(("steps", "at", "left"), [(100, 99, 90), (25, 11, 9), (7, 6, 6)])
-def test_a_recipe_without_an_interval_has_ten_checkpoints(steps, at, left, tmp_path):
+def test_recipe_without_an_interval_has_ten_checkpoints(steps, at, left, tmp_path):
     recipe = Recipe(steps=steps, batch=2)
     with pytest.raises(Interruption):
         train(SmallNet(), failing_at(at, interrupt), recipe, folder=tmp_path)
@@ -138,7 +137,7 @@ def test_a_recipe_without_an_interval_has_ten_checkpoints(steps, at, left, tmp_p
     assert (found.curve, found.loss) == (expected.curve, expected.loss)
 
 
-def test_a_finished_training_is_only_read(tmp_path):
+def test_finished_training_is_only_read(tmp_path):
     first, again = SmallNet(), SmallNet()
     expected = train(first, TASK, RECIPE.replace(ema=0.9), folder=tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -152,7 +151,7 @@ def _never(*_):
     raise AssertionError("taken again")
 
 
-def test_the_metrics_have_every_line_once(tmp_path):
+def test_metrics_have_every_line_once(tmp_path):
     def worse(model, split):  # at every score, so that none makes a checkpoint after it, and lines are ahead of it
         return -model.norm.num_batches_tracked.item()
 
@@ -178,7 +177,7 @@ def test_the_metrics_have_every_line_once(tmp_path):
     assert seconds == sorted(seconds)
 
 
-def test_long_trainings_have_a_line_every_fifty_steps(tmp_path):
+def test_long_training_has_a_line_every_fifty_steps(tmp_path):
     recipe = Recipe(steps=120, batch=2)
     train(SmallNet(), TASK, recipe, folder=tmp_path)
     assert [(line["step"], line["epoch"]) for line in lines(tmp_path)] == [(50, None), (100, None), (120, None)]
@@ -219,7 +218,7 @@ def drawing(fails=None):
 @pytest.mark.parametrize("fails", [1, 2, 3])
 @pytest.mark.parametrize("checkpoint", [4, 12])
 @pytest.mark.parametrize("keep", ["last", "best"])
-def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, checkpoint, fails, tmp_path):
+def test_failed_score_does_not_lose_training_steps(keep, checkpoint, fails, tmp_path):
     recipe = RECIPE.replace(checkpoint=checkpoint, evaluate=4, ema=0.9, keep=keep)
     whole, resumed = SmallNet(), SmallNet()
     expected = train(whole, FunctionTask(loss=loss, score=drawing(), epoch_steps=4), recipe, folder=tmp_path / "whole")
@@ -239,7 +238,7 @@ def test_a_score_that_fails_does_not_cost_the_steps_before_it(keep, checkpoint, 
     assert {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()} == files
 
 
-def test_interrupted_between_the_last_line_and_the_last_checkpoint(tmp_path, monkeypatch):
+def test_interruption_between_the_last_line_and_the_last_checkpoint(tmp_path, monkeypatch):
     save = Checkpoints.save
 
     def interrupted(checkpoints, state, stepper):
@@ -288,7 +287,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("how", ["step", "write"])
-def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
+def test_training_killed_in_a_step_or_while_writing_resumes(how, tmp_path):
     recipe = RECIPES["bfloat16"]
     script = textwrap.dedent(SCRIPT.format(tests=str(TESTS)))
     command = [sys.executable, "-c", script, how, str(tmp_path / "run"), recipe.dumps()]
@@ -302,103 +301,10 @@ def test_killed_in_a_step_or_while_writing_it_goes_on(how, tmp_path):
     assert equal(whole, resumed)
 
 
-def named(identity):
-    return FunctionTask(loss=loss, score=score, epoch_steps=4, identity=identity)
-
-
-class Other(SmallNet):
-    """The same weights in another class."""
-
-
-OTHERS = {
-    "recipe.lr: 0.1 there, 0.2 here": dict(recipe=RECIPE.replace(lr=0.2)),
-    "seed: 0 there, 5 here": dict(seed=5),
-    "weights: A there, B here": dict(model=SmallNet(seed=1)),
-    "shapes: A there, B here; weights: C there, D here": dict(model=torch.nn.Sequential(SmallNet())),
-    "model: plan A there, plan B here": dict(about="plan B"),
-    "split: holdout there, test here": dict(split="test"),
-    "steps: 12 there, 15 here": dict(task=FunctionTask(loss=loss, score=score, epoch_steps=5)),
-    "task: FunctionTask there, another here": dict(task=named("another")),
-    "teacher: SmallNet A there, SmallNet B here": dict(teacher=SmallNet(seed=3)),
-    "teacher: SmallNet A there, none here": dict(teacher=None),
-    "teacher: SmallNet A there, Other B here": dict(teacher=Other(seed=2)),
-}
-
-
-@pytest.mark.parametrize("difference", OTHERS)
-def test_the_folder_of_another_training_is_refused(difference, tmp_path):
-    given = dict(model=SmallNet(), task=TASK, recipe=RECIPE, about="plan A", teacher=SmallNet(seed=2), folder=tmp_path)
-    train(**given)
-    with pytest.raises(CheckpointError) as caught:
-        train(**given | dict(model=SmallNet()) | OTHERS[difference])
-    digests = dict.fromkeys(re.findall(r"[0-9a-f]{16}", str(caught.value)))
-    message = str(caught.value)
-    for digest, letter in zip(digests, "ABCD", strict=False):  # two that are equal have the same letter
-        message = message.replace(digest, letter)
-    assert message == (
-        f"The folder {tmp_path} holds another training ({difference}). Use another folder, or delete it to start again."
-    )
-
-
-def test_the_functions_of_a_task_with_a_name_may_change(tmp_path):
-    given = dict(recipe=RECIPE, folder=tmp_path)
-    train(SmallNet(), named("one"), **given)
-    train(SmallNet(), FunctionTask(loss=_never, score=_never, epoch_steps=4, identity="one"), **given)
-    with pytest.raises(CheckpointError, match="task: one there, FunctionTask here"):
-        train(SmallNet(), TASK, **given)
-    with pytest.raises(InvalidValue, match=r"^The identity of a task must be text, found 5\.$"):
-        named(5)
-
-
-def test_the_same_teacher_is_the_same_training(tmp_path):
-    """Whatever mode it is in, and however often it was made: what it computes as a teacher counts."""
-    first, again = SmallNet(), SmallNet()
-    train(first, TASK, RECIPE, teacher=SmallNet(seed=2), folder=tmp_path)
-    never = FunctionTask(loss=_never, score=_never, epoch_steps=4)
-    train(again, never, RECIPE, teacher=SmallNet(seed=2).eval().requires_grad_(False), folder=tmp_path)
-    assert equal(first, again)
-
-
-def of_before(folder):
-    """The checkpoint as the first version wrote it: without task and teacher."""
-    for path in folder.glob("*.safetensors"):
-        document, tensors = read_checkpoint(path)
-        found = json.loads(document) | {"version": 1}
-        del found["identity"]["task"], found["identity"]["teacher"]
-        write_checkpoint(path, json.dumps(found), tensors)
-
-
-def test_a_folder_of_the_first_version_is_refused(tmp_path):
-    train(SmallNet(), TASK, RECIPE, folder=tmp_path)
-    of_before(tmp_path)
-    with pytest.raises(CheckpointError) as caught:
-        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
-    assert str(caught.value) == (
-        f"The checkpoint {tmp_path / 'last.safetensors'} cannot be read: This document has format "
-        "'depthfold.checkpoint', version 1; State reads format 'depthfold.checkpoint', version 3. Read it with the "
-        "command and the version of depthfold that wrote it. Otherwise use another folder, or delete it to start again."
-    )
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    def second(step):
-        train(SmallNet(), TASK, RECIPE, folder=tmp_path)
-
-    with pytest.raises(CheckpointError, match=r"is in use by another process. Wait for it, or use another"):
-        train(SmallNet(), failing_at(3, second), RECIPE, folder=tmp_path)
-    train(SmallNet(), TASK, RECIPE, folder=tmp_path)  # the lock has gone with its holder
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file/run cannot be written: Not a directory. Use another folder.$"):
-        train(SmallNet(), TASK, RECIPE, folder=tmp_path / "file" / "run")
-
-
-def test_numbers_that_are_not_finite_leave_the_last_good_checkpoint(tmp_path):
+def test_non_finite_weights_leave_the_last_good_checkpoint(tmp_path):
     def breaking(model, step):
         value = loss(model, step)
-        # Finite, but not its gradient: the weights are spoilt in the very step after which a checkpoint is due.
+        # The loss is finite, but not its gradient. A checkpoint is due after this step.
         return value + (model.mix.bias.sum() * 0).sqrt() if step.number == 7 else value
 
     with pytest.raises(NotFinite, match=r"The weights are not finite after step 8 of 12"):
@@ -410,7 +316,7 @@ def test_numbers_that_are_not_finite_leave_the_last_good_checkpoint(tmp_path):
     assert equal(whole, resumed)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
     real = os.fsync
     calls = []
 

@@ -58,13 +58,10 @@ class OnnxRuntime:
 
     def environment(self, inputs: Inputs) -> Environment:
         return make_environment(
-            inputs,
-            device=gpu_name() if self._on_gpu else "cpu",
+            inputs, device=gpu_name() if self._on_gpu else "cpu",
             runtime=describe_target(self, without=("precision", "threads")),
-            version=load("onnxruntime", "onnx").__version__,
-            precision=self.precision,
-            threads=self.threads,
-        )
+            version=load("onnxruntime", "onnx").__version__, precision=self.precision, threads=self.threads,
+        )  # fmt: skip
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         library = load("onnxruntime", "onnx")

@@ -45,13 +45,9 @@ class OpenVino:
     def environment(self, inputs: Inputs) -> Environment:
         self._check_precision()
         return make_environment(
-            inputs,
-            device="cpu",
-            runtime=describe_target(self, without=("precision", "threads")),
-            version=load("openvino", "openvino").get_version(),
-            precision=self.precision,
-            threads=self.threads,
-        )
+            inputs, device="cpu", runtime=describe_target(self, without=("precision", "threads")),
+            version=load("openvino", "openvino").get_version(), precision=self.precision, threads=self.threads,
+        )  # fmt: skip
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         module, inputs = float32_copy(module, inputs)

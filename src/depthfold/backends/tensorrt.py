@@ -39,13 +39,9 @@ class TensorRT:
     def environment(self, inputs: Inputs) -> Environment:
         library = _tensorrt()
         return make_environment(
-            inputs,
-            device=gpu_name(),
-            runtime=describe_target(self, without=("precision",)),
-            version=library.__version__,
-            precision=self.precision,
-            threads=None,
-        )
+            inputs, device=gpu_name(), runtime=describe_target(self, without=("precision",)),
+            version=library.__version__, precision=self.precision, threads=None,
+        )  # fmt: skip
 
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         library = _tensorrt()

@@ -46,13 +46,9 @@ class TorchOptions:
         if self.device == "cuda":
             version = f"{version}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
         return make_environment(
-            inputs,
-            device=device_name(self.device),
-            runtime=runtime,
-            version=version,
-            precision=self.precision,
+            inputs, device=device_name(self.device), runtime=runtime, version=version, precision=self.precision,
             threads=self.threads,
-        )
+        )  # fmt: skip
 
     def moved(self, module: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
         """Return copies of both on this device, in this precision and memory format."""

@@ -168,12 +168,7 @@ class Frontier(Document):
                 "which the frontier lacks. Was its file edited? Solve again."
             )
         return SolvedPlan(
-            plan=Plan(point.activations, point.cuts),
-            boundaries=point.boundaries,
-            latency=point.latency,
-            importance=point.importance,
-            latency_by_activations=point.latency_by_activations,
-            segments=tuple(by_span[pair] for pair in ends),
-            original=self.original,
-            fingerprint=self.fingerprint,
-        )
+            plan=Plan(point.activations, point.cuts), boundaries=point.boundaries, latency=point.latency,
+            importance=point.importance, latency_by_activations=point.latency_by_activations,
+            segments=tuple(by_span[pair] for pair in ends), original=self.original, fingerprint=self.fingerprint,
+        )  # fmt: skip

@@ -231,7 +231,7 @@ class LatencyTable(Document):
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
                 "this one, or predict with the network that was measured."
             )
-        entries, standing = {entry.span: entry for entry in self.entries}, network.final_activations(plan)
+        entries, active = {entry.span: entry for entry in self.entries}, network.final_activations(plan)
         times = []
         for span in network.segments(plan):
             entry = entries.get(span)
@@ -241,7 +241,7 @@ class LatencyTable(Document):
                     f"The latency table has no time for {span}{why}, which the plan merges. Measure it, or predict a "
                     "plan whose segments have times."
                 )
-            times.append(entry.times[span.j in standing])
+            times.append(entry.times[span.j in active])
         return sum_times(times)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Self
 
@@ -198,15 +198,8 @@ class ConvShape:
             gcd(d if k > 1 else 0, e if m > 1 else 0, o) or 1
             for k, d, m, e, o in zip(self.kernel, self.dilation, skip.kernel, skip.dilation, offset, strict=True)
         )
-        return ConvShape(
-            in_channels=self.in_channels,
-            out_channels=self.out_channels,
-            kernel=tuple((e - 1) // d + 1 for e, d in zip(self.extent, grid, strict=True)),
-            stride=self.stride,
-            padding=self.padding,
-            dilation=grid,
-            groups=gcd(self.groups, skip.groups),
-        )
+        kernel = tuple((e - 1) // d + 1 for e, d in zip(self.extent, grid, strict=True))
+        return replace(self, kernel=kernel, dilation=grid, groups=gcd(self.groups, skip.groups))
 
     def __str__(self) -> str:
         """Return a short description, such as "3x3 /2, 32 -> 64, depth-wise"."""

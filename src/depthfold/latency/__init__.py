@@ -9,13 +9,6 @@ from depthfold.latency.timer import Timer
 from depthfold.progress import progress_bars
 
 __all__ = [
-    "DoubtfulTable",
-    "Profile",
-    "Timer",
-    "choose",
-    "measure_latency",
-    "profile",
-    "profile_all",
-    "progress_bars",
+    "DoubtfulTable", "Profile", "Timer", "choose", "measure_latency", "profile", "profile_all", "progress_bars",
     "side_by_side",
-]
+]  # fmt: skip

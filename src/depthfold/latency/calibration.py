@@ -22,6 +22,8 @@ from depthfold.core.latency_table import COSTS, NEVER_NEGATIVE
 from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
+Blocks = Mapping[Span, BlockShape]
+Times = Mapping[Span, float]  # alone, in milliseconds
 
 # The weight of the prior (slope 1, all other costs 0) relative to the networks.
 PRIOR_WEIGHT = 1e-4
@@ -49,9 +51,7 @@ class TimedNetwork:
     activations: frozenset[Position] | None = None
 
 
-def fit(
-    networks: Sequence[TimedNetwork], blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]
-) -> Calibration:
+def fit(networks: Sequence[TimedNetwork], blocks: Blocks, times: Times) -> Calibration:
     """Return the calibration with the smallest relative errors.
 
     It includes a cost of activations only if this improves the prediction of networks that the fit has not seen.
@@ -83,10 +83,7 @@ def describe_journal(path: Path | None) -> str:
 
 
 def _fit(
-    networks: Sequence[TimedNetwork],
-    blocks: Mapping[Span, BlockShape],
-    times: Mapping[Span, float],
-    used: tuple[int, ...],
+    networks: Sequence[TimedNetwork], blocks: Blocks, times: Times, used: tuple[int, ...]
 ) -> tuple[Calibration, float]:
     """Return the best calibration with these costs, and the sum of its squared errors.
 
@@ -107,9 +104,7 @@ def _calibration(theta: Floats, errors: Sequence[float]) -> Calibration:
     return Calibration(**costs, networks=len(errors), median_error=median(errors), worst_error=max(errors))
 
 
-def _predict(
-    calibration: Calibration, network: TimedNetwork, blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]
-) -> float:
+def _predict(calibration: Calibration, network: TimedNetwork, blocks: Blocks, times: Times) -> float:
     """Return the latency that the table will predict. Unlike the linear fit, the table has a minimum per block."""
     inside = (
         calibration.in_context(times[span], *blocks[span].elements, _extra(span, network, blocks))
@@ -118,11 +113,11 @@ def _predict(
     return calibration.outside + sum(inside)
 
 
-def _extra(span: Span, network: TimedNetwork, blocks: Mapping[Span, BlockShape]) -> int:
+def _extra(span: Span, network: TimedNetwork, blocks: Blocks) -> int:
     return 0 if network.activations is None else blocks[span].extra_activations(span.j in network.activations)
 
 
-def _features(network: TimedNetwork, blocks: Mapping[Span, BlockShape], times: Mapping[Span, float]) -> list[float]:
+def _features(network: TimedNetwork, blocks: Blocks, times: Times) -> list[float]:
     """Return the factor of each cost, in the order of COSTS."""
     elements = [blocks[span].elements for span in network.segments]
     return [

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch import nn
-
 from depthfold.backends import Backend, Compiled, Inputs, backend_errors
 from depthfold.core import Plan
 from depthfold.errors import BackendError, OutOfMemory
@@ -33,14 +31,10 @@ MAX_ELEMENTS = 512_000_000
 MAX_SPEED_CHANGE = 0.15
 
 
-def build(backend: Backend, make: Callable[[], tuple[nn.Module, Inputs]]) -> Compiled:
-    """Compile the module that `make` returns. If `make` runs out of memory, this is also a BackendError."""
-    with backend_errors("It cannot be built"):
-        return backend.compile(*make())
-
-
 def build_plan(traced: TracedNetwork, backend: Backend, plan: Plan, inputs: Inputs) -> Compiled:
-    return build(backend, lambda: (sketch(rewrite(traced, plan)), inputs))
+    """Compile the merged network of a plan. If it cannot even be made, this is also a BackendError."""
+    with backend_errors("It cannot be built"):
+        return backend.compile(sketch(rewrite(traced, plan)), inputs)
 
 
 @contextlib.contextmanager
@@ -116,7 +110,8 @@ class CandidateTimer:
         self._time(what, items, lambda plan: build_plan(traced, backend, plan, inputs), size)
 
     def _build_block(self, backend: Backend, block: BlockShape) -> Compiled:
-        return build(backend, lambda: (block_module(self.traced, block), block.inputs()))
+        with backend_errors("It cannot be built"):
+            return backend.compile(block_module(self.traced, block), block.inputs())
 
     def _is_missing(self, key: str) -> bool:
         return key not in self.journal.reasons and not self.timer.is_done(self.journal.rounds[key])

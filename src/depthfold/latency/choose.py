@@ -14,6 +14,7 @@ from depthfold.latency.candidates import build_plan, closing_all
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.timer import Rounds, Timer, milliseconds
 from depthfold.progress import Progress, progress_bars
+from depthfold.support.coerce import as_whole
 from depthfold.tracing import TracedNetwork, require_traced
 
 # Repeated measurements differ a little, so a plan must meet the budget with this margin.
@@ -72,8 +73,7 @@ def _check_arguments(traced: TracedNetwork, frontier: Frontier, steps: int) -> N
     require_traced(traced, "choose")
     if not isinstance(frontier, Frontier):
         raise InvalidValue(f"choose() takes the frontier that solve() returns, found {type(frontier).__name__}.")
-    if type(steps) is not int or steps < 1:
-        raise InvalidValue(f"choose() needs at least one step, found steps={steps!r}.")
+    as_whole("The number of steps", steps, InvalidValue)
     own = traced.network.fingerprint
     if frontier.fingerprint not in ("", own):
         raise TableError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Literal, get_args
@@ -13,12 +13,13 @@ from depthfold.core import Calibration, LatencyTable, Network, Plan, Space, Span
 from depthfold.core.latency_table import COSTS
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes
-from depthfold.latency.calibration import TimedNetwork, fit, warn_if_inaccurate
+from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_inaccurate
 from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
+from depthfold.support.coerce import as_whole
 from depthfold.tracing import TracedNetwork, require_traced
 
 Mode = Literal["in context", "alone"]
@@ -74,27 +75,21 @@ def measure_latency(
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
     return LatencyTable(
-        network=traced.network.name,
-        fingerprint=traced.network.fingerprint,
-        environment=environment,
-        calibration=calibration,
-        activations=traced.network.activations,
+        network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
+        calibration=calibration, activations=traced.network.activations,
         entries=tuple(_entry(span, block, keys[span], journal, calibration) for span, block in blocks.items()),
-    )
+    )  # fmt: skip
 
 
 def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
     require_traced(traced, "measure_latency")
     if mode not in get_args(Mode):
         raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
-    if mode == "in context" and (type(networks) is not int or networks < 2):
-        raise InvalidValue(
-            f"A calibration needs at least two whole networks, found networks={networks!r}. Use 2 or more (the default "
-            'is 20), or mode="alone".'
-        )
+    if mode == "in context":
+        as_whole("The number of networks for the calibration", networks, InvalidValue, least=2)
 
 
-def _check_mergeable(traced: TracedNetwork, blocks: Mapping[Span, BlockShape], space: Space) -> None:
+def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space) -> None:
     if traced.depth == len(blocks) > 0:
         wider = ", or try the search space 'full'" if space == "paper" else ""
         raise TableError(
@@ -103,13 +98,7 @@ def _check_mergeable(traced: TracedNetwork, blocks: Mapping[Span, BlockShape], s
         )
 
 
-def _calibrate(
-    candidates: CandidateTimer,
-    backend: Backend,
-    blocks: Mapping[Span, BlockShape],
-    times: Mapping[Span, float],
-    count: int,
-) -> Calibration:
+def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, times: Times, count: int) -> Calibration:
     """Time whole networks and fit the times of the blocks to them."""
     network, journal = candidates.traced.network, candidates.journal
     usable = usable_spans(network.depth, times)
@@ -128,7 +117,7 @@ def _calibrate(
 
 
 def timed_networks(
-    network: Network, journal: LatencyJournal, times: Mapping[Span, float], plans: Iterable[Plan]
+    network: Network, journal: LatencyJournal, times: Times, plans: Iterable[Plan]
 ) -> list[TimedNetwork]:
     """Return the plans that were timed as whole networks and whose blocks were also timed."""
     found = []

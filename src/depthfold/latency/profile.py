@@ -69,15 +69,11 @@ def profile_all(
     for name, module in modules.items():
         memory, reason = peak_memory(module, given[name], environment)
         profiles[name] = Profile(
-            environment=environment,
-            quartiles=quartiles([sample for samples in rounds[name] for sample in samples]),
-            count=sum(map(len, rounds[name])),
-            flops=flops[name],
+            environment=environment, quartiles=quartiles([sample for samples in rounds[name] for sample in samples]),
+            count=sum(map(len, rounds[name])), flops=flops[name],
             parameters=sum(p.numel() for p in module.parameters()),
-            depth=sum(isinstance(part, _ConvNd) for part in module.modules()),
-            memory=memory,
-            memory_reason=reason,
-        )
+            depth=sum(isinstance(part, _ConvNd) for part in module.modules()), memory=memory, memory_reason=reason,
+        )  # fmt: skip
     return profiles
 
 

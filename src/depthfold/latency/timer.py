@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Protocol, TypeVar
 
 from depthfold.backends import backend_errors
+from depthfold.core.latency_table import quartiles
 from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")
@@ -131,5 +132,5 @@ def spread(samples: list[float]) -> float:
     """Return the interquartile range of the samples as a share of their median."""
     if len(samples) < 2:
         return float("inf")
-    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    low, middle, high = quartiles(samples)
     return (high - low) / middle if middle else 0.0

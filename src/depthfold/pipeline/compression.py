@@ -13,15 +13,7 @@ from depthfold.core import Budget, SolvedPlan
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
 from depthfold.merging import merge
-from depthfold.pipeline.artefacts import (
-    choose_plan,
-    findings_inputs,
-    keep_importance,
-    make_importance_table,
-    make_latency_table,
-    save_result,
-    student_folder,
-)
+from depthfold.pipeline import artefacts
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.preflight import check_libraries, check_network, check_task_data, checked_options, inputs_of
@@ -91,28 +83,28 @@ def compress(
         folder.claim(traced.network)
         folder.claim_weights(traced.weights_digest)
 
-        latency = make_latency_table(folder, traced, target, options, progress)
+        latency = artefacts.make_latency_table(folder, traced, target, options, progress)
         importance = options.importance
         if importance is None:
-            importance = make_importance_table(folder, traced, task, options, progress)
+            importance = artefacts.make_importance_table(folder, traced, task, options, progress)
         frontier = solve(latency, importance, network=traced.network, alpha=options.alpha)
-        plan = choose_plan(folder, traced, frontier, budget, target, progress)
+        plan = artefacts.choose_plan(folder, traced, frontier, budget, target, progress)
         if options.importance is not None:  # not before it has led to a plan: it replaces a table that took hours
-            keep_importance(folder, options.importance)
+            artefacts.keep_importance(folder, options.importance)
 
-        place = student_folder(folder, plan.plan, options.recipe, distil=options.distil)
+        place = artefacts.student_folder(folder, plan.plan, options.recipe, distil=options.distil)
         student = finetune(
             rewrite(traced, plan), task, options.recipe, teacher=model if options.distil else None, run=place,
             progress=progress,
         )  # fmt: skip
         shallow = merge(student)
-        save_result(folder, shallow, plan, place)
+        artefacts.save_result(folder, shallow, plan, place)
         for name in options.exports:
             export(shallow, folder.path / name)
 
         networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
         solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
         findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
-        folder.write(FINDINGS, findings, findings_inputs(folder))
+        folder.write(FINDINGS, findings, artefacts.findings_inputs(folder))
         report(findings, folder.path / REPORT)
     return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)

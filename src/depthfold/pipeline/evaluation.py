@@ -67,21 +67,12 @@ def evaluate(
     if environment.differences(here):  # the budget refers to the environment of the table
         where = f"{environment.runtime or 'another runtime'}, evaluated in another environment ({where})"
     return Findings(
-        title=f"{traced.network.name} at {solution.budget} on {where}",
-        network=traced.network,
-        latency=solution.latency,
-        importance=solution.importance,
-        frontier=solution.frontier,
-        plan=solution.plan,
-        verification=Verified(ok=verification.ok, text=str(verification)),
-        command=_rerun_command(folder),
-        before=profiles["before"],
-        after=profiles["after"],
-        score_before=score_before,
-        score_after=score_after,
-        environment=here,
-        versions=(("python", platform.python_version()), *_versions()),
-    )
+        title=f"{traced.network.name} at {solution.budget} on {where}", network=traced.network,
+        latency=solution.latency, importance=solution.importance, frontier=solution.frontier, plan=solution.plan,
+        verification=Verified(ok=verification.ok, text=str(verification)), command=_rerun_command(folder),
+        before=profiles["before"], after=profiles["after"], score_before=score_before, score_after=score_after,
+        environment=here, versions=(("python", platform.python_version()), *_versions()),
+    )  # fmt: skip
 
 
 def _rerun_command(folder: Path) -> str | None:

@@ -50,7 +50,9 @@ class Options:
         ("model.onnx",),
         "Files to write into the run folder. The suffix is the format: .onnx, .pt2, .xml, .engine.",
     )
-    retry: bool = _option(False, "Retry what failed before: rejected blocks and importance trainings.")
+    retry: bool = _option(
+        False, "Retry what failed before: blocks that the runtime rejected, and importance trainings."
+    )
 
 
 def help_text(name: str) -> str:

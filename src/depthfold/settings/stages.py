@@ -48,12 +48,9 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
             return session.importance
         task = session.training_task()
         options = Options(
-            space=settings.space,
-            importance_recipe=make_recipe(settings.importance_recipe),
-            executor=make_executor(settings.executor),
-            reinit=settings.reinit,
-            retry=retry,
-        )
+            space=settings.space, importance_recipe=make_recipe(settings.importance_recipe),
+            executor=make_executor(settings.executor), reinit=settings.reinit, retry=retry,
+        )  # fmt: skip
         return artefacts.make_importance_table(folder, session.claim(), task, options, session.progress)
 
 
@@ -144,10 +141,8 @@ def _evaluate(session: Session, plan: SolvedPlan, budget: Budget, place: Path) -
     solution = Solution(
         latency=folder.need(LATENCY, LatencyTable, _command("latency", settings)),
         importance=folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings)),
-        frontier=_solve(session),
-        plan=plan,
-        budget=budget,
-    )
+        frontier=_solve(session), plan=plan, budget=budget,
+    )  # fmt: skip
     networks = Networks(traced=traced, model=session.model, student=student, shallow=shallow)
     return evaluate(networks, solution, task, session.target, folder=folder.path, progress=session.progress)
 
@@ -169,17 +164,10 @@ def compress_stage(
     """Run compress() on the network that preflight() has traced."""
     settings = session.settings
     options = Options(
-        space=settings.space,
-        importance_recipe=make_recipe(settings.importance_recipe),
-        recipe=make_recipe(settings.recipe),
-        importance=session.importance,
-        executor=make_executor(settings.executor),
-        reinit=settings.reinit,
-        alpha=settings.alpha,
-        distil=settings.distil,
-        exports=settings.export,
-        retry=retry,
-    )
+        space=settings.space, importance_recipe=make_recipe(settings.importance_recipe),
+        recipe=make_recipe(settings.recipe), importance=session.importance, executor=make_executor(settings.executor),
+        reinit=settings.reinit, alpha=settings.alpha, distil=settings.distil, exports=settings.export, retry=retry,
+    )  # fmt: skip
     return compress(
         session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
         example_inputs=session.inputs, traced=traced, options=options, progress=session.progress,

@@ -5,12 +5,5 @@ from depthfold.store.journal import HeaderMismatch, Journal, differences, journa
 from depthfold.store.run_folder import RunFolder
 
 __all__ = [
-    "HeaderMismatch",
-    "Journal",
-    "RunFolder",
-    "differences",
-    "journal_in",
-    "lock",
-    "put_all_in_place",
-    "put_in_place",
-]
+    "HeaderMismatch", "Journal", "RunFolder", "differences", "journal_in", "lock", "put_all_in_place", "put_in_place",
+]  # fmt: skip

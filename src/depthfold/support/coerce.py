@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from depthfold.errors import DepthfoldError
-
-T = TypeVar("T")
 
 
 def as_float(what: str, value: Any, error: type[DepthfoldError], expected: str = "a number") -> float:
@@ -55,11 +53,3 @@ def as_tuple(what: str, value: object, error: type[DepthfoldError]) -> tuple[obj
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise error(f"{what} must be a sequence, found {value!r}.")
     return tuple(value)
-
-
-def as_tuple_of(kind: type[T], what: str, value: object, error: type[DepthfoldError]) -> tuple[T, ...]:
-    items = as_tuple(what, value, error)
-    for item in items:
-        if not isinstance(item, kind):
-            raise error(f"{what} must all be of type {kind.__name__}, found {item!r}.")
-    return items  # type: ignore[return-value]  # every item was checked

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from depthfold.errors import DataError, InvalidValue
-from depthfold.support.coerce import as_tuple_of
+from depthfold.support.coerce import as_text, as_tuple
 from depthfold.support.digest import digest
 from depthfold.support.optional import load
 from depthfold.support.text import count, did_you_mean
@@ -255,7 +255,7 @@ def class_list(classes: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ..
         where = f"The list of classes {file}"
     else:
         where = "The list of classes"
-    names = as_tuple_of(str, "classes", classes, InvalidValue)
+    names = tuple(as_text("A class name", name, InvalidValue) for name in as_tuple("classes", classes, InvalidValue))
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         found = f"has {', '.join(map(repr, twice))} more than once" if twice else "is empty"

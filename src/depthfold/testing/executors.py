@@ -28,17 +28,9 @@ from depthfold.jobs import Executor, Job, Outcome
 # were run, on which worker, how often, and at the same time as which others.
 
 Behaviour = Literal[
-    "plain",
-    "large",
-    "raises",
-    "not finite",
-    "too large at first",
-    "too large",
-    "dies at first",
-    "dies",
-    "lambda",
-    "long",
-]
+    "plain", "large", "raises", "not finite", "too large at first", "too large", "dies at first", "dies",
+    "lambda", "long",
+]  # fmt: skip
 PAUSE = 0.02  # seconds; long enough for two jobs to overlap
 
 
