@@ -60,7 +60,7 @@ def test_a_spoiled_device_ends_the_measurement_and_run_again_it_goes_on(traced, 
     """At whatever call it happens: while blocks are compiled, while they are timed, or later, with whole networks."""
     journal = tmp_path / "latency.jsonl"
     given = dict(timer=QUICK, networks=6, run=tmp_path)
-    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is unusable.*Start again"):
+    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is now unusable.*Start again"):
         measure_latency(traced, Spoilt(calls=[calls], error=error), **given)
     assert reasons_in(journal) == []
     before = journal.read_text()

@@ -1,4 +1,4 @@
-"""A training that is killed goes on to the same weights, bit by bit; a folder of another training is refused."""
+"""A training run that is killed resumes to the same weights, bit for bit; the folder of another run is refused."""
 
 from __future__ import annotations
 
@@ -336,7 +336,8 @@ def test_the_folder_of_another_training_is_refused(difference, tmp_path):
     for digest, letter in zip(digests, "ABCD", strict=False):  # two that are equal have the same letter
         message = message.replace(digest, letter)
     assert message == (
-        f"The folder {tmp_path} holds another training ({difference}). Use another folder, or delete it to start again."
+        f"The folder {tmp_path} holds another training run ({difference}). Use another folder, or delete it to start "
+        "again."
     )
 
 
