@@ -247,10 +247,10 @@ def test_plan_that_crosses_residuals_names_all_of_them(mobilenet):
     with pytest.raises(PlanError) as error:
         mobilenet.segments(Plan((), (6, 12)))
     message = str(error.value)
-    assert message.startswith("The plan merges spans that cannot be merged. ")
-    assert "(0, 6]: it crosses one end of the residual 5 -> 8" in message
-    assert "(6, 12]: it crosses one end of the residual 5 -> 8" in message
-    assert "(12, 50]: it crosses one end of the residual 11 -> 14" in message
+    assert message.startswith("The plan merges spans that cannot be merged: ")
+    assert "(0, 6], because it crosses one end of the residual 5 -> 8" in message
+    assert "(6, 12], because it crosses one end of the residual 5 -> 8" in message
+    assert "(12, 50], because it crosses one end of the residual 11 -> 14" in message
     assert message.endswith("Add cuts there.")
 
 

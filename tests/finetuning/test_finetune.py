@@ -147,7 +147,7 @@ def test_checkpoint_of_another_version_is_refused(tmp_path):
     assert equal(finetuned(SmallNet(), tmp_path), finetune(SmallNet(), TASK, RECIPE))
     write_checkpoint(path, document.replace('"version": 3', '"version": 1', 1), tensors)
     with pytest.raises(
-        CheckpointError, match=r"version 1; State reads .*, version 3\. .* Continue with the depthfold that"
+        CheckpointError, match=r"version 1; State reads .*, version 3\. .* the version of depthfold that wrote it"
     ):
         finetuned(SmallNet(), tmp_path)
 
@@ -226,7 +226,8 @@ def test_keep_best_without_scores_is_refused_before_the_first_step(model, tmp_pa
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(InvalidValue, match=r"^finetune\(\) takes an nn.Module, found str; rewrite\(\) returns one.$"):
+    text = r"^finetune\(\) takes an nn\.Module, found str\. Pass the result of rewrite\(\)\.$"
+    with pytest.raises(InvalidValue, match=text):
         finetune("student", TASK)
     text = r"^The run folder must be a path, found 5. Pass a string or a pathlib.Path.$"
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):

@@ -303,7 +303,7 @@ def test_students_accept_other_sizes():
         ((), (3,), "Cuts must lie strictly between 0 and 3"),
         ((), (8,), "The plan has position 8, but the network has 3 layers"),
         ((2,), (1,), r"it crosses one end of the residual 0 -> 2|The activations \[2\] must also be cuts"),
-        ((), (1,), r"\(1, 3\]: it crosses one end of the residual 0 -> 2; .* Add cuts there"),
+        ((), (1,), r"\(1, 3\], because it crosses one end of the residual 0 -> 2; .* Add cuts there"),
     ],
 )
 def test_invalid_plans_are_refused(activations, cuts, message):

@@ -59,7 +59,7 @@ def test_other_format_is_refused():
 @pytest.mark.parametrize("version", [2, 0, None, "1"])
 def test_other_version_is_refused(version):
     with pytest.raises(
-        InvalidValue, match=f"version {version!r}; Plan reads .*, version 1.* or by an older or newer depthfold"
+        InvalidValue, match=f"version {version!r}; Plan reads .*, version 1.* the version of depthfold that wrote it"
     ):
         Plan.from_json(plan_with(version=version))
 

@@ -147,7 +147,7 @@ def test_both_processes_raise_the_same_error(rank, out):
     messages = result(out, rank)
     assert messages["nan"].startswith("NotFinite: The loss is nan at step 3 of 8, with the learning rate ")
     assert (
-        f"CheckpointError: The folder {out / 'folder-0'} holds another training (recipe.lr: 0.1 there"
+        f"CheckpointError: The folder {out / 'folder-0'} holds another training run (recipe.lr: 0.1 there"
         in (messages["other"])
     )
     assert messages["odd"] == (

@@ -306,7 +306,7 @@ def test_wrong_arguments_are_refused(tmp_path):
         train(SmallNet().requires_grad_(False), TASK, RECIPE)
     with pytest.raises(InvalidValue, match=r"^TensorBoard's files are written into the folder of the training"):
         train(SmallNet(), TASK, RECIPE, tensorboard=True)
-    with pytest.raises(InvalidValue, match=r"^The folder of a training must be a path, found 5. Pass a string or"):
+    with pytest.raises(InvalidValue, match=r"^The folder of a training run must be a path, found 5. Pass a string or"):
         train(SmallNet(), TASK, RECIPE, folder=5)
     with pytest.raises(InvalidValue, match=r"^There is no device 'gpu': .* Use one such as \"cpu\" or \"cuda:0\".$"):
         train(SmallNet(), TASK, RECIPE, device="gpu")

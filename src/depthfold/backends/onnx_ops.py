@@ -110,9 +110,9 @@ def _cat(w: Writer, node: fx.Node, tensors: Any, dim: int = 0) -> str:
 
 def _pad(w: Writer, node: fx.Node, input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> str:
     if mode != "constant" or value not in (None, 0) or min(pad) < 0 or w.dims * 2 < len(pad):
-        raise UnsupportedOp("a padding that is not with zeros")
+        raise UnsupportedOp("padding with values other than zero")
     if w.flat:  # the value may have fewer dimensions than a feature map
-        raise UnsupportedOp("a padding after something was flattened")
+        raise UnsupportedOp("padding after flattening")
     before, after = list(pad[-2::-2]), list(pad[::-2])  # PyTorch lists the last dimension first
     lead = [0] * (w.dims - len(before))
     return w.emit("Pad", (w.read(input), w.constant([*lead, *before, *lead, *after])), node.name)

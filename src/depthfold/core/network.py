@@ -161,7 +161,7 @@ class Network(Document):
     """Layers 1..L, the skips across them, the barriers that no span crosses, and the refusals that explain them.
 
     If a network has several chains of layers (branches, or stages separated by a pool), they are numbered one after
-    another, with barriers between them. Positions are 0..L; barriers are strictly between. `fixed_padding` lists
+    another, with barriers between them. Positions are 0..L, and barriers lie strictly between. `fixed_padding` lists
     modules whose padding depends on the input size. `ends_in_output` is True if no module with weights reads the value
     at L, so that it is the network's output, possibly pooled or resized.
     """
@@ -312,10 +312,12 @@ class Network(Document):
         if missing := sorted(plan.activations - cuts - {self.depth}):
             raise PlanError(f"The activations {missing} must also be cuts.")
         if not self.activations and plan.activations:
-            raise PlanError("The plan inserts activations, but the network has no activation to copy.")
+            raise PlanError(
+                "The plan inserts activations, but the network has no activation to copy. Use a plan without any."
+            )
         segments = tuple(self._between(tuple(sorted(cuts))))
-        if problems := [f"{span}: {refusal.why}" for span in segments if (refusal := self.why_not(span))]:
-            raise PlanError("The plan merges spans that cannot be merged. " + "; ".join(problems) + ". Add cuts there.")
+        if problems := [f"{span}, because {refusal.why}" for span in segments if (refusal := self.why_not(span))]:
+            raise PlanError(f"The plan merges spans that cannot be merged: {'; '.join(problems)}. Add cuts there.")
         return segments
 
     def final_activations(self, plan: Plan) -> frozenset[Position]:

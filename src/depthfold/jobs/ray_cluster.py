@@ -87,7 +87,7 @@ class _ActorPool:
             found = ray.cluster_resources()
             raise InvalidValue(
                 f"No node of the Ray cluster has room for a worker of {options.cpus:g} CPUs and {options.gpus:g} GPUs; "
-                f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in all. "
+                f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in total. "
                 "Use smaller workers, or set workers=... to wait for more nodes."
             )
         self._setup = ray.put(ray.cloudpickle.dumps(setup))  # once for all actors

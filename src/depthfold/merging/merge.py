@@ -94,7 +94,8 @@ def merge(student: nn.Module) -> nn.Module:
     if not verification.ok:
         raise VerificationError(
             f"The merged network does not compute the same function as the rewritten one: {verification}. If its "
-            "activations are very large or very small, use verify() with your own inputs; otherwise report the model."
+            "activations are very large or very small, use verify() with your own inputs; otherwise please report the "
+            "model."
         )
     return shallow
 

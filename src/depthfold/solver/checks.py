@@ -53,7 +53,8 @@ def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Netwo
     for entry in latency.entries:
         if refusal := network.why_not(entry.span):
             raise TableError(
-                f"The latency table has {entry.span}, which does not merge in this network: {refusal.why}."
+                f"The latency table has {entry.span}, which does not merge in this network: {refusal.why}. Remove the "
+                "entry, or pass the network that was measured."
             )
     _check_blocks(importance, network)
     # A plain table has (i, j, 1, 1) for every timed span and nothing else.
