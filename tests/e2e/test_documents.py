@@ -63,7 +63,7 @@ EXPECTED = {
         "ONNX, for batches of any size; onnxruntime",
         "PyTorch program, for batches of any size; pytorch",
         "OpenVINO IR, for batches of any size; openvino",
-        "ResultError: out was made of Sequential (fingerprint",
+        "ResultError: out was made from Sequential (fingerprint",
         "by ONNX Runtime alone: (5, 4)",
     ),
     "report.md": ("out/report.html",),
