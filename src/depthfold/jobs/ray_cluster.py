@@ -159,4 +159,4 @@ def lost_actor(worker: Any, error: Exception) -> Lost:
 
 def _resources(ray: Any) -> str:
     found = ray.cluster_resources()
-    return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in total"
+    return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in all"
