@@ -1,4 +1,4 @@
-"""Import torchvision and timm, also on machines where torchvision's compiled operators do not load.
+"""Import torchvision and timm, even on machines where torchvision's compiled operators do not load.
 
 torchvision's wheels for ARM are built with CUDA. On a machine without CUDA their compiled library does not load, so
 `torchvision::nms` and `torchvision::qnms` are never registered, and `import torchvision` fails when it attaches

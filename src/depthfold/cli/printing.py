@@ -54,7 +54,7 @@ def print_summary(done: Compressed, exports: Iterable[str]) -> None:
             f"{before.latency / after.latency:.2f}x as fast",
         )  # fmt: skip
         halves = (f"{profile.spread[0]:.4g} to {profile.spread[1]:.4g}" for profile in (before, after))
-        table.add_row("middle half, ms", *halves, "")
+        table.add_row("interquartile range, ms", *halves, "")
     one, two = findings.score_before, findings.score_after
     if one is not None and two is not None:
         change = two.score - one.score

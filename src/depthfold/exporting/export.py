@@ -78,7 +78,7 @@ def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *,
     module, inputs = private_copy(module, inputs)
     size = len(inputs[0])
     errors = []
-    # Other sizes than the one that the file was written with, to detect a batch size that became a constant.
+    # Different sizes from the one that the file was written with, to detect a batch size that became a constant.
     for seed, batch in enumerate((1, size + 2) if dynamic else (size, size)):
         given = ExampleInputs(with_batch(inputs, batch)).random(seed).args
         wanted = run_in_pytorch(module, given)

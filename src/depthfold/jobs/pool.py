@@ -206,7 +206,7 @@ class Pool(Protocol):
 
 
 def run_jobs(queue: Queue, pool: Pool) -> Generator[Outcome, None, None]:
-    """Run all jobs of the queue in the pool. The caller stops the remaining workers afterwards, also after an error."""
+    """Run all jobs of the queue in the pool. The caller stops the remaining workers afterwards, even after an error."""
     dispatcher, alone = _Dispatcher(queue, pool), False
     outcomes: list[Outcome] = []
     while True:

@@ -85,7 +85,7 @@ def undominated(t: Ints, D: Floats) -> Ints:
     rises = np.ones(len(order), dtype=bool)
     rises[1:] = D[1:] > np.maximum.accumulate(D)[:-1]
     kept = np.flatnonzero(rises)
-    # Of the points with the same t each rises above the one before, so the last one is the best.
+    # Among points with the same t, each is better than the one before, so the last one is the best.
     winners: Ints = order[kept[np.append(t[kept][1:] != t[kept][:-1], True)]]
     return winners
 
