@@ -157,11 +157,3 @@ def lost_actor(worker: Any, error: Exception) -> Lost:
     if type(error).__name__ == "OutOfMemoryError":  # Ray kills workers before the kernel does
         return Lost(worker=worker, reason=reason, kind="out of memory")
     return Lost(worker=worker, reason=reason)
-<<<<<<< HEAD
-=======
-
-
-def _resources(ray: Any) -> str:
-    found = ray.cluster_resources()
-    return f"{found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in all"
->>>>>>> writer
