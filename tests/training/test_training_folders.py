@@ -56,7 +56,8 @@ def test_folder_of_another_training_is_refused(difference, tmp_path):
     for digest, letter in zip(digests, "ABCD", strict=False):  # equal digests get the same letter
         message = message.replace(digest, letter)
     assert message == (
-        f"The folder {tmp_path} holds another training run ({difference}). Use another folder, or delete it to start again."
+        f"The folder {tmp_path} holds another training run ({difference}). Use another folder, or delete it to start "
+        "again."
     )
 
 

@@ -1,4 +1,4 @@
-"""compress(): fold a CNN into a faster one, stage by stage, in a run folder."""
+"""compress(): turn a CNN into a faster one, stage by stage, in a run folder."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def compress(
     options: Options = _DEFAULTS,
     progress: Progress | None = None,
 ) -> Compressed:
-    """Fold the model so that it meets the budget on the target, and fine-tune it.
+    """Compress the model so that it meets the budget on the target, and fine-tune it.
 
-    All artefacts are kept in the folder `run`. Interrupted at any moment and run again, it continues there, to the same
-    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the model if
-    it was traced already.
+    All artefacts are kept in the folder `run`. If it is interrupted and run again, it resumes there and gives the same
+    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the result of
+    trace(), if the model was already traced.
     """
     options = checked_options(options)
     check_task(task)

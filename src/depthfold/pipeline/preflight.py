@@ -1,4 +1,4 @@
-"""Checks of what compress() is given, before anything is measured."""
+"""Checks of the arguments of compress(), before anything is measured."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def inputs_of(task: Task, example_inputs: Any) -> Any:
     if isinstance(task, ClassificationTask):
         return task.example()
     raise InvalidValue(
-        "This task does not say which inputs the model takes. Give some in the size in which it will run: "
+        "The inputs of the model are not known. Give them in the size in which the model will run: "
         "example_inputs=... in Python, --input 3x224x224 on the command line."
     )
 
