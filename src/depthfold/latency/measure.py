@@ -84,7 +84,7 @@ def measure_latency(
 def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
     require_traced(traced, "measure_latency")
     if mode not in get_args(Mode):
-        raise InvalidValue(f"There is no mode {mode!r}; there are {' and '.join(map(repr, get_args(Mode)))}.")
+        raise InvalidValue(f"There is no mode {mode!r}. Use {' or '.join(map(repr, get_args(Mode)))}.")
     if mode == "in context":
         as_whole("The number of networks for the calibration", networks, InvalidValue, least=2)
 

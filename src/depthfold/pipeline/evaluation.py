@@ -63,21 +63,18 @@ def evaluate(
     verification = verify(networks.student, networks.shallow)
     profiles = before_and_after(traced, networks.shallow, target)
     score_before, score_after = scores(networks.model, networks.shallow, task, progress)
+    # A run that a command started can be resumed with this one.
+    command = f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
     here, where = profiles["before"].environment, describe_target(get(target))
     if environment.differences(here):  # the budget refers to the environment of the table
         where = f"{environment.runtime or 'another runtime'}, evaluated in another environment ({where})"
     return Findings(
         title=f"{traced.network.name} at {solution.budget} on {where}", network=traced.network,
         latency=solution.latency, importance=solution.importance, frontier=solution.frontier, plan=solution.plan,
-        verification=Verified(ok=verification.ok, text=str(verification)), command=_rerun_command(folder),
+        verification=Verified(ok=verification.ok, text=str(verification)), command=command,
         before=profiles["before"], after=profiles["after"], score_before=score_before, score_after=score_after,
         environment=here, versions=(("python", platform.python_version()), *_versions()),
     )  # fmt: skip
-
-
-def _rerun_command(folder: Path) -> str | None:
-    """Return the command that continues the run; None if it was not started by a command."""
-    return f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
 
 
 def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:

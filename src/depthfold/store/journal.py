@@ -134,11 +134,8 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: s
         if isinstance(there, Mapping) and isinstance(here, Mapping):
             yield from differences(there, here, f"{prefix}{name}.")
         elif there != here:
-            yield f"{prefix}{name}: {_shown(there)} there, {_shown(here)} here"
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)
+            found_text, expected_text = ("none" if value is None else str(value) for value in (there, here))
+            yield f"{prefix}{name}: {found_text} there, {expected_text} here"
 
 
 def _lines(path: Path, data: bytes) -> tuple[list[Record], int]:
