@@ -157,19 +157,19 @@ def test_weights_are_never_unpickled(asked, tmp_path, monkeypatch):
     assert not (tmp_path / "harm-was-done").exists()
 
 
-@pytest.mark.parametrize("held", [nn.Conv2d(1, 4, 3), {"a": 0.5}, [torch.zeros(3)], {"state_dict": Harm()}])
-def test_weights_that_are_not_a_state_dict(held, asked, tmp_path):
-    torch.save(held, tmp_path / "w.pt")
-    expect_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
+@pytest.mark.parametrize("saved", [nn.Conv2d(1, 4, 3), {"a": 0.5}, [torch.zeros(3)], {"state_dict": Harm()}])
+def test_weights_that_are_not_a_state_dict(saved, asked, tmp_path):
+    torch.save(saved, tmp_path / "w.pt")
+    check_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_weights_that_are_a_program(asked, tmp_path):
     torch.jit.trace(nn.ReLU(), torch.zeros(1)).save(tmp_path / "w.pt")
-    expect_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
+    check_advice_on_state_dicts(refused(*asked("latency", "--weights", tmp_path / "w.pt")), tmp_path)
 
 
-def expect_advice_on_state_dicts(said, folder):
+def check_advice_on_state_dicts(said, folder):
     assert said.startswith("Error: ")
     assert "Only state dicts of tensors are read, because anything else in such a file could run code." in said
     assert said.endswith("Save one with torch.save(model.state_dict(), path), or with safetensors.")

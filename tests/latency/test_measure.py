@@ -126,7 +126,7 @@ def test_calibration_on_fewer_than_two_networks_is_refused(traced, networks):
 
 
 def test_unknown_mode_is_refused(traced):
-    with pytest.raises(InvalidValue, match="no mode 'isolated'. Use 'in context' or 'alone'"):
+    with pytest.raises(InvalidValue, match=r"no mode 'isolated'\. Use 'in context' or 'alone'"):
         measure_latency(traced, COST, mode="isolated")
 
 

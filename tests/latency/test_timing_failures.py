@@ -203,7 +203,8 @@ def test_failure_of_the_original_is_not_blamed_on_a_candidate(traced, frontier):
     crowded = Fragile(
         broken=broken, at=7, error=MemoryError("no more.")
     )  # it runs alone, but not together with a candidate
-    with pytest.raises(BudgetError, match=r"for the budget of 80%.*no room for the original: .*no more\. Use another"):
+    text = r"for the budget of 80%.*The original does not fit into memory together with it: .*no more\. Use another"
+    with pytest.raises(BudgetError, match=text):
         choose(traced, frontier, "80%", crowded, timer=QUICK)
     assert len(crowded.compiled) > 2
     at_once = Fragile(broken=broken, error=RuntimeError("device lost."))

@@ -1,4 +1,4 @@
-"""What compress() returns prints as one line."""
+"""The result of compress() prints as one line."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def shown(findings):
     return repr(Compressed(shallow=nn.Identity(), plan=findings.plan, findings=findings, folder=Path("runs/one")))
 
 
-def test_a_result_prints_as_one_line():
+def test_result_prints_as_one_line():
     findings = measured_run()
     depth, segments = findings.network.depth, len(findings.plan.plan.cuts) + 1
     assert shown(findings) == (
@@ -24,11 +24,11 @@ def test_a_result_prints_as_one_line():
 
 
 @pytest.mark.parametrize("given", [{}, {"score_after": Evaluation(score=0.5)}])
-def test_what_was_not_measured_is_left_out(given):
+def test_missing_measurements_are_left_out(given):
     assert shown(made_up_run(**given)).startswith("Compressed(50 traced convolutions -> ")
 
 
-def test_a_score_that_is_no_share():
+def test_score_that_is_not_a_share():
     scores = {name: Evaluation(score=score, metric="score", share=False) for name, score in
               (("score_before", 31.25), ("score_after", -4.5))}  # fmt: skip
     assert "score 31.25 -> -4.5, " in shown(measured_run(**scores))

@@ -1,4 +1,4 @@
-"""The scores at the end of a run: taken where trainings run, told as they go, and the networks are given back."""
+"""The scores of an evaluation: computed on the training device, with progress, without changing the networks."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from depthfold.training import DeviceContext, FunctionTask
 ELSEWHERE = torch.device("cuda", 3)
 
 
-class Traveller(nn.Linear):
-    """A network that only says where it was sent: this machine may have one place alone."""
+class Movable(nn.Linear):
+    """A network that only records its device, because this machine may have only one."""
 
     at = torch.device("cpu")
 
@@ -22,16 +22,16 @@ class Traveller(nn.Linear):
 
 
 @pytest.fixture
-def told():
-    """What a progress was told: what, of how many, and a tick for each."""
+def progress():
+    """Return a progress that records its calls and ticks in `lines`."""
     lines = []
 
-    def progress(what, total, done):
+    def record(what, total, done):
         lines.append((what, total, done))
         return lambda: lines.append("tick")
 
-    progress.lines = lines
-    return progress
+    record.lines = lines
+    return record
 
 
 def classification(score_batch):
@@ -44,45 +44,45 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
 
 
-def test_scores_are_taken_where_trainings_run(monkeypatch, told):
+def test_scores_are_computed_on_the_training_device(monkeypatch, progress):
     monkeypatch.setattr(evaluation, "device_context", lambda: DeviceContext(device=ELSEWHERE))
-    seen, both = [], (Traveller(2, 2).train(), Traveller(2, 2).eval())
+    seen, both = [], (Movable(2, 2).train(), Movable(2, 2).eval())
 
     def score(model, split):
         assert not model.training and not torch.is_grad_enabled()
         seen.append((both.index(model), model.at, split))
         return len(seen)
 
-    found = evaluation.scores(*both, FunctionTask(loss=max, score=score), told)
+    found = evaluation.scores(*both, FunctionTask(loss=max, score=score), progress)
     assert seen == [(0, ELSEWHERE, "test"), (1, ELSEWHERE, "test")]
     assert [each.score for each in found] == [1, 2]
     assert [(model.at.type, model.training) for model in both] == [("cpu", True), ("cpu", False)]
-    assert told.lines == [("scores", 2, 0), "tick", "tick"]
+    assert progress.lines == [("scores", 2, 0), "tick", "tick"]
 
 
-def test_networks_come_back_from_a_score_that_fails(monkeypatch, told):
+def test_networks_are_restored_after_a_failed_score(monkeypatch, progress):
     monkeypatch.setattr(evaluation, "device_context", lambda: DeviceContext(device=ELSEWHERE))
-    one = Traveller(2, 2).train()
+    one = Movable(2, 2).train()
 
     def score(*_):
         raise RuntimeError("no images")
 
     with pytest.raises(RuntimeError, match="no images"):
-        evaluation.scores(one, one, FunctionTask(loss=max, score=score), told)
+        evaluation.scores(one, one, FunctionTask(loss=max, score=score), progress)
     assert one.at.type == "cpu" and one.training
 
 
 @pytest.mark.parametrize(("score_batch", "batches"), [(10, 3), (24, 1)])
-def test_a_classification_tells_of_every_batch(score_batch, batches, told):
+def test_classification_reports_every_batch(score_batch, batches, progress):
     one, two, task = network(), network(), classification(score_batch)
-    found = evaluation.scores(one, two, task, told)
-    assert told.lines == [("scored batches", 2 * batches, 0), *["tick"] * 2 * batches]
+    found = evaluation.scores(one, two, task, progress)
+    assert progress.lines == [("scored batches", 2 * batches, 0), *["tick"] * 2 * batches]
     assert found[0].score == task.score(one.eval(), "test") / 100 and found[0].images == 24
     assert not one._forward_hooks and not two._forward_hooks
 
 
-def test_scores_are_in_the_precision_of_the_networks(told):
-    """Whatever the caller has switched on around them."""
+def test_scores_are_computed_in_the_precision_of_the_networks(progress):
+    """An autocast of the caller has no effect."""
     seen, one = [], network()
 
     def score(model, split):
@@ -90,5 +90,5 @@ def test_scores_are_in_the_precision_of_the_networks(told):
         return 0.0
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        evaluation.scores(one, one, FunctionTask(loss=max, score=score), told)
+        evaluation.scores(one, one, FunctionTask(loss=max, score=score), progress)
     assert seen == [torch.float32] * 2

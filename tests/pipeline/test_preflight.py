@@ -1,4 +1,4 @@
-"""What compress() cannot use is refused before anything is measured, in a sentence."""
+"""compress() refuses unusable arguments before anything is measured."""
 
 import dataclasses
 import importlib
@@ -18,7 +18,7 @@ from depthfold.training import FunctionTask
 
 
 class MeasuredTooEarly(Exception):
-    """The run came as far as its first measurement."""
+    """The run has reached its first measurement."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def task(**changed):
 
 
 def own_task(**attributes):
-    """One that offers what the protocol asks for, and no more but these attributes."""
+    """Return a task with only the methods of the protocol and these attributes."""
 
     class Own:
         def loss(self, model, step):
@@ -74,14 +74,14 @@ def table():
     return ImportanceTable(network="n", fingerprint="f", base=1.0, entries=(entry,))
 
 
-def test_what_can_be_used_is_measured(compress):
+def test_valid_arguments_are_measured(compress):
     with pytest.raises(MeasuredTooEarly):
         compress()
     with pytest.raises(MeasuredTooEarly):  # no importance is measured, so nothing needs to be held out
         compress(task(holdout=0), importance=table())
 
 
-def test_tasks_of_the_user_s_own_are_asked_only_what_they_offer(compress):
+def test_user_tasks_need_only_the_protocol(compress):
     given = {"example_inputs": torch.rand(1, 1, 8, 8)}
     with pytest.raises(MeasuredTooEarly):
         compress(own_task(), **given)
@@ -91,7 +91,7 @@ def test_tasks_of_the_user_s_own_are_asked_only_what_they_offer(compress):
         compress(own_task(has_holdout=False), **given)
 
 
-def test_a_test_set_that_is_missing(compress, tmp_path):
+def test_missing_test_set_is_refused(compress, tmp_path):
     with pytest.raises(DataError, match="This task has no test images"):
         compress(task(test=None))
     with pytest.raises(DataError, match="This task has no test images"):
@@ -104,7 +104,7 @@ def test_a_test_set_that_is_missing(compress, tmp_path):
         compress(df.ClassificationTask.image_folder(tmp_path / "images"), channels=3)
 
 
-def test_a_hold_out_that_is_missing(compress):
+def test_missing_holdout_is_refused(compress):
     with pytest.raises(InvalidValue, match="but this task has none"):
         compress(task(holdout=0))
     with pytest.raises(DataError, match="cannot be split with holdout=8"):
@@ -112,12 +112,12 @@ def test_a_hold_out_that_is_missing(compress):
 
 
 @pytest.mark.parametrize("wrap", [lambda inputs: inputs, lambda inputs: (inputs,), lambda inputs: {"input": inputs}])
-def test_images_of_other_channels_than_the_model_takes(wrap, compress):
+def test_images_with_another_number_of_channels_are_refused(wrap, compress):
     with pytest.raises(DataError, match=r"The images of the task have 1 channel, and the example inputs .* have 3\."):
         compress(channels=3, example_inputs=wrap(torch.rand(1, 3, 8, 8)))
 
 
-def test_a_model_that_has_not_one_score_for_each_class(compress):
+def test_model_without_one_score_per_class_is_refused(compress):
     pixels, labels = images()
     four = task(train=(pixels, torch.arange(len(labels)) % 4))
     with pytest.raises(DataError, match=r"the shape \(1, 3\), expected \(batch, 4\) for the 4 classes"):
@@ -133,7 +133,7 @@ class Asserting(nn.Sequential):
         return super().forward(x)
 
 
-def test_a_model_that_asserts_the_size_of_its_images(tmp_path):
+def test_model_that_asserts_the_image_size(tmp_path):
     with pytest.raises(DataError, match=r"of the shape \(1, 1, 8, 8\): .*expected images of 32\. Give the task"):
         df.compress(
             Asserting(*model()),
@@ -145,7 +145,7 @@ def test_a_model_that_asserts_the_size_of_its_images(tmp_path):
         )
 
 
-def test_a_model_that_cannot_take_the_images(tmp_path):
+def test_model_that_cannot_take_the_images_is_refused(tmp_path):
     fixed = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 30 * 30, 3)).train()
     with pytest.raises(DataError, match=r"cannot take an image of the task, of the shape \(1, 1, 8, 8\): "):
         df.compress(
@@ -176,7 +176,7 @@ def test_a_model_that_cannot_take_the_images(tmp_path):
         ({"given": [1, 2], "example_inputs": torch.rand(1, 1, 8, 8)}, "A task has the methods loss, score and steps"),
     ],
 )
-def test_arguments_that_cannot_be_used(changed, said, compress, tmp_path):
+def test_invalid_arguments_are_refused(changed, said, compress, tmp_path):
     with pytest.raises(DepthfoldError) as error:
         compress(**changed)
     assert said in str(error.value)
@@ -189,7 +189,7 @@ class Undecided(nn.Sequential):
 
 
 @pytest.mark.parametrize("given", [Undecided(*model()), [model()]])
-def test_a_model_that_cannot_be_traced_leaves_no_folder_behind(given, tmp_path):
+def test_model_that_cannot_be_traced_leaves_no_folder(given, tmp_path):
     with pytest.raises(TraceError):
         df.compress(given, task(), target="cost_model", budget="80%", run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -205,14 +205,14 @@ def test_a_model_that_cannot_be_traced_leaves_no_folder_behind(given, tmp_path):
         ("jinja2", "report", {}),
     ],
 )
-def test_libraries_that_are_missing(missing, extra, changed, compress, monkeypatch):
+def test_missing_libraries_are_reported(missing, extra, changed, compress, monkeypatch):
     for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match=rf"pip install depthfold\[{extra}\]"):
         compress(**changed)
 
 
-def test_what_no_training_needs_may_be_missing(compress, monkeypatch):
+def test_libraries_that_are_not_needed_may_be_missing(compress, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MeasuredTooEarly):
         compress(executor=RayCluster(), importance=table())
@@ -226,14 +226,14 @@ def test_what_no_training_needs_may_be_missing(compress, monkeypatch):
         (("rand(96, 1", "rand(96, 2"), ("--input", "1x8x8"), "The images of the task have 2 channels"),
     ],
 )
-def test_the_same_on_the_command_line(change, options, said, tmp_path):
+def test_invalid_arguments_are_refused_on_the_command_line(change, options, said, tmp_path):
     (tmp_path / "net.py").write_text(NET.replace(*change))
     (tmp_path / "tiny.toml").write_text(CONFIG)
     assert said in refused("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", *options)
 
 
 @pytest.mark.parametrize("command", ["compress", "importance", "finetune"])
-def test_an_input_that_images_of_the_user_s_own_do_not_have(command, tmp_path):
+def test_input_size_that_differs_from_the_users_images_is_refused(command, tmp_path):
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "tiny.toml").write_text(CONFIG)
     told = ("--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x64x32")
@@ -242,15 +242,15 @@ def test_an_input_that_images_of_the_user_s_own_do_not_have(command, tmp_path):
     assert "leave out --input" in said
 
 
-def test_an_input_that_says_what_the_images_are(tmp_path):
+def test_input_size_of_the_users_images_is_accepted(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "tiny.toml").write_text(CONFIG)
     result = depthfold("compress", "--config", tmp_path / "tiny.toml", "--run", tmp_path / "run", "--input", "1x8x8")
     assert "MeasuredTooEarly" in result.output
 
 
-def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
-    """Trainings begin with it; a look at it, or its latency, needs no weights."""
+def test_library_model_without_weights_gives_a_warning(tmp_path, monkeypatch):
+    """Only for commands that train: inspect and latency need no weights."""
     monkeypatch.setattr("depthfold.settings.session.make_model", lambda *_: model())
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "tiny.toml").write_text(CONFIG)
@@ -268,7 +268,7 @@ def test_a_model_of_a_library_without_weights(tmp_path, monkeypatch):
     assert "random weights" not in said("inspect", "torchvision:resnet18")
 
 
-def test_a_network_that_was_traced_already_must_be_of_the_model(tmp_path):
+def test_traced_network_must_be_of_the_model(tmp_path):
     one, other = model(), model()
     nn.init.zeros_(other[0].weight)
     network, body = df.trace(one, images(1)[0]), df.trace(nn.Sequential(one), images(1)[0], at="0")

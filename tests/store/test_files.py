@@ -1,4 +1,4 @@
-"""Files that are complete or not there at all."""
+"""Atomic writes and locks."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ def names(folder):
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def test_all_files_take_their_places(tmp_path):
+def test_put_all_in_place_moves_all_files(tmp_path):
     with put_all_in_place(tmp_path / "new" / "main.txt") as main:
         assert main.name == "main.txt"
         main.write_text("main")
@@ -26,7 +26,7 @@ def test_all_files_take_their_places(tmp_path):
     assert (tmp_path / "new" / "other.bin").read_text() == "other"
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
+def test_error_leaves_the_old_file(tmp_path):
     (tmp_path / "main.txt").write_text("before")
     with pytest.raises(ZeroDivisionError), put_all_in_place(tmp_path / "main.txt") as main:
         main.write_text("half of")
@@ -35,7 +35,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert (tmp_path / "main.txt").read_text() == "before"
 
 
-def test_what_a_killed_writer_left_is_taken_away(tmp_path):
+def test_leftover_folder_of_a_killed_writer_is_removed(tmp_path):
     (tmp_path / ".main.txt.partial").mkdir()
     (tmp_path / ".main.txt.partial" / "old").write_text("")
     with put_all_in_place(tmp_path / "main.txt") as main:
@@ -43,8 +43,8 @@ def test_what_a_killed_writer_left_is_taken_away(tmp_path):
     assert names(tmp_path) == ["main.txt"]
 
 
-def test_the_file_that_is_asked_for_comes_last(tmp_path, monkeypatch):
-    """Whoever sees it may take it that the others are there."""
+def test_main_file_is_moved_last(tmp_path, monkeypatch):
+    """If it exists, so do the others."""
     placed, replace = [], Path.replace
 
     def spy(path, target):
@@ -59,7 +59,7 @@ def test_the_file_that_is_asked_for_comes_last(tmp_path, monkeypatch):
     assert placed[2] == "m.txt"
 
 
-def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_old_file_and_no_partial_file(tmp_path, monkeypatch):
     path = tmp_path / "document.json"
     path.write_text("before")
 
@@ -74,19 +74,19 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(tmp_path, mo
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_writer_that_fails_takes_its_half_along(error, tmp_path):
+def test_failed_writer_leaves_no_partial_file(error, tmp_path):
     with pytest.raises(error), put_in_place(tmp_path / "document.json") as partial:
         partial.write_text("half of")
         raise error
     assert names(tmp_path) == []
 
 
-def test_a_writer_that_wrote_nothing_fails_with_its_own_error(tmp_path):
+def test_writer_that_wrote_nothing_raises_its_own_error(tmp_path):
     with pytest.raises(ZeroDivisionError), put_in_place(tmp_path / "document.json"):
         raise ZeroDivisionError
 
 
-def test_what_a_killed_writer_left_is_written_over(tmp_path):
+def test_partial_file_of_a_killed_writer_is_overwritten(tmp_path):
     (tmp_path / "document.json.partial").write_text("of a killed writer, and longer than what comes")
     with put_in_place(tmp_path / "document.json") as partial:
         partial.write_text("new")
@@ -94,7 +94,7 @@ def test_what_a_killed_writer_left_is_written_over(tmp_path):
     assert (tmp_path / "document.json").read_text() == "new"
 
 
-def test_a_lock_keeps_a_second_one_out_and_ends_with_its_block(tmp_path):
+def test_lock_is_exclusive_and_ends_with_its_block(tmp_path):
     (tmp_path / "file").write_text("kept")
     for path in (tmp_path, tmp_path / "file"):
         busy = pytest.raises(RunError, match=r" is in use by another process\. Wait for it")
@@ -105,7 +105,7 @@ def test_a_lock_keeps_a_second_one_out_and_ends_with_its_block(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_lock_ends_with_a_killed_process(tmp_path):
+def test_lock_ends_with_a_killed_process(tmp_path):
     script = (
         "import sys, time; from pathlib import Path\n"
         "from depthfold.store import lock; from depthfold.errors import RunError\n"
@@ -120,7 +120,7 @@ def test_a_lock_ends_with_a_killed_process(tmp_path):
         pass
 
 
-def test_what_does_not_exist_cannot_be_locked(tmp_path):
+def test_missing_file_cannot_be_locked(tmp_path):
     missing = pytest.raises(RunError, match="gone cannot be locked: No such file or directory")
     with missing, lock(tmp_path / "gone", RunError):
         pass

@@ -1,4 +1,4 @@
-"""The journal survives a kill at any byte, and says clearly what else may be wrong."""
+"""The journal survives a kill at any byte, and reports damage and wrong files."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def read(path):
         return list(journal)
 
 
-def test_records_come_back_in_order(path):
+def test_records_are_read_in_order(path):
     write(path)
     assert read(path) == RECORDS
     write(path, [{"more": 1}])
     assert read(path) == [*RECORDS, {"more": 1}]
 
 
-def test_records_are_seen_as_soon_as_they_are_appended(path):
+def test_appended_records_are_visible_at_once(path):
     with Journal(path, HEADER) as journal:
         journal.append({"span": (0, 1)})
         assert list(journal) == [{"span": [0, 1]}]
@@ -50,7 +50,7 @@ def test_records_are_seen_as_soon_as_they_are_appended(path):
         assert json.loads(path.read_bytes().splitlines()[-1]) == {"span": [0, 1]}  # already in the file
 
 
-def test_cut_at_every_byte_it_goes_on(path):
+def test_journal_cut_at_any_byte_continues(path):
     write(path)
     whole = path.read_bytes()
     for length in range(len(whole) + 1):
@@ -62,14 +62,14 @@ def test_cut_at_every_byte_it_goes_on(path):
         assert read(path) == [*RECORDS[:kept], {"after": length}]
 
 
-def test_garbage_after_the_last_line_break_is_a_torn_line(path):
+def test_garbage_after_the_last_line_break_is_dropped(path):
     write(path)
     path.write_bytes(path.read_bytes() + b"\x00\x00\xff")
     assert read(path) == RECORDS
 
 
 @pytest.mark.parametrize("damage", [b"{not json}", b"", b"[1, 2]", b"\x00\x00"])
-def test_a_damaged_line_in_the_middle_is_an_error(path, damage):
+def test_damaged_line_in_the_middle_is_an_error(path, damage):
     write(path)
     lines = path.read_bytes().split(b"\n")
     lines[2] = damage
@@ -79,7 +79,7 @@ def test_a_damaged_line_in_the_middle_is_an_error(path, damage):
     assert path.read_bytes() == b"\n".join(lines)  # what cannot be read is left as it is
 
 
-def test_another_header_is_refused_with_both(path):
+def test_another_header_is_refused_with_the_differences(path):
     write(path)
     other = {"environment": {"machine": "desk", "threads": 2}, "fingerprint": "12ab"}
     with pytest.raises(HeaderMismatch, match="was made from other inputs") as caught:
@@ -89,7 +89,7 @@ def test_another_header_is_refused_with_both(path):
     assert read(path) == RECORDS
 
 
-def test_a_file_that_is_no_journal_is_refused_and_kept(path):
+def test_file_that_is_not_a_journal_is_refused_and_kept(path):
     path.parent.mkdir()
     path.write_text('{"format": "depthfold.plan", "version": 1}\n')
     with pytest.raises(JournalError, match=r"not a journal that this depthfold reads: .* format 'depthfold.plan'"):
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_journal_is_refused_and_kept(path):
     assert "depthfold.plan" in path.read_text()
 
 
-def test_a_file_without_a_line_break_is_not_taken_for_a_torn_header(path):
+def test_file_without_a_line_break_is_not_taken_for_an_incomplete_header(path):
     path.parent.mkdir()
     path.write_text("my notes")
     with pytest.raises(JournalError, match=r"is not a journal: it begins with b'my notes'"):
@@ -105,22 +105,22 @@ def test_a_file_without_a_line_break_is_not_taken_for_a_torn_header(path):
     assert path.read_text() == "my notes"
 
 
-def test_what_has_no_json_is_refused_and_nothing_is_written(path):
+def test_record_that_is_not_json_is_refused_and_not_written(path):
     with Journal(path, HEADER) as journal:
         before = path.read_bytes()
         for record in ({"x": float("nan")}, {"x": object()}):
-            with pytest.raises(JournalError, match="this record has no such form"):
+            with pytest.raises(JournalError, match="A record of a journal must be plain JSON"):
                 journal.append(record)
         assert path.read_bytes() == before
 
 
-def test_a_second_writer_is_refused(path):
+def test_second_writer_is_refused(path):
     with Journal(path, HEADER), pytest.raises(JournalError, match="in use by another process"):
         Journal(path, HEADER)
     assert read(path) == []
 
 
-def test_a_disk_without_locks(path, monkeypatch):
+def test_disk_without_locks(path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -129,7 +129,7 @@ def test_a_disk_without_locks(path, monkeypatch):
         Journal(path, HEADER)
 
 
-def test_a_closed_journal_says_so(path):
+def test_closed_journal_refuses_records(path):
     journal = Journal(path, HEADER)
     journal.close()
     journal.close()
@@ -137,7 +137,7 @@ def test_a_closed_journal_says_so(path):
         journal.append({})
 
 
-def test_a_folder_that_cannot_be_written(path, monkeypatch):
+def test_folder_that_cannot_be_written_is_reported(path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -146,13 +146,13 @@ def test_a_folder_that_cannot_be_written(path, monkeypatch):
         Journal(path, HEADER)
 
 
-def test_a_path_through_a_file(tmp_path):
+def test_path_through_a_file_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path / "file" / "latency.jsonl", HEADER)
 
 
-def test_a_full_disk_leaves_the_journal_as_it_was(path, monkeypatch):
+def test_full_disk_leaves_the_journal_unchanged(path, monkeypatch):
     write(path)
     real = os.write
 
@@ -196,7 +196,7 @@ WRITER = textwrap.dedent(
 )
 
 
-def test_kill_9_loses_at_most_the_record_being_written(path):
+def test_killed_writer_loses_at_most_the_current_record(path):
     after = 0
     for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)

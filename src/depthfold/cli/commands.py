@@ -62,7 +62,7 @@ def importance(call: Call) -> None:
 def solve(call: Call) -> None:
     """Show all optimal plans. With a budget, choose the plan that meets it when measured; writes plan.json."""
     session = call.session()
-    frontier = settings.stages.frontier_stage(session)
+    frontier = settings.stages.frontier_stage(session, session.importance)
     print_text(frontier)
     if session.settings.budget is not None:
         plan = settings.stages.plan_stage(session, frontier)

@@ -196,14 +196,9 @@ class Processes:
     def _visible_gpus(self) -> tuple[str, ...]:
         """Return CUDA_VISIBLE_DEVICES for each worker."""
         if self.devices == ("cpu",):
-            return ("",) * (self.workers or max(1, _usable_cores() // self.threads))
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            return ("",) * (self.workers or max(1, cores // self.threads))
         return tuple(map(_visible_gpu, self.devices)) * self.workers_per_device
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _visible_gpu(device: str) -> str:

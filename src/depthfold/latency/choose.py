@@ -62,8 +62,8 @@ def choose(
             if (n := search.next_candidate(last=left == 1)) is not None:
                 measure(n)
             tick()  # also after the search has ended, so that its bar is full
-        if search.best() is None and not search.tried_fastest():
-            measure(0)
+        if search.best() is None and 0 not in search.measured and 0 not in search.rejected:
+            measure(0)  # the fastest plan
     if (best := search.best()) is None:
         raise _out_of_reach(budget, search)
     return frontier[best]
@@ -149,7 +149,8 @@ class _Comparison:
         if original_failed := failed.get(vanilla):
             if not isinstance(original_failed, OutOfMemory):
                 raise _original_failed(original_failed)
-            raise _Rejected(f"Beside it there is no room for the original: {_without_full_stop(original_failed)}")
+            reason = _without_full_stop(original_failed)
+            raise _Rejected(f"The original does not fit into memory together with it: {reason}")
         if plan in failed:
             raise _Rejected(_without_full_stop(failed[plan]))
         return Measurement(found[plan], found[vanilla])
@@ -189,10 +190,6 @@ class _Search:
 
     def best(self) -> int | None:
         return max((n for n, found in self.measured.items() if self._fits(found)), default=None)
-
-    def tried_fastest(self) -> bool:
-        """Return True if the plan with the smallest prediction was tried."""
-        return 0 in self.measured or 0 in self.rejected
 
     def next_candidate(self, *, last: bool) -> int | None:
         """Return the best plan that should meet the budget, by the corrected predictions; None if the best is known.

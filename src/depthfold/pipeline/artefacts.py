@@ -30,8 +30,9 @@ def make_latency_table(
 ) -> LatencyTable:
     """Return the latency table of the run; measure it if it was not made from the same inputs.
 
-    A finished table stays: measured again, it would learn from what choose() has timed since, and another plan might be
-    chosen. With `retry`, failed entries are measured again, and the table is replaced if any of them now has a time.
+    A finished table is kept: a new one would also be calibrated with the plans that choose() has timed since, and
+    another plan might be chosen. With `retry`, failed entries are measured again, and the table is replaced if any of
+    them now has a time.
     """
     environment = get(target).environment(traced.example_tensors())
     made_from = latency_inputs(traced, environment) | {"space": options.space}

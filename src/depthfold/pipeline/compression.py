@@ -1,4 +1,4 @@
-"""compress(): fold a CNN into a faster one, stage by stage, in a run folder."""
+"""compress(): turn a CNN into a faster one, stage by stage, in a run folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from depthfold.backends import Backend, get
+from depthfold.backends import Backend
 from depthfold.core import Budget, SolvedPlan
 from depthfold.exporting import export
 from depthfold.finetuning import finetune
@@ -16,7 +16,7 @@ from depthfold.merging import merge
 from depthfold.pipeline import artefacts
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
 from depthfold.pipeline.options import Options
-from depthfold.pipeline.preflight import check_libraries, check_network, check_task_data, checked_options, inputs_of
+from depthfold.pipeline.preflight import checked_inputs, checked_options
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -24,7 +24,7 @@ from depthfold.solver import solve
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import FINDINGS, REPORT
 from depthfold.tracing import TracedNetwork, trace
-from depthfold.training import Task, check_task
+from depthfold.training import Task
 
 _DEFAULTS = Options()
 
@@ -63,20 +63,14 @@ def compress(
     options: Options = _DEFAULTS,
     progress: Progress | None = None,
 ) -> Compressed:
-    """Fold the model so that it meets the budget on the target, and fine-tune it.
+    """Compress the model so that it meets the budget on the target, and fine-tune it.
 
-    All artefacts are kept in the folder `run`. Interrupted at any moment and run again, it continues there, to the same
-    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the model if
-    it was traced already.
+    All artefacts are kept in the folder `run`. If it is interrupted and run again, it resumes there and gives the same
+    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the result of
+    trace(), if the model was already traced.
     """
-    options = checked_options(options)
-    check_task(task)
-    get(target)
-    check_libraries(options.exports, options.executor if options.importance is None else None)
-    if traced is not None:
-        check_network(traced, model, options)
-    budget, inputs = Budget.parse(budget), inputs_of(task, example_inputs)
-    check_task_data(task, model, inputs, importances=options.importance is None)
+    budget, options = Budget.parse(budget), checked_options(options)
+    inputs = checked_inputs(model, task, target, options, example_inputs, traced)
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
     folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
     with folder.lock():

@@ -40,7 +40,7 @@ class Networks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A plan, and what it was found from."""
+    """A plan, and the tables, the frontier and the budget that it was found with."""
 
     latency: LatencyTable
     importance: ImportanceTable
@@ -63,25 +63,22 @@ def evaluate(
     verification = verify(networks.student, networks.shallow)
     profiles = before_and_after(traced, networks.shallow, target)
     score_before, score_after = scores(networks.model, networks.shallow, task, progress)
+    # A run that a command started can be resumed with this one.
+    command = f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
     here, where = profiles["before"].environment, describe_target(get(target))
     if environment.differences(here):  # the budget refers to the environment of the table
         where = f"{environment.runtime or 'another runtime'}, evaluated in another environment ({where})"
     return Findings(
         title=f"{traced.network.name} at {solution.budget} on {where}", network=traced.network,
         latency=solution.latency, importance=solution.importance, frontier=solution.frontier, plan=solution.plan,
-        verification=Verified(ok=verification.ok, text=str(verification)), command=_rerun_command(folder),
+        verification=Verified(ok=verification.ok, text=str(verification)), command=command,
         before=profiles["before"], after=profiles["after"], score_before=score_before, score_after=score_after,
         environment=here, versions=(("python", platform.python_version()), *_versions()),
     )  # fmt: skip
 
 
-def _rerun_command(folder: Path) -> str | None:
-    """Return the command that continues the run; None if it was not started by a command."""
-    return f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
-
-
 def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
-    """Measure both networks in turns on the target, the original with its batch norms folded."""
+    """Measure both networks on the target, the original with its batch norms folded."""
     after = shallow.get_submodule(traced.blueprint.at) if traced.blueprint.at else shallow
     both = {"before": sketch(rewrite(traced, traced.network.vanilla)), "after": after}
     return profile_all(both, traced.example_tensors(), target)
@@ -90,13 +87,15 @@ def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Ba
 def scores(
     model: nn.Module, shallow: nn.Module, task: Task, progress: Progress | None = None
 ) -> tuple[Evaluation, Evaluation]:
-    """Score both networks on the test set, on the device of trainings. `progress` ticks for every batch of a
-    classification, and for every score of another task."""
-    turns, what = 1, "scores"
+    """Score both networks on the test set, on the training device.
+
+    `progress` counts the batches of a classification, or the scores of another task.
+    """
+    steps, what = 1, "scores"
     if isinstance(task, ClassificationTask):
-        turns, what = math.ceil(task.count("test") / task.score_batch), "scored batches"
+        steps, what = math.ceil(task.count("test") / task.score_batch), "scored batches"
     with contextlib.ExitStack() as stack:
-        tick = (progress or stack.enter_context(progress_bars()))(what, 2 * turns, 0)
+        tick = (progress or stack.enter_context(progress_bars()))(what, 2 * steps, 0)
         return _evaluation(model, task, tick), _evaluation(shallow, task, tick)
 
 
@@ -119,8 +118,6 @@ def _evaluation(model: nn.Module, task: Task, tick: Tick) -> Evaluation:
 def _versions() -> tuple[tuple[str, str], ...]:
     found = []
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found.append((package, version(package)))
-        except PackageNotFoundError:
-            continue
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Checks of what compress() is given, before anything is measured."""
+"""Checks of the arguments of compress(), before anything is measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthfold.backends import Backend, get
 from depthfold.core import ImportanceTable, check_space
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.exporting.export import FORMATS
@@ -21,7 +22,7 @@ from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
 from depthfold.tasks import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, device_of, dtype_of, require_traced
-from depthfold.training import Recipe, Task, check_has_holdout, preserve_modes, preset
+from depthfold.training import Recipe, Task, check_has_holdout, check_task, preserve_modes, preset
 
 # The libraries that write and check the files of each suffix, and the extras that install them.
 _EXPORTERS = {
@@ -56,6 +57,21 @@ def checked_options(options: object) -> Options:
         importance_recipe=_recipe("importance_recipe", options.importance_recipe),
         recipe=_recipe("recipe", options.recipe),
     )
+
+
+def checked_inputs(
+    model: nn.Module, task: Task, target: str | Backend, options: Options, example_inputs: Any, traced: object
+) -> Any:
+    """Return the example inputs, or an image of the task if there are none. Check everything else."""
+    measures_importance = options.importance is None
+    check_task(task)
+    get(target)
+    check_libraries(options.exports, options.executor if measures_importance else None)
+    if traced is not None:
+        check_network(traced, model, options)
+    inputs = inputs_of(task, example_inputs)
+    check_task_data(task, model, inputs, importances=measures_importance)
+    return inputs
 
 
 def _recipe(name: str, given: object) -> Recipe:
@@ -128,7 +144,7 @@ def inputs_of(task: Task, example_inputs: Any) -> Any:
     if isinstance(task, ClassificationTask):
         return task.example()
     raise InvalidValue(
-        "This task does not say which inputs the model takes. Give some in the size in which it will run: "
+        "The inputs of the model are not known. Give them in the size in which the model will run: "
         "example_inputs=... in Python, --input 3x224x224 on the command line."
     )
 

@@ -101,7 +101,12 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         known, make = library.list_models(), library.get_model
         options |= {} if weights is None else {"weights": weights}
         if name in known and weights is not None:
-            _check_known(weights, name, tuple(library.get_model_weights(name).__members__))
+            members = tuple(library.get_model_weights(name).__members__)
+            if weights.rpartition(".")[2] not in members:
+                raise InvalidValue(
+                    f"torchvision has no weights {weights!r} for {name!r}, and there is no file of that name. "
+                    f"{did_you_mean(weights, members)}It has {', '.join(members)}."
+                )
     base = name.partition(".")[0] if where == "timm" else name  # timm: resnet18.a1_in1k
     if base not in known:
         hint = did_you_mean(name, known, lambda close: f"{where}:{close}", most=3, cutoff=0.5)
@@ -115,15 +120,6 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         what = f"{name!r} with {given}" if given else repr(name)
         raise InvalidValue(f"{where} cannot make {what}: {one_line(error)}") from error
-
-
-def _check_known(weights: str, name: str, known: tuple[str, ...]) -> None:
-    """Raise InvalidValue for unknown weights. Both DEFAULT and ResNet18_Weights.DEFAULT are known."""
-    if weights.rpartition(".")[2] not in known:
-        raise InvalidValue(
-            f"torchvision has no weights {weights!r} for {name!r}, and there is no file of that name. "
-            f"{did_you_mean(weights, known)}It has {', '.join(known)}."
-        )
 
 
 def _options(text: str) -> tuple[str, dict[str, Any]]:
@@ -154,7 +150,7 @@ def _hint(text: str) -> str:
 
 
 def is_weights_file(text: str) -> bool:
-    """Return whether the text is the path of a weights file, and not the name of a library's weights."""
+    """Return True if the text is the path of a weights file, and not the name of a library's weights."""
     return Path(text).suffix in WEIGHTS_SUFFIXES or Path(text).expanduser().is_file()
 
 

@@ -31,9 +31,9 @@ FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots, because of the cached properties
 class Session:
-    """What a command works with, made on first use. Stages report to `progress`; without it a terminal shows bars.
+    """The objects that a command works with, created on first use. Without `progress`, a terminal shows bars.
 
-    Few stages need the data, so that a run can outlive them.
+    Few stages need the data, so most commands still work after the data are deleted.
     """
 
     settings: Settings

@@ -54,11 +54,6 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
         return artefacts.make_importance_table(folder, session.claim(), task, options, session.progress)
 
 
-def frontier_stage(session: Session) -> Frontier:
-    """Solve with the two tables of the run, or with the given importance table."""
-    return _solve(session, session.importance)
-
-
 def keep_importance(session: Session) -> None:
     """Put the given importance table into the run, once the command has succeeded with it."""
     if session.importance is not None:
@@ -67,7 +62,8 @@ def keep_importance(session: Session) -> None:
             artefacts.keep_importance(folder, session.importance)
 
 
-def _solve(session: Session, importance: ImportanceTable | None = None) -> Frontier:
+def frontier_stage(session: Session, importance: ImportanceTable | None = None) -> Frontier:
+    """Solve with the two tables of the run. `importance` replaces the importance table."""
     settings, folder = session.settings, RunFolder.at(session.settings.need("run"))
     latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
     if importance is None:
@@ -141,7 +137,7 @@ def _evaluate(session: Session, plan: SolvedPlan, budget: Budget, place: Path) -
     solution = Solution(
         latency=folder.need(LATENCY, LatencyTable, _command("latency", settings)),
         importance=folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings)),
-        frontier=_solve(session), plan=plan, budget=budget,
+        frontier=frontier_stage(session), plan=plan, budget=budget,
     )  # fmt: skip
     networks = Networks(traced=traced, model=session.model, student=student, shallow=shallow)
     return evaluate(networks, solution, task, session.target, folder=folder.path, progress=session.progress)

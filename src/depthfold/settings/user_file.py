@@ -15,7 +15,7 @@ from depthfold.support.text import did_you_mean, one_line
 
 
 def names_file(text: str) -> bool:
-    """Return whether the text has the form "file.py:function"."""
+    """Return True if the text has the form "file.py:function"."""
     return text.endswith(".py") or ".py:" in text
 
 

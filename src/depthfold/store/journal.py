@@ -1,8 +1,8 @@
 """An append-only journal that survives a kill at any byte.
 
 One JSON object per line. The first line is the header: the format, the version, and what the journal was made from. A
-line counts once its line break is on disk: a torn last line is what a killed process left, and is dropped. A damaged
-line before the last cannot come from a kill, and is an error.
+line counts once its line break is on disk: an incomplete last line was left by a killed process, and is dropped. A
+damaged line before it cannot come from a kill, and is an error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Journal:
         self.path = None if path is None else Path(path)
         self._records: list[Record] = []
         self._file = -1
-        self._held = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         if self.path is not None:
             try:
                 self._open(self.path, _plain(header))
@@ -58,7 +58,7 @@ class Journal:
                 raise
 
     def take(self, record: Record) -> None:
-        """Take in a record that was read. An error that this raises is reported with the line of the record."""
+        """Process a record that was read. An error that this raises is reported with the line of the record."""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record. When this returns, it is on disk; if it raises, the journal is unchanged."""
@@ -69,7 +69,7 @@ class Journal:
             raise JournalError(f"The journal {self.path} is closed; open it again to append to it.")
         size = os.fstat(self._file).st_size
         try:
-            with _clearly(self.path, "written"):
+            with _journal_errors(self.path, "written"):
                 _write(self._file, plain)
         except BaseException:
             with contextlib.suppress(OSError):  # half a line on a full disk is a torn tail: dropped on the next open
@@ -84,7 +84,7 @@ class Journal:
         return len(self._records)
 
     def close(self) -> None:
-        self._held.close()
+        self._stack.close()
         self._file = -1
 
     def __enter__(self) -> Self:
@@ -94,16 +94,16 @@ class Journal:
         self.close()
 
     def _open(self, path: Path, expected: Record) -> None:
-        with _clearly(path, "opened"):
+        with _journal_errors(path, "opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._held.callback(os.close, self._file)
-        self._held.enter_context(lock(path, JournalError))
-        with _clearly(path, "read"):
+            self._stack.callback(os.close, self._file)
+        self._stack.enter_context(lock(path, JournalError))
+        with _journal_errors(path, "read"):
             lines, whole = _lines(path, path.read_bytes())
         if lines:
             _check_header(path, lines[0], expected)
-        with _clearly(path, "written"):
+        with _journal_errors(path, "written"):
             os.ftruncate(self._file, whole)  # drop the torn line, if any: the next one must not be glued to it
             if not lines:
                 _write(self._file, {"format": FORMAT, "version": VERSION, "header": expected})
@@ -134,11 +134,8 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: s
         if isinstance(there, Mapping) and isinstance(here, Mapping):
             yield from differences(there, here, f"{prefix}{name}.")
         elif there != here:
-            yield f"{prefix}{name}: {_shown(there)} there, {_shown(here)} here"
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)
+            found_text, expected_text = ("none" if value is None else str(value) for value in (there, here))
+            yield f"{prefix}{name}: {found_text} there, {expected_text} here"
 
 
 def _lines(path: Path, data: bytes) -> tuple[list[Record], int]:
@@ -188,11 +185,11 @@ def _dumps(record: Mapping[str, Any]) -> str:
     try:
         return json.dumps(record, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise JournalError(f"A journal holds plain JSON, and this record has no such form: {error}.") from error
+        raise JournalError(f"A record of a journal must be plain JSON: {error}.") from error
 
 
 @contextlib.contextmanager
-def _clearly(path: Path, what: str) -> Iterator[None]:
+def _journal_errors(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

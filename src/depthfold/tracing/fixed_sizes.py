@@ -89,7 +89,9 @@ class _Probe:
         if any(recorded is None or recorded.operations != traced.operations for recorded in near.values()):
             return None
         same = {other % period for other, recorded in near.items() if recorded == traced}
-        far = {other: found for other in _other_sizes(size) if (found := self.at({dim: other}))}  # None if too small
+        # All small sizes, and some that are unrelated to the traced one.
+        others = {*range(1, 9), size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 225} - {0, size}
+        far = {other: found for other in sorted(others) if (found := self.at({dim: other}))}  # None if too small
         if any(found.operations != traced.operations for found in far.values()):
             return None
         for other, found in (near | far).items():
@@ -119,12 +121,6 @@ class _Probe:
 # Rules do not restrict the batch, so the module must do the same for each of these.
 _BATCHES = (1, 2, 3, 5, 8, 64, 1024)
 _LARGEST = 4096
-
-
-def _other_sizes(size: int) -> Iterator[int]:
-    """Yield all small sizes, and some that are unrelated to the traced one."""
-    others = {*range(1, 9), size // 2, size // 2 + 1, 2 * size, 2 * size + 1, 5 * size + 3, 225}
-    yield from sorted(others - {0, size})
 
 
 class _Wrapper(nn.Module):

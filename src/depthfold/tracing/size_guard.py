@@ -19,10 +19,6 @@ class SizeCheck:
     shift: int = -1
     stride: int = 1
 
-    def later_size(self, size: int) -> int:
-        """Return the size of the later map for an input of this size."""
-        return (size + self.shift) // self.stride + 1
-
 
 class SizeGuard(nn.Module):
     """Return the input, and raise InputSizeError if the network would need different padding for its size."""
@@ -33,7 +29,7 @@ class SizeGuard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for check in self.checks:
-            if not check.rule.allows(check.later_size(x.shape[check.dim])):
+            if not check.rule.allows((x.shape[check.dim] + check.shift) // check.stride + 1):
                 raise InputSizeError(self.message("x".join(map(str, x.shape[2:]))))
         return x
 
