@@ -106,7 +106,7 @@ def test_a_budget_that_cannot_be_met_is_replaced_by_one_that_can(tmp_path):
     said = []
     done = run_demo(quick(tmp_path / "run", budget="3%"), say=said.append)
     assert len(said) == 1
-    assert said[0].startswith("No plan meets the budget of 3%: the fastest one takes")
+    assert said[0].startswith("No plan meets the budget of 3% with a margin of 2%: the fastest one takes")
     assert "which this machine can meet" in said[0]
     share = done.findings.after.latency / done.findings.before.latency
     fastest = done.findings.frontier.points[0].latency / done.findings.before.latency

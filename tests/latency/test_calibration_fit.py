@@ -175,6 +175,6 @@ def test_calibration_refuses_a_cost_that_is_not_a_number(name, cost):
 
 
 def test_calibration_refuses_a_negative_cost_of_activations():
-    with pytest.raises(InvalidValue, match=r"The per_activation .* must be a number, 0 or more, found -1e-09"):
+    with pytest.raises(InvalidValue, match=r"The per_activation .* must be 0 or more, found -1e-09"):
         calibrated(per_activation=-1e-9)
     assert calibrated(slope=-0.01).slope == -0.01  # a file may have it

@@ -13,15 +13,6 @@ from depthfold.backends.cuda import cuda_settings
 from depthfold.backends.registry import available, describe_target, get
 
 __all__ = [
-    "Backend",
-    "Compiled",
-    "Exporter",
-    "Inputs",
-    "SupportsInside",
-    "available",
-    "backend_errors",
-    "cuda_settings",
-    "describe_target",
-    "float32_copy",
-    "get",
-]
+    "Backend", "Compiled", "Exporter", "Inputs", "SupportsInside", "available", "backend_errors", "cuda_settings",
+    "describe_target", "float32_copy", "get",
+]  # fmt: skip

@@ -139,11 +139,11 @@ class Calibration:
         if self.networks < 2:
             raise InvalidValue(f"A calibration needs at least two whole networks, found {self.networks}.")
         for name in COSTS:
-            cost, least = getattr(self, name), ", 0 or more" if name == "per_activation" else ""
-            if cost is not None and (not math.isfinite(cost) or (least and cost < 0)):
-                raise InvalidValue(
-                    f"The {name} of a calibration must be a number{least}, found {cost!r}. Measure again."
-                )
+            cost = getattr(self, name)
+            if cost is not None and not math.isfinite(cost):
+                raise InvalidValue(f"The {name} of a calibration must be a number, found {cost!r}. Measure again.")
+        if (self.per_activation or 0.0) < 0:
+            raise InvalidValue(f"The per_activation of a calibration must be 0 or more, found {self.per_activation!r}.")
 
     def in_context(self, time: float, read: float, written: float, activated: float = 0.0) -> float:
         """Return the cost inside a network of a block that takes `time` alone.

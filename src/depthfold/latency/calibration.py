@@ -43,7 +43,7 @@ class DoubtfulTable(UserWarning):
 class TimedNetwork:
     """A whole network that was timed: its segments, its latency in milliseconds, and the positions of its activations.
 
-    If `activations` is None, every segment ends like its block was timed.
+    If `activations` is None, every segment has the activation that its block was timed with.
     """
 
     segments: tuple[Span, ...]

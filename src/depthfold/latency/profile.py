@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from depthfold.backends import Backend, Compiled, backend_errors, get
-from depthfold.backends.base import float32_copy
+from depthfold.backends import Backend, Compiled, backend_errors, float32_copy, get
 from depthfold.backends.torch_run import Precision, TorchOptions
 from depthfold.core import Environment, Profile
 from depthfold.core.latency_table import quartiles

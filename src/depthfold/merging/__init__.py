@@ -7,19 +7,7 @@ from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE, Shallo
 from depthfold.merging.verify import output_error, perturbed, tensor_error, verify
 
 __all__ = [
-    "SENSITIVITY_FACTOR",
-    "TOLERANCE",
-    "Shallow",
-    "Verification",
-    "build_shallow",
-    "empty_module",
-    "merge",
-    "output_error",
-    "perturbed",
-    "random_module",
-    "shallow_parts",
-    "sketch",
-    "tensor_error",
-    "use_plain_layers",
+    "SENSITIVITY_FACTOR", "TOLERANCE", "Shallow", "Verification", "build_shallow", "empty_module", "merge",
+    "output_error", "perturbed", "random_module", "shallow_parts", "sketch", "tensor_error", "use_plain_layers",
     "verify",
-]
+]  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from depthfold.backends import Backend, get
 from depthfold.core import ImportanceTable, check_space
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
-from depthfold.exporting.export import FORMATS
+from depthfold.exporting import FORMATS
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
 from depthfold.solver import checked_alpha
