@@ -60,7 +60,7 @@ def test_unusable_device_ends_the_measurement_and_the_next_run_resumes(traced, t
     """While blocks are compiled, while they are timed, or later with whole networks."""
     journal = tmp_path / "latency.jsonl"
     given = dict(timer=QUICK, networks=6, run=tmp_path)
-    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is unusable.*Start again"):
+    with pytest.raises(SpoiledDevice, match=r"illegal memory access.*device is now unusable.*Start again"):
         measure_latency(traced, Spoilt(calls=[calls], error=error), **given)
     assert reasons_in(journal) == []
     before = journal.read_text()
