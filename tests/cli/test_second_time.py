@@ -127,11 +127,11 @@ def test_a_report_on_another_target_is_measured_again(run, tmp_path):
         )
         assert 'target = "cost_model"' in (run / "config.toml").read_text()
     page = html.unescape((run / "report.html").read_text())
-    assert "was measured in another environment than these networks (runtime: cost_model against" in page
+    assert "was measured in a different environment from these networks (runtime: cost_model against" in page
     assert "the prediction is off by" not in page
     done("report", "--run", run, "--target", "cost_model")
     page = html.unescape((run / "report.html").read_text())
-    assert "the prediction is off by" in page and "in another environment" not in page
+    assert "the prediction is off by" in page and "in a different environment" not in page
 
 
 @pytest.mark.parametrize("command", ["inspect", "profile"])
