@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.core.network import text_table
+from depthfold.support.text import text_table
 from depthfold.testing import Block, Conv, NetworkSpec, SmallCNN, random_plan
 from depthfold.vision import import_torchvision
 

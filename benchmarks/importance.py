@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.core.network import text_table
 from depthfold.importance import measure_importance
 from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.support.text import text_table
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe

@@ -30,12 +30,12 @@ import torch
 import depthfold as df
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Score
-from depthfold.core.network import text_table
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer, choose, measure_latency
 from depthfold.latency.blocks import block_shapes
 from depthfold.latency.candidates import build_plan, closing_all
 from depthfold.latency.timer import Rounds, milliseconds
+from depthfold.support.text import text_table
 from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
 

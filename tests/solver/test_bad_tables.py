@@ -132,6 +132,14 @@ def test_tables_must_cover_the_network_together() -> None:
         solve(times, scores)
 
 
+def test_blocks_whose_flags_do_not_match_do_not_cover_the_network() -> None:
+    """Both spans have a time, so the latency table is not to blame."""
+    blocks = importance_table({(0, 1, 1, 0): 0.0, (1, 2, 1, 1): 0.0})
+    message = "of the importance table do not cover the network: no chain of blocks with matching flags"
+    with pytest.raises(TableError, match=message):
+        solve(latency_table({(0, 1): 1.0, (1, 2): 1.0}), blocks)
+
+
 @pytest.mark.parametrize("labels", [0, -1])
 def test_max_labels_must_be_positive(labels: int) -> None:
     with pytest.raises(InvalidValue, match="max_labels must be at least 1"):

@@ -75,13 +75,13 @@ def check_covered(T_opt: Ints, I_opt: Floats) -> None:
     scored = np.arange(L + 1) == 0
     for l in range(1, L + 1):
         scored[l] = (scored[:l] & blocks[:l, l]).any()
-    for table, reached in (("latency", timed), ("importance", scored)):
+    for table, chain, reached in (("latency", "them", timed), ("importance", "blocks with matching flags", scored)):
         if not reached[L]:
             last = int(np.flatnonzero(reached).max())
             raise TableError(
-                f"The spans of the {table} table do not cover the network: no chain of them leads from position 0 to "
-                f"{L}; the furthest position reached is {last}. Add an entry that starts at or before {last} and ends "
-                "after it."
+                f"The spans of the {table} table do not cover the network: no chain of {chain} leads from position 0 "
+                f"to {L}; the furthest position reached is {last}. Add an entry that starts at or before {last} and "
+                "ends after it."
             )
 
 
