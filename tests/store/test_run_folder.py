@@ -59,6 +59,8 @@ def test_an_artefact_is_rebuilt_if_it_was_deleted_or_has_no_record(folder):
 
 def test_an_artefact_that_was_not_finished_is_not_current(folder):
     """Neither the new nor the old inputs are recorded while it is written."""
+    with folder.making(RESULT, {"student": "a"}):
+        pass
     for interrupted in (True, False):
         try:
             with folder.making(RESULT, {"student": "b"}) as path:
