@@ -10,7 +10,7 @@ import pytest
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Span
 from depthfold.errors import TableError
 from depthfold.solver import solve, stage_two
-from depthfold.solver.problem import Floats, Ints
+from depthfold.stage_one import Floats, Ints
 from depthfold.solver.stage_two import contenders
 from oracle import exhaustive_frontier, fastest_with, milp_best, rounded_up
 from structures import mobilenet_v2

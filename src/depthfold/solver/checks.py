@@ -8,7 +8,7 @@ import numpy as np
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.solver.problem import NEVER, Floats, Ints
+from depthfold.stage_one import NEVER, Floats, Ints
 
 SHOWN = 5
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from depthfold.core import Point, Position
-from depthfold.solver.problem import Bools, Floats, Ints
+from depthfold.solver.problem import Bools
 from depthfold.solver.stage_two import Front
+from depthfold.stage_one import Floats, Ints
 
 Steps = tuple[Ints, Ints, Ints, Ints]  # one step per entry, from one activation to the next: plan, k, l, flag at l
 

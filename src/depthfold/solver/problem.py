@@ -12,17 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position
-from depthfold.core.latency_table import picoseconds
 from depthfold.errors import InvalidValue, TableError
+from depthfold.stage_one import Floats, Ints, time_array
 from depthfold.support.coerce import as_float
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-# The time of a span that does not exist. Two of them add up to less than 2^63, and the sum of any 4,600 entries of a
-# latency table is smaller, so no sum overflows up to 4,600 layers.
-NEVER = 2**62 - 1
 
 # An entry this many times the median is a placeholder for "never", not a measured importance.
 PLACEHOLDER = 1e6
@@ -45,10 +39,6 @@ class Problem:
         cls, latency: LatencyTable, importance: ImportanceTable, alpha: float | None, over: Normalisation = "single"
     ) -> Self:
         """Return the arrays of two tables. With `alpha`, the importances are normalised."""
-        T = np.full((latency.depth + 1, latency.depth + 1, 2), NEVER, dtype=np.int64)
-        for entry in latency.entries:
-            if entry.times is not None:
-                T[entry.span.i, entry.span.j] = [picoseconds(time) for time in entry.times]
         importances = importance.importances
         _check_placeholders(importances)
         if alpha is not None:
@@ -57,7 +47,7 @@ class Problem:
         if importances:
             keys = np.array([(block.i, block.j, block.a, block.b) for block in importances], dtype=np.intp).T
             I[tuple(keys)] = list(importances.values())
-        return cls(T, I)
+        return cls(time_array(latency), I)
 
 
 def normalised(

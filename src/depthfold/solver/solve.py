@@ -14,11 +14,18 @@ from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
 from depthfold.solver.checks import check_covered, check_tables, no_plan
 from depthfold.solver.plans import points
-from depthfold.solver.problem import Floats, Normalisation, Problem, checked_alpha
-from depthfold.solver.stage_one import algorithm_1, algorithm_3, time_along_activations
+from depthfold.solver.problem import Normalisation, Problem, checked_alpha
 from depthfold.solver.stage_two import algorithm_2_and_4
+from depthfold.stage_one import (
+    SAVES_NO_TIME,
+    Floats,
+    algorithm_1,
+    algorithm_3,
+    time_along_activations,
+    useless_blocks,
+)
 from depthfold.support.coerce import as_float
-from depthfold.support.text import at_most
+from depthfold.support.text import at_most, count
 
 
 def solve(
@@ -47,6 +54,8 @@ def solve(
     check_tables(latency, importance, network)
     if network is not None and latency.activations is None:
         latency = replace(latency, activations=network.activations)
+    if network is not None:
+        _warn_if_needed(latency, importance, network)
 
     problem = Problem.of(latency, importance, alpha, over)
     T_opt, S_opt = algorithm_1(problem.T)
@@ -69,6 +78,22 @@ def solve(
         points=plans,
         unscored=tuple(entry.span for entry in importance.entries if not entry.samples),
     )
+
+
+def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
+    """Warn about blocks that were left out of the importance table for another latency table, but save time here."""
+    left_out = {entry.span for entry in importance.entries if entry.reason == SAVES_NO_TIME}
+    if not left_out:
+        return
+    needed = sorted(left_out - useless_blocks(network, latency, [entry.span for entry in importance.entries]))
+    if needed:
+        warnings.warn(
+            f"The importance table leaves out {count(len(needed), 'block')} that saved no time with another latency "
+            f"table, but may save time with this one; the first is {needed[0]}. Measure the importances again with "
+            "this latency table; only the missing ones are measured.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _checked_original(original: object) -> float:

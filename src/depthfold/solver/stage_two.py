@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from depthfold.core import Position
-from depthfold.solver.problem import NEVER, Floats, Ints
+from depthfold.stage_one import NEVER, Floats, Ints
 
 # With at least WORTHWHILE candidates, every SAMPLE-th is tested first, in BINS bins of time. This rules out most of the
 # others before they are sorted.

@@ -7,8 +7,25 @@ B need only contain A. Arrays have the paper's indices; the loop over k is one o
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from depthfold.solver.problem import NEVER, Floats, Ints
+from depthfold.core import LatencyTable
+from depthfold.core.latency_table import picoseconds
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# The time of a span that does not exist. Two of them add up to less than 2^63, and the sum of any 4,600 entries of a
+# latency table is smaller, so no sum overflows up to 4,600 layers.
+NEVER = 2**62 - 1
+
+
+def time_array(latency: LatencyTable) -> Ints:
+    """Return T[i, j, b] in whole picoseconds, NEVER if there is no such span."""
+    T = np.full((latency.depth + 1, latency.depth + 1, 2), NEVER, dtype=np.int64)
+    for span, times in latency.times.items():
+        T[span.i, span.j] = [picoseconds(time) for time in times]
+    return T
 
 
 def algorithm_1(T: Ints) -> tuple[Ints, Ints]:

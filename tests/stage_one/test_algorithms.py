@@ -8,8 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from depthfold.solver.problem import NEVER
-from depthfold.solver.stage_one import algorithm_1, algorithm_3, time_along_activations
+from depthfold.stage_one import NEVER, algorithm_1, algorithm_3, time_along_activations
 
 INF = np.inf
 
