@@ -10,8 +10,8 @@ import pytest
 from depthfold.core import Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Span
 from depthfold.errors import TableError
 from depthfold.solver import solve, stage_two
-from depthfold.stage_one import Floats, Ints
 from depthfold.solver.stage_two import contenders
+from depthfold.stage_one import Floats, Ints
 from oracle import exhaustive_frontier, fastest_with, milp_best, rounded_up
 from structures import mobilenet_v2
 from tables import (

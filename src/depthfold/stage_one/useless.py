@@ -35,8 +35,8 @@ def _check_network(network: Network, latency: LatencyTable) -> None:
     if latency.fingerprint not in ("", own) or latency.depth != network.depth:
         raise TableError(
             f"The latency table is not of the network {network.name!r}: the network has {network.depth} layers and "
-            f"fingerprint {own!r}, the table {latency.depth} and {latency.fingerprint or 'none'!r}. Measure the latency "
-            "of this network."
+            f"fingerprint {own!r}, the table {latency.depth} and {latency.fingerprint or 'none'!r}. Measure the "
+            "latency of this network."
         )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from depthfold.training.device import DeviceContext, device_context
     from depthfold.training.loop import train
     from depthfold.training.metrics import Trained
+    from depthfold.training.recalibration import autocast, batch_norms, recalibrate
     from depthfold.training.recipe import Recipe, preset
     from depthfold.training.task import (
         FunctionTask,
@@ -34,13 +35,14 @@ __getattr__ = lazy_getattr(
         "device": "DeviceContext device_context",
         "loop": "train",
         "metrics": "Trained",
+        "recalibration": "autocast batch_norms recalibrate",
         "recipe": "Recipe preset",
         "task": "FunctionTask Split Step Task check_has_holdout check_task derive_seed has_holdout task_name",
     },
 )
 
 __all__ = [
-    "LAST", "DeviceContext", "FunctionTask", "Recipe", "Split", "Step", "Task", "Trained", "check_has_holdout",
-    "check_task", "derive_seed", "device_context", "disable_autocast", "fork_rng", "has_holdout", "load_weights",
-    "moved_to", "preserve_modes", "preset", "task_name", "train",
+    "LAST", "DeviceContext", "FunctionTask", "Recipe", "Split", "Step", "Task", "Trained", "autocast", "batch_norms",
+    "check_has_holdout", "check_task", "derive_seed", "device_context", "disable_autocast", "fork_rng", "has_holdout",
+    "load_weights", "moved_to", "preserve_modes", "preset", "recalibrate", "task_name", "train",
 ]  # fmt: skip
