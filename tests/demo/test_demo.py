@@ -15,7 +15,7 @@ from depthfold.demo import demo_settings, run_demo
 from depthfold.demo.demo import SHIPPED, reachable_budget
 from depthfold.demo.network import InvertedResidual
 from depthfold.errors import BudgetError
-from depthfold.importance.measure import NO_REINIT
+from depthfold.importance.methods import NO_REINIT
 from depthfold.settings import Settings
 
 

@@ -60,7 +60,7 @@ def test_warning_lists_the_failures_and_points_to_the_caller(failed):
     *_, caught = failed
     (warning,) = [each for each in caught if each.category is IncompleteTable]
     lines = str(warning.message).splitlines()
-    assert lines[0] == "3 blocks of 18 could not be trained; no plan will use them:"
+    assert lines[0] == "3 blocks of 18 could not be measured; no plan will use them:"
     for line, (block, (_, reason)) in zip(lines[1:4], FAILING.items(), strict=True):
         assert line.startswith(f"  {block}: {reason}")
     assert lines[4:] == [

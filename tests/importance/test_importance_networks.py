@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import depthfold as df
 from depthfold.core import FlaggedSpan
 from depthfold.errors import JournalError
-from depthfold.importance import importance_student, measure_importance
+from depthfold.importance import Method, importance_student, measure_importance
 from depthfold.importance.entry import EntrySetup
 from depthfold.importance.journal import importance_inputs
 from depthfold.store import Journal
@@ -64,7 +64,7 @@ def test_submodule(tmp_path):
 
 
 def header_of(traced):
-    return importance_inputs(traced, TinyTask(), RECIPE, reinit=True)
+    return importance_inputs(traced, TinyTask(), Method.of("trained", RECIPE))
 
 
 class Fused(Pair):
@@ -160,9 +160,12 @@ def test_network_on_a_gpu_is_sent_to_workers_on_the_cpu(at):
     blueprint = dataclasses.replace(traced.blueprint, inputs=ExampleInputs((image,)))
     traced = dataclasses.replace(traced, blueprint=blueprint)
     assert "cuda" in devices_of(traced)
-    assert devices_of(EntrySetup(traced, TinyTask(), RECIPE)) == {"cpu", "meta"}  # "meta": examples without values
+    assert devices_of(EntrySetup(traced, TinyTask(), Method.of("trained", RECIPE))) == {
+        "cpu",
+        "meta",
+    }  # "meta": examples without values
     assert "cuda" in devices_of(traced)  # the network itself is not moved
 
 
 def test_network_on_the_cpu_is_not_copied():
-    assert EntrySetup(NETWORK, TinyTask(), RECIPE).traced.graph is NETWORK.graph
+    assert EntrySetup(NETWORK, TinyTask(), Method.of("trained", RECIPE)).traced.graph is NETWORK.graph

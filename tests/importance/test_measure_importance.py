@@ -14,7 +14,7 @@ import torch
 import depthfold as df
 from depthfold.core import FlaggedSpan, ImportanceTable
 from depthfold.errors import InvalidValue, JournalError, TableError
-from depthfold.importance import IncompleteTable, importance_plan, measure_importance
+from depthfold.importance import IncompleteTable, Method, importance_plan, measure_importance
 from depthfold.importance.entry import EntrySetup
 from depthfold.jobs import Processes
 from depthfold.training import FunctionTask, train
@@ -212,8 +212,8 @@ def test_no_training_runs_if_the_original_cannot_be_scored(tmp_path, how, text):
 
 def test_table_without_any_score_is_an_error(tmp_path):
     text = (
-        r"Every training failed. The first failure: \(0, 1\], flags 11: error: OSError: the disk is gone .*\. Correct "
-        r"this, and run again with retry=True \(--retry\)\.$"
+        r"Every measurement failed. The first failure: \(0, 1\], flags 11: error: OSError: the disk is gone .*\. "
+        r"Correct this, and run again with retry=True \(--retry\)\.$"
     )
     with pytest.raises(TableError, match=text):
         measure_importance(PAIR, Broken(tmp_path, unreadable, original=False), RECIPE)
@@ -229,9 +229,9 @@ def test_block_with_some_failed_trainings_gives_a_warning(tmp_path):
     plan = importance_plan(PAIR.network, FlaggedSpan(0, 2, True, True))
     run, failing = tmp_path / "run", TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     whole = TinyTask(folder=str(tmp_path))
-    with pytest.warns(IncompleteTable, match="1 block of 3 could not be trained; no plan will use them"):
+    with pytest.warns(IncompleteTable, match="1 block of 3 could not be measured; no plan will use them"):
         measure_importance(PAIR, failing, RECIPE, run=run)
-    text = r"^1 block of 3 could not be trained with every seed:\n  \(0, 2\], flags 11: 1 of 2 trainings\nTo run"
+    text = r"^1 block of 3 could not be measured with every seed:\n  \(0, 2\], flags 11: 1 of 2 measurements\nTo run"
     with pytest.warns(IncompleteTable, match=text):
         table = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run)
     entry = next(entry for entry in table.entries if (entry.span.i, entry.span.j) == (0, 2))
@@ -287,11 +287,12 @@ def test_weights_are_freed_after_a_training_even_if_it_fails(fails):
             raise ValueError("on purpose")
         return TinyTask().loss(model, step)
 
-    setup = EntrySetup(PAIR, FunctionTask(loss=loss, score=TinyTask().score), RECIPE)
+    task = FunctionTask(loss=loss, score=TinyTask().score)
+    work = EntrySetup(PAIR, task, Method.of("trained", RECIPE))()
     gc.disable()  # the weights must be freed without it: the next training needs the memory
     try:
         with contextlib.suppress(ValueError):
-            setup.result(((0, 2, True, True), 0))
+            work(((0, 2, True, True), 0))
         assert seen
         assert not [ref for ref in seen if ref() is not None]
     finally:

@@ -69,7 +69,7 @@ def test_a_table_with_failures_warns_again_and_retry_repeats_them(folder, tmp_pa
     plan = importance_plan(TRACED.network, FlaggedSpan(0, 3, True, True))
     task = TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     for _ in range(2):
-        with pytest.warns(IncompleteTable, match="could not be trained"):
+        with pytest.warns(IncompleteTable, match="could not be measured"):
             table = importance(folder, task)
     assert any(entry.reason for entry in table.entries)
     (tmp_path / "repaired").touch()

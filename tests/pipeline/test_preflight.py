@@ -165,7 +165,15 @@ def test_model_that_cannot_take_the_images_is_refused(tmp_path):
         ({"alpha": float("nan")}, "alpha must be a finite number, found nan"),
         ({"recipe": 5}, "The option recipe is a Recipe or the name of a preset, found 5. Make one with preset("),
         ({"recipe": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
-        ({"importance_recipe": None}, "The option importance_recipe is a Recipe or the name of a preset, found None."),
+        ({"importance_recipe": 5}, "The option importance_recipe is a Recipe or the name of a preset, found 5."),
+        (
+            {"importance_method": "breif"},
+            "There is no method 'breif'. Did you mean 'brief'? The methods are 'trained',",
+        ),
+        (
+            {"importance_method": "fit", "reinit": True},
+            "The method 'fit' reinitialises no layer; only \"trained\" does.",
+        ),
         ({"importance_recipe": "quik"}, "There is no recipe 'quik'. Did you mean 'quick'?"),
         ({"importance": "path.json"}, "The option importance is an ImportanceTable, found 'path.json'."),
         ({"executor": "ray"}, "An executor is an object with the method run"),

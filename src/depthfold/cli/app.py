@@ -183,11 +183,11 @@ def _option(declared: Declaration) -> Any:
     if declared.name == "model":
         return Annotated[str | None, typer.Argument(help=declared.help, show_default=False)]
     name = declared.name.replace("_", "-")
-    names = f"--{name}/--no-{name}" if declared.type is bool else f"--{name}"
+    names = f"--{name}/--no-{name}" if declared.type in (bool, bool | None) else f"--{name}"
     option = typer.Option(
         names, help=declared.help, metavar=declared.metavar, rich_help_panel=declared.panel, show_default=False
     )
     return Annotated[_TYPES.get(declared.type, str) | None, option]
 
 
-_TYPES: dict[Any, Any] = {bool: bool, int: int, float | None: float, tuple[str, ...]: list[str]}
+_TYPES: dict[Any, Any] = {bool: bool, bool | None: bool, int: int, float | None: float, tuple[str, ...]: list[str]}

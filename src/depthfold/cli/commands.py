@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     pass
 
 MODEL = "model weights data input batch ignore submodule"
-TRAINING = "importance_recipe executor importance reinit"
+TRAINING = "method importance_recipe executor importance reinit"
 
 
 @command(
@@ -54,7 +54,7 @@ def latency(call: Call) -> None:
     example="depthfold importance --run out --data cifar10:data --executor processes:2",
 )
 def importance(call: Call) -> None:
-    """Measure the importance of every block by one short training each (I in the paper). Writes importance.json."""
+    """Measure the importance of every block on the data (I in the paper). Writes importance.json."""
     print_text(settings.stages.importance_stage(call.session(), retry=call.retry))
 
 

@@ -1,6 +1,29 @@
-"""The importance table I[i, j, a, b]: one short training per block, on any executor, resumable."""
+"""The importance table I[i, j, a, b]: measured block by block with one of several methods, on any executor."""
 
-from depthfold.importance.definition import importance_plan, importance_student
-from depthfold.importance.measure import IncompleteTable, measure_importance
+from __future__ import annotations
 
-__all__ = ["IncompleteTable", "importance_plan", "importance_student", "measure_importance"]
+from typing import TYPE_CHECKING
+
+from depthfold.support.optional import lazy_getattr
+
+if TYPE_CHECKING:
+    from depthfold.importance.definition import importance_plan, importance_student
+    from depthfold.importance.doubts import IncompleteTable, SmallHoldout
+    from depthfold.importance.measure import left_out_blocks, measure_importance
+    from depthfold.importance.methods import Method, MethodName, check_method
+
+# Imported on first use: the names of the methods do not need torch.
+__getattr__ = lazy_getattr(
+    __name__,
+    {
+        "definition": "importance_plan importance_student",
+        "doubts": "IncompleteTable SmallHoldout",
+        "measure": "left_out_blocks measure_importance",
+        "methods": "Method MethodName check_method",
+    },
+)
+
+__all__ = [
+    "IncompleteTable", "Method", "MethodName", "SmallHoldout", "check_method", "importance_plan",
+    "importance_student", "left_out_blocks", "measure_importance",
+]  # fmt: skip

@@ -1,25 +1,44 @@
-"""The jobs of a table: one training per block and seed, and the score of the original network."""
+"""The jobs of a table: the score of one block and seed, or of a group of blocks, and of the original network."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
+from torch import nn
 
 from depthfold.core import FlaggedSpan
 from depthfold.errors import NotFinite
-from depthfold.importance.definition import importance_student
+from depthfold.importance.definition import importance_plan, importance_student
+from depthfold.importance.fit import fit_block
+from depthfold.importance.local import train_locally
+from depthfold.importance.methods import RECALIBRATION, Method
 from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train
+from depthfold.training import Task, derive_seed, device_context, disable_autocast, fork_rng, recalibrate, train
+from depthfold.training.stepper import total_steps
 
-# The argument of a job: the block's (i, j, a, b) and the seed of the training, or None for the original network.
-Payload = tuple[tuple[int, int, bool, bool], int] | None
+Ends = tuple[int, int, bool, bool]  # the i, j, a and b of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The argument of a job that measures several blocks with one seed."""
+
+    blocks: tuple[Ends, ...]
+    seed: int
+
+
+# The argument of a job: a block and a seed, a group of blocks, or None for the original network.
+Payload = tuple[Ends, int] | Group | None
 
 BASE = "base"  # the key of the original network
+TOGETHER = 16  # blocks in a group
 
 
 def job_key(block: FlaggedSpan, seed: int) -> str:
@@ -27,12 +46,29 @@ def job_key(block: FlaggedSpan, seed: int) -> str:
 
 
 def make_job(block: FlaggedSpan, seed: int) -> Job:
-    payload: Payload = ((block.i, block.j, block.a, block.b), seed)
+    payload: Payload = (_ends(block), seed)
     return Job(key=job_key(block, seed), payload=payload)
 
 
+def make_groups(blocks: Sequence[FlaggedSpan], seed: int) -> list[Job]:
+    """Return the jobs that measure these blocks in groups of neighbours."""
+    parts = [tuple(blocks[start : start + TOGETHER]) for start in range(0, len(blocks), TOGETHER)]
+    return [
+        Job(key=f"group of {job_key(part[0], seed)}", payload=Group(tuple(map(_ends, part)), seed)) for part in parts
+    ]
+
+
+def jobs_of(group: Group) -> list[Job]:
+    """Return a job for each block of a group."""
+    return [make_job(FlaggedSpan(*ends), group.seed) for ends in group.blocks]
+
+
+def _ends(block: FlaggedSpan) -> Ends:
+    return (block.i, block.j, block.a, block.b)
+
+
 class Result(TypedDict):
-    """The score on the hold-out set, the learning curve (step, loss, score) and the duration of the training."""
+    """The score on the hold-out set, the learning curve (step, loss, score) and the duration in seconds."""
 
     score: float
     curve: list[tuple[int, float, float]]
@@ -41,45 +77,132 @@ class Result(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EntrySetup:
-    """The setup of a worker: the traced network, the task without its data, the recipe, and `reinit`.
+    """The setup of a worker: the traced network, the task without its data, and the method.
 
     The network is moved to the CPU, because the worker may have no other device.
     """
 
     traced: TracedNetwork
     task: Task
-    recipe: Recipe
-    reinit: bool = True
+    method: Method
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traced", self.traced.cpu())
 
     def __call__(self) -> Work:
-        return self.result
+        return Entries(self.traced, self.task, self.method).result
 
-    def result(self, payload: Payload) -> Result:
-        """Train a block and return its result, which depends only on the payload."""
+
+class Entries:
+    """The work of one worker. A result depends only on the payload."""
+
+    def __init__(self, traced: TracedNetwork, task: Task, method: Method) -> None:
+        self.traced, self.task, self.method = traced, task, method
+        self._teacher: nn.Module | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return device_context().device
+
+    def result(self, payload: Payload) -> Result | list[Result | str]:
+        """Return the result of a block or of the original network, or those of a group.
+
+        A block of a group whose loss or score is not finite has the reason instead of a result.
+        """
         if payload is None:
-            return self._original()
+            return Result(
+                score=self._score(self._original(), "original", self.method.recipe.seed), curve=[], seconds=0.0
+            )
+        if isinstance(payload, Group):
+            return self._measure_group([FlaggedSpan(*ends) for ends in payload.blocks], payload.seed)
         ends, seed = payload
-        block = FlaggedSpan(*ends)
-        student = importance_student(self.traced, block, seed=derive_seed(seed, "reset", ends), reinit=self.reinit)
+        return self._measure(FlaggedSpan(*ends), seed)
+
+    def _measure(self, block: FlaggedSpan, seed: int) -> Result:
+        started, name = time.perf_counter(), self.method.name
+        student = importance_student(
+            self.traced, block, seed=derive_seed(seed, "reset", _ends(block)), reinit=self.method.reinit
+        )
         try:
-            trained = train(student, self.task, self.recipe, seed=seed)
+            if name == "trained":
+                return self._train(student, seed)
+            student.to(self.device)
+            loss = None
+            if name == "brief":
+                teacher = self._original()
+                loss = train(student, self.task, self.method.recipe, seed=seed, teacher=teacher, split=None).loss
+            elif name == "local" and self._changes(block):
+                loss = train_locally(self.traced, {block: student}, self.task, self.method.recipe, seed)[block]
+            elif name == "fit" and self._changes(block):
+                fit_block(self.traced, student, block, self.task, self.method.recipe, seed)
+            return self._recalibrated_result(student, seed, loss, started)
         finally:
-            # A graph refers to itself, so it stays in memory until the garbage collector runs. Free its weights now:
-            # on a GPU they may be a gigabyte, and running the collector may take as long as a training.
-            student.to("meta")
+            _free(student)
+
+    def _measure_group(self, blocks: list[FlaggedSpan], seed: int) -> list[Result | str]:
+        started = time.perf_counter()
+        students: dict[FlaggedSpan, nn.Module] = {}
+        try:
+            for block in blocks:
+                students[block] = importance_student(self.traced, block, seed=0, reinit=False).to(self.device)
+            losses = train_locally(self.traced, students, self.task, self.method.recipe, seed)
+            shared = (time.perf_counter() - started) / len(blocks)
+            results: list[Result | str] = []
+            for block, student in students.items():
+                try:
+                    since = time.perf_counter() - shared
+                    results.append(self._recalibrated_result(student, seed, losses[block], since))
+                except NotFinite as error:
+                    results.append(str(error))
+            return results
+        finally:
+            _free(*students.values())
+
+    def _changes(self, block: FlaggedSpan) -> bool:
+        """Return False for a single layer with the network's own activations: there is nothing to recover."""
+        return len(block.span) > 1 or importance_plan(self.traced.network, block) != self.traced.vanilla
+
+    def _train(self, student: nn.Module, seed: int) -> Result:
+        trained = train(student, self.task, self.method.recipe, seed=seed)
         assert trained.score is not None
         curve = [(point.step, point.loss, point.score) for point in trained.curve]
         return Result(score=trained.score, curve=curve, seconds=trained.seconds)
 
-    def _original(self) -> Result:
-        device = device_context().device
-        original = rewrite(self.traced, self.traced.vanilla).eval().to(device)
-        with torch.no_grad(), disable_autocast(device), fork_rng(device) as reseed:
-            reseed(derive_seed(self.recipe.seed, "original"))
-            score = float(self.task.score(original, "holdout"))
+    def _recalibrated_result(self, student: nn.Module, seed: int, loss: float | None, started: float) -> Result:
+        """Recalibrate the batch norms of a student, on batches after those that it was trained on, and score it."""
+        recipe, done = self.method.recipe, total_steps(self.method.recipe, self.task)
+        steps = range(done) if self.method.name == "recalibrated" else range(done, done + RECALIBRATION)
+        if loss is not None and not math.isfinite(loss):
+            raise NotFinite(
+                f"The loss is {loss} after {done} steps. Use a smaller learning rate than {recipe.lr:g} (lr)."
+            )
+        recalibrate(student, self.task, recipe, steps=steps, seed=seed)
+        score = self._score(student, "score", seed)
+        curve = [] if loss is None else [(done, loss, score)]
+        return Result(score=score, curve=curve, seconds=time.perf_counter() - started)
+
+    def _score(self, model: nn.Module, purpose: str, seed: int) -> float:
+        model.eval()
+        with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
+            reseed(derive_seed(seed, purpose))
+            score = float(self.task.score(model, "holdout"))
         if not math.isfinite(score):
-            raise NotFinite(f"The score of the original network is {score}; expected a finite number.")
-        return Result(score=score, curve=[], seconds=0.0)
+            whose = "the original network" if purpose == "original" else "the network"
+            raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
+        return score
+
+    def _original(self) -> nn.Module:
+        """Return the original network on the device. It is scored first, and is the teacher of "brief"."""
+        if self._teacher is None:
+            self._teacher = rewrite(self.traced, self.traced.vanilla).eval().to(self.device)
+        return self._teacher
+
+
+def _free(*students: nn.Module) -> None:
+    """Free the weights of networks that are not needed any more.
+
+    A graph refers to itself, so it stays in memory until the garbage collector runs. On a GPU its weights may be a
+    gigabyte, and running the collector may take as long as a training.
+    """
+    for student in students:
+        student.to("meta")

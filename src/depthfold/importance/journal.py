@@ -1,4 +1,4 @@
-"""The journal of importance trainings: all results and failures so far, in memory and in the run folder."""
+"""The journal of importances: all results and failures so far, in memory and in the run folder."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from depthfold.importance.entry import Result
+from depthfold.importance.methods import Method
 from depthfold.jobs import Outcome
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import IMPORTANCE_JOURNAL
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Recipe, Task, task_name
+from depthfold.training import Task, task_name
 
 
-def importance_inputs(traced: TracedNetwork, task: Task, recipe: Recipe, *, reinit: bool) -> dict[str, Any]:
-    """Return what importances depend on: the network and its weights, the task, the recipe and `reinit`."""
+def importance_inputs(traced: TracedNetwork, task: Task, method: Method) -> dict[str, Any]:
+    """Return what importances depend on: the network and its weights, the task, and the method with its settings."""
     return {
         "network": traced.network.fingerprint,
         "weights": traced.weights_digest,
         "task": task_name(task),
-        "recipe": recipe.to_json(),
-        "reinit": reinit,
+        **method.inputs(),
     }
 
 

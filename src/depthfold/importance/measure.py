@@ -1,151 +1,192 @@
-"""measure_importance(): the table I[i, j, a, b], from one short training per block."""
+"""measure_importance(): the table I[i, j, a, b], with one job per block, or one for a group of blocks."""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Network, Plan, Score, Space
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Plan, Score, Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
-from depthfold.importance.entry import BASE, EntrySetup, job_key, make_job
+from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
+from depthfold.importance.entry import BASE, EntrySetup, Group, job_key, jobs_of, make_groups, make_job
+from depthfold.importance.fit import too_large
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
-from depthfold.jobs import Executor, InProcess, Job, check_is_executor
+from depthfold.importance.methods import Method, MethodName
+from depthfold.jobs import Executor, Failure, InProcess, Job, Outcome, check_is_executor
 from depthfold.progress import Progress, progress_bars
+from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
 from depthfold.support.coerce import as_whole
-from depthfold.support.text import count
 from depthfold.tracing import TracedNetwork, require_traced
-from depthfold.training import Recipe, Task, check_has_holdout, check_task, preset, task_name
-
-NO_REINIT = "; reinit=False"  # in the provenance
-
-
-class IncompleteTable(UserWarning):
-    """Some trainings failed. A block without a score has a reason, and no plan uses it."""
+from depthfold.training import Recipe, Task, check_has_holdout, check_task, task_name
 
 
 def measure_importance(
     traced: TracedNetwork,
     task: Task,
-    recipe: Recipe | str = "importance",
+    recipe: Recipe | str | None = None,
     *,
+    method: MethodName = "trained",
+    latency: LatencyTable | None = None,
     executor: Executor | None = None,
     run: str | Path | None = None,
     space: Space = "paper",
     seeds: int = 1,
-    reinit: bool = True,
+    reinit: bool | None = None,
     retry: bool = False,
     progress: Progress | None = None,
 ) -> ImportanceTable:
     """Measure the importance I[i, j, a, b] of every block of the search space (Eq. 14).
 
-    For each block and seed, the network is trained once, without the activations inside the block and with those that
-    the flags a and b ask for at its ends, and scored on the hold-out set. The importance is the difference to the score
-    of the original network. `recipe` may be the name of a preset. The n-th training of a block uses the recipe's seed
-    plus n.
+    For each block and seed, a network is made without the activations inside the block and with those that the flags a
+    and b ask for at its ends. Its score on the hold-out set minus the score of the original network is the importance.
+    The `method` says how the network recovers before it is scored:
 
-    With `reinit`, as in the paper, a block of one layer is reinitialised before its training. Use reinit=False with
-    short trainings: a layer that has not recovered after a few steps would make merging it look cheap.
+    - "trained": it is trained with the task's loss, as in the paper.
+    - "brief": it learns the outputs of the original for a few steps, then its batch norms are recalibrated.
+    - "recalibrated": only its batch norms are recalibrated.
+    - "local": only the block is trained, to reproduce the original's values at j. Then as above.
+    - "fit": the block becomes one convolution, computed by least squares. Then as above.
 
-    The `executor` runs the trainings, by default in this process. Each result depends only on the block and its seed.
-    With a run folder, `run`, every result is written to a journal, and the next call runs only what is missing. A block
-    whose trainings fail has a reason instead of a score, and a warning lists it; `retry` runs these again.
+    `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
+    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured.
+
+    With `reinit`, the default of "trained" and possible only there, a block of one layer is reinitialised before its
+    training, as in the paper. Use reinit=False with short trainings: a layer that has not recovered after a few steps
+    would make merging it look cheap.
+
+    The `executor` runs the jobs, by default in this process. Each result depends only on the block and its seed. With a
+    run folder, `run`, every result is written to a journal, and the next call runs only what is missing. A block that
+    fails has a reason instead of a score, and a warning lists it; `retry` measures these again.
     """
-    recipe = preset(recipe) if isinstance(recipe, str) else recipe
+    chosen = Method.of(method, recipe, reinit)
     executor = InProcess() if executor is None else executor
-    _check_arguments(traced, task, recipe, executor)
+    _check_arguments(traced, task, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
-    every_seed = tuple(recipe.seed + n for n in range(seeds))
-    trained_as = _trained_as(traced.network, traced.flagged_spans(space), reinit=reinit)
-    blocks = dict.fromkeys(trained_as.values())
-    jobs = [Job(key=BASE, payload=None), *(make_job(block, seed) for block in blocks for seed in every_seed)]
+    every_seed = tuple(chosen.recipe.seed + n for n in range(seeds))
+    blocks = traced.flagged_spans(space)
+    left_out = left_out_blocks(traced.network, blocks, chosen, latency)
+    measured_as = _measured_as(traced, [block for block in blocks if block not in left_out], chosen)
     with contextlib.ExitStack() as stack:
-        journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, recipe, reinit=reinit)))
+        journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars())
-        _run(jobs, EntrySetup(traced, task, recipe, reinit), executor, journal, retry, progress)
+        measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
+        measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
+    entries = [Score(span=block, reason=reason) for block, reason in left_out.items()]
+    entries += [_entry(block, measured, every_seed, journal) for block, measured in measured_as.items()]
     table = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
         base=journal.results[BASE]["score"],
-        provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {recipe}{'' if reinit else NO_REINIT}",
-        entries=tuple(_entry(block, trained, every_seed, journal) for block, trained in trained_as.items()),
+        provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}",
+        entries=tuple(entries),
     )
-    _warn_if_incomplete(table, seeds)
+    warn_if_incomplete(table, seeds, left_out)
+    warn_about_holdout(table, task)
     return table
 
 
-def _trained_as(network: Network, blocks: Iterable[FlaggedSpan], *, reinit: bool) -> dict[FlaggedSpan, FlaggedSpan]:
-    """Map every block to the block whose training it uses.
+def left_out_blocks(
+    network: Network, blocks: Sequence[FlaggedSpan], method: Method, latency: LatencyTable | None
+) -> dict[FlaggedSpan, str]:
+    """Return the blocks that are not measured, with the reasons. Raise TableError for a table of another network."""
+    found = {} if latency is None else dict.fromkeys(useless_blocks(network, latency, blocks), SAVES_NO_TIME)
+    if method.name == "fit":
+        for block in blocks:
+            if block not in found and (why := too_large(network.merged_shape(block.span))):
+                found[block] = f"not measured: {why}"
+    return found
 
-    Without `reinit`, blocks of one layer differ from the original network only in their activations, so all blocks with
-    the same activations share one training.
+
+def _measured_as(
+    traced: TracedNetwork, blocks: Iterable[FlaggedSpan], method: Method
+) -> dict[FlaggedSpan, FlaggedSpan]:
+    """Map every block to the block whose measurement it uses.
+
+    Without `reinit`, blocks of one layer differ from the original network only in their activations. If the whole
+    network is trained, all blocks with the same activations share one measurement; if only the block is trained, those
+    that change nothing do.
     """
     first: dict[Plan, FlaggedSpan] = {}
-    return {
-        block: block if reinit or len(block.span) > 1 else first.setdefault(importance_plan(network, block), block)
-        for block in blocks
-    }
+
+    def measured_as(block: FlaggedSpan) -> FlaggedSpan:
+        plan = importance_plan(traced.network, block)
+        whole = method.name not in ("local", "fit")
+        shared = len(block.span) == 1 and not method.reinit and (whole or plan == traced.vanilla)
+        return first.setdefault(plan, block) if shared else block
+
+    return {block: measured_as(block) for block in blocks}
 
 
-def _run(
-    jobs: Sequence[Job],
-    setup: EntrySetup,
-    executor: Executor,
-    journal: ImportanceJournal,
-    retry: bool,
-    progress: Progress,
-) -> None:
-    """Run the missing jobs. Raise TableError if the original network cannot be scored."""
-    missing = [job for job in jobs if journal.missing(job.key, retry=retry or job.key == BASE)]
-    step = progress("trainings", len(jobs), len(jobs) - len(missing))
-    # Score the original network first, in a separate run: if this fails, all trainings would fail.
-    for original in (True, False):
-        with contextlib.closing(executor.run(setup, [job for job in missing if (job.key == BASE) == original])) as run:
-            for outcome in run:
-                journal.add(outcome)
-                step()
-        if BASE not in journal.results:
+class _Measurement:
+    """Runs the jobs that the journal lacks."""
+
+    def __init__(self, setup: EntrySetup, executor: Executor, journal: ImportanceJournal, *, retry: bool) -> None:
+        self.setup, self.executor, self.journal, self.retry = setup, executor, journal, retry
+
+    def run(self, blocks: Sequence[FlaggedSpan], seeds: Sequence[int], progress: Progress) -> None:
+        """Measure all blocks with all seeds. Raise TableError if the original network cannot be scored."""
+        missing = {seed: [block for block in blocks if self._is_missing(job_key(block, seed))] for seed in seeds}
+        number, done = len(blocks) * len(seeds) + 1, len(blocks) * len(seeds) - sum(map(len, missing.values()))
+        scored = BASE in self.journal.results
+        step = progress("trainings" if self.setup.method.name == "trained" else "blocks", number, done + scored)
+        if not scored:
+            # First, and in a separate run: if this fails, all others would fail.
+            self._run([Job(key=BASE, payload=None)], step)
+        if BASE not in self.journal.results:
             raise TableError(
-                f"The original network cannot be scored on the hold-out set: {journal.failures[BASE].rstrip('.')}. "
-                "Correct the task or its data, and run again."
+                "The original network cannot be scored on the hold-out set: "
+                f"{self.journal.failures[BASE].rstrip('.')}. Correct the task or its data, and run again."
             )
+        self._run([job for seed in seeds for job in self._jobs(missing[seed], seed)], step)
+
+    def _is_missing(self, key: str) -> bool:
+        return self.journal.missing(key, retry=self.retry)
+
+    def _jobs(self, blocks: Sequence[FlaggedSpan], seed: int) -> list[Job]:
+        if not self.setup.method.groups_blocks:
+            return [make_job(block, seed) for block in blocks]
+        network, vanilla = self.setup.traced.network, self.setup.traced.vanilla
+        unchanged = [block for block in blocks if importance_plan(network, block) == vanilla]
+        grouped = [block for block in blocks if block not in unchanged]
+        return [*(make_job(block, seed) for block in unchanged), *make_groups(grouped, seed)]
+
+    def _run(self, jobs: Sequence[Job], step: Callable[[], None]) -> None:
+        """Run the jobs. A group that fails is run again block by block, because one block may have failed it."""
+        groups = {job.key: job.payload for job in jobs if isinstance(job.payload, Group)}
+        again: list[Job] = []
+        with contextlib.closing(self.executor.run(self.setup, jobs)) as outcomes:
+            for outcome in outcomes:
+                group = groups.get(outcome.key)
+                if group is not None and outcome.failure is not None:
+                    again += jobs_of(group)
+                    continue
+                for single in [outcome] if group is None else _split(outcome, group):
+                    self.journal.add(single)
+                    step()
+        if again:
+            self._run(again, step)
 
 
-def _entry(block: FlaggedSpan, training: FlaggedSpan, seeds: Sequence[int], journal: ImportanceJournal) -> Score:
-    known = {seed: journal.results[key] for seed in seeds if (key := job_key(training, seed)) in journal.results}
+def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:
+    """Yield the outcomes of the blocks of a group."""
+    for job, result in zip(jobs_of(group), outcome.result, strict=True):
+        failure = Failure(kind="not finite", message=result) if isinstance(result, str) else None
+        yield replace(outcome, key=job.key, result=None if failure else result, failure=failure)
+
+
+def _entry(block: FlaggedSpan, measured: FlaggedSpan, seeds: Sequence[int], journal: ImportanceJournal) -> Score:
+    known = {seed: journal.results[key] for seed in seeds if (key := job_key(measured, seed)) in journal.results}
     if not known:
-        reasons = dict.fromkeys(journal.failures[job_key(training, seed)] for seed in seeds)
+        reasons = dict.fromkeys(journal.failures[job_key(measured, seed)] for seed in seeds)
         return Score(span=block, reason="; ".join(reasons))
     return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
 
 
-def _warn_if_incomplete(table: ImportanceTable, seeds: int) -> None:
-    """Give an IncompleteTable warning if trainings failed. Raise TableError if all failed."""
-    failed = [entry for entry in table.entries if entry.reason is not None]
-    partly = [entry for entry in table.entries if 0 < len(entry.samples) < seeds]
-    if len(failed) == len(table.entries):
-        raise TableError(
-            f"Every training failed. The first failure: {failed[0].span}: {str(failed[0].reason).rstrip('.')}. Correct "
-            "this, and run again with retry=True (--retry)."
-        )
-    lines = []
-    if failed:
-        lines += [f"{count(len(failed), 'block')} of {len(table.entries)} could not be trained; no plan will use them:"]
-        lines += [f"  {entry.span}: {entry.reason}" for entry in failed]
-    if partly:
-        lines += [f"{count(len(partly), 'block')} of {len(table.entries)} could not be trained with every seed:"]
-        lines += [f"  {entry.span}: {len(entry.samples)} of {seeds} trainings" for entry in partly]
-    if lines:
-        lines += ["To run only these again, use retry=True with the same run=..., or --retry on the command line."]
-        warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
-
-
-def _check_arguments(network: object, task: object, recipe: object, executor: object) -> None:
+def _check_arguments(network: object, task: object, executor: object) -> None:
     require_traced(network, "measure_importance")
     check_task(task)
     check_has_holdout(task)
     check_is_executor(executor)
-    if not isinstance(recipe, Recipe):
-        raise InvalidValue(f"measure_importance() takes a Recipe or the name of a preset, found {recipe!r:.80}.")

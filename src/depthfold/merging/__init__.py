@@ -2,12 +2,12 @@
 
 from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import empty_module, random_module
-from depthfold.merging.merge import build_shallow, merge, sketch
+from depthfold.merging.merge import build_shallow, merge, replace_segment, sketch
 from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE, Shallow, Verification, shallow_parts
 from depthfold.merging.verify import output_error, perturbed, tensor_error, verify
 
 __all__ = [
     "SENSITIVITY_FACTOR", "TOLERANCE", "Shallow", "Verification", "build_shallow", "empty_module", "merge",
-    "output_error", "perturbed", "random_module", "shallow_parts", "sketch", "tensor_error", "use_plain_layers",
-    "verify",
+    "output_error", "perturbed", "random_module", "replace_segment", "shallow_parts", "sketch", "tensor_error",
+    "use_plain_layers", "verify",
 ]  # fmt: skip

@@ -141,6 +141,20 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     return whole
 
 
+def replace_segment(student: nn.Module, span: Span, convolution: nn.Module) -> None:
+    """Replace one segment of a student with a convolution, in place.
+
+    Skips inside the segment are replaced with it. Everything else stays as it is: the activation at the end of the
+    segment, residuals that end there but start before it, and all batch norms outside.
+    """
+    graph, origin, _ = student_parts(student)
+    blueprint = origin.blueprint
+    use_plain_convolutions(graph, {blueprint.sites[span.i].conv})
+    nodes = {node.name: node for node in graph.graph.nodes}
+    _SegmentMerger(graph, nodes, blueprint, lambda *_: convolution).merge_segment(span)
+    drop_unused(graph)
+
+
 @dataclass(frozen=True, slots=True)
 class _SegmentMerger:
     """Replaces the segments of a graph with convolutions."""

@@ -10,7 +10,7 @@ from depthfold.backends import Backend, get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan
 from depthfold.errors import RunError, VerificationError
 from depthfold.exporting import save
-from depthfold.importance import measure_importance
+from depthfold.importance import Method, left_out_blocks, measure_importance
 from depthfold.importance.journal import importance_inputs
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.journal import latency_inputs
@@ -49,20 +49,30 @@ def make_latency_table(
 
 
 def make_importance_table(
-    folder: RunFolder, traced: TracedNetwork, task: Task, options: Options, progress: Progress | None
+    folder: RunFolder,
+    traced: TracedNetwork,
+    task: Task,
+    options: Options,
+    progress: Progress | None,
+    latency: LatencyTable | None = None,
 ) -> ImportanceTable:
-    """Return the importance table of the run; train what its journal lacks if it was not made from the same inputs.
+    """Return the importance table of the run; measure what its journal lacks if it was not made from the same inputs.
 
-    A table with failed entries is made again, which warns about them and, with `retry`, repeats their trainings.
+    With a latency table, blocks that save no time are left out. A table with failed entries is made again, which warns
+    about them and, with `retry`, measures them again.
     """
-    recipe = _resolved(options.importance_recipe)
-    made_from = importance_inputs(traced, task, recipe, reinit=options.reinit) | {"space": options.space}
+    method = Method.of(options.importance_method, options.importance_recipe, options.reinit)
+    left_out = left_out_blocks(traced.network, traced.flagged_spans(options.space), method, latency)
+    made_from = importance_inputs(traced, task, method) | {
+        "space": options.space,
+        "left out": digest([str(block) for block in sorted(left_out)]) if left_out else None,
+    }
     found = folder.find(IMPORTANCE, ImportanceTable, made_from)
-    if found is not None and all(entry.reason is None for entry in found.entries):
+    if found is not None and all(entry.reason is None or entry.span in left_out for entry in found.entries):
         return found
     table = measure_importance(
-        traced, task, recipe, space=options.space, reinit=options.reinit, executor=options.executor, run=folder.path,
-        retry=options.retry, progress=progress,
+        traced, task, method.recipe, method=method.name, latency=latency, space=options.space, reinit=options.reinit,
+        executor=options.executor, run=folder.path, retry=options.retry, progress=progress,
     )  # fmt: skip
     folder.write(IMPORTANCE, table, made_from)
     return table

@@ -80,7 +80,7 @@ def compress(
         latency = artefacts.make_latency_table(folder, traced, target, options, progress)
         importance = options.importance
         if importance is None:
-            importance = artefacts.make_importance_table(folder, traced, task, options, progress)
+            importance = artefacts.make_importance_table(folder, traced, task, options, progress, latency)
         frontier = solve(latency, importance, network=traced.network, alpha=options.alpha)
         plan = artefacts.choose_plan(folder, traced, frontier, budget, target, progress)
         if options.importance is not None:  # not before it has led to a plan: it replaces a table that took hours

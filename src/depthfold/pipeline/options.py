@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from depthfold.core import ImportanceTable, Space
+from depthfold.importance import MethodName
 from depthfold.jobs import Executor
 from depthfold.training import Recipe
 
@@ -34,13 +35,21 @@ class Options:
     at: str | None = _option(None, "Fold only this submodule, for example backbone.")
     space: Space = _option("paper", "The search space: paper, or full for every span that merges exactly.")
     importance: ImportanceTable | None = _option(None, "An importance table to use instead of measuring one.")
-    importance_recipe: Recipe | str = _option("importance", "The recipe of the trainings that measure importance.")
-    reinit: bool = _option(
-        True,
-        "Reinitialise blocks of one layer before their importance is measured, as in the paper. Turn it off for "
-        "trainings of a few steps: a reinitialised layer does not recover in them.",
+    importance_method: MethodName = _option(
+        "trained",
+        "How importance is measured: trained (as in the paper), brief, recalibrated, local or fit. The latter four "
+        "train little or nothing.",
     )
-    executor: Executor | None = _option(None, "Where the importance trainings run. Default: in this process.")
+    importance_recipe: Recipe | str | None = _option(
+        None, "The recipe of the trainings that measure importance. Default: the preset of the method."
+    )
+    reinit: bool | None = _option(
+        None,
+        "Reinitialise blocks of one layer before their importance is measured, as in the paper. Only with the method "
+        "trained, where it is the default. Turn it off for trainings of a few steps: a reinitialised layer does not "
+        "recover in them.",
+    )
+    executor: Executor | None = _option(None, "Where the importance is measured. Default: in this process.")
     alpha: float | None = _option(
         None, "Normalise the importances with this alpha; the paper uses 1.2 to 1.8. Default: no normalisation."
     )

@@ -14,6 +14,7 @@ from depthfold.backends import Backend, get
 from depthfold.core import ImportanceTable, check_space
 from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
 from depthfold.exporting import FORMATS
+from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
 from depthfold.solver import checked_alpha
@@ -52,9 +53,12 @@ def checked_options(options: object) -> Options:
     if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):
         raise InvalidValue(f'The option exports is a tuple of file names, such as ("model.onnx",), found {exports!r}.')
     check_exports(exports)
+    recipe = options.importance_recipe
+    recipe = None if recipe is None else _recipe("importance_recipe", recipe)
+    Method.of(options.importance_method, recipe, options.reinit)
     return replace(
         options,
-        importance_recipe=_recipe("importance_recipe", options.importance_recipe),
+        importance_recipe=recipe,
         recipe=_recipe("recipe", options.recipe),
     )
 

@@ -16,6 +16,7 @@ from typing import Any, Self, get_type_hints
 
 from depthfold.core import Budget, Space, check_space
 from depthfold.errors import DepthfoldError, InvalidValue
+from depthfold.importance import MethodName, check_method
 from depthfold.pipeline import Options
 from depthfold.pipeline.options import help_text
 from depthfold.settings.data import DATASETS, RECIPE_SUFFIXES, check_data, make_recipe
@@ -191,9 +192,12 @@ class Settings:
         check=_check_importance,
         anchor=_anchor_path,
     )
-    importance_recipe: str | Mapping[str, Any] = _option(
+    method: MethodName = _option(  # noqa: RUF009
+        "importance_method", "Default: trained.", metavar="METHOD", panel=IMPORTANCE, check=check_method
+    )
+    importance_recipe: str | Mapping[str, Any] | None = _option(
         "importance_recipe",
-        "A preset, or a TOML or JSON file. Default: importance.",
+        "A preset, or a TOML or JSON file.",
         metavar="RECIPE",
         panel=IMPORTANCE,
         check=make_recipe,
@@ -207,7 +211,7 @@ class Settings:
         panel=IMPORTANCE,
         check=make_executor,
     )
-    reinit: bool = _option("reinit", "Default: --reinit.", panel=IMPORTANCE)
+    reinit: bool | None = _option("reinit", panel=IMPORTANCE)
     recipe: str | Mapping[str, Any] = _option(
         "recipe",
         "A preset, or a TOML or JSON file. Default: quick.",
@@ -280,10 +284,10 @@ def _check_type(declared: Declaration, value: Any) -> None:
     if wanted == tuple[str, ...]:
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
             raise InvalidValue(f"{what} must be a list of strings, found {value!r}.")
-    elif wanted == str | Mapping[str, Any]:
+    elif wanted in (str | Mapping[str, Any], str | Mapping[str, Any] | None):
         if not isinstance(value, str | Mapping):
             raise InvalidValue(f"{what} must be the name of a preset, a file or a table, found {value!r}.")
-    elif wanted is bool:
+    elif wanted in (bool, bool | None):
         if not isinstance(value, bool):
             raise InvalidValue(f"{what} must be true or false, found {value!r}.")
     elif wanted is int:

@@ -28,6 +28,7 @@ from depthfold.solver import solve
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
 from depthfold.tracing import TracedNetwork
+from depthfold.training import Recipe
 
 
 def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
@@ -48,10 +49,11 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
             return session.importance
         task = session.training_task()
         options = Options(
-            space=settings.space, importance_recipe=make_recipe(settings.importance_recipe),
+            space=settings.space, importance_method=settings.method, importance_recipe=_importance_recipe(settings),
             executor=make_executor(settings.executor), reinit=settings.reinit, retry=retry,
         )  # fmt: skip
-        return artefacts.make_importance_table(folder, session.claim(), task, options, session.progress)
+        traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
+        return artefacts.make_importance_table(folder, traced, task, options, session.progress, latency)
 
 
 def keep_importance(session: Session) -> None:
@@ -160,7 +162,7 @@ def compress_stage(
     """Run compress() on the network that preflight() has traced."""
     settings = session.settings
     options = Options(
-        space=settings.space, importance_recipe=make_recipe(settings.importance_recipe),
+        space=settings.space, importance_method=settings.method, importance_recipe=_importance_recipe(settings),
         recipe=make_recipe(settings.recipe), importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, distil=settings.distil, exports=settings.export, retry=retry,
     )  # fmt: skip
@@ -176,6 +178,12 @@ def profile_stage(session: Session) -> str:
     if run is None or not (Path(run) / RESULT).exists():
         return str(profile(session.model, session.inputs, session.target))
     return side_by_side(before_and_after(session.trace(), _load_result(session), session.target))
+
+
+def _importance_recipe(settings: Settings) -> Recipe | None:
+    """Return the recipe of the importances, or None for the preset of the method."""
+    given = settings.importance_recipe
+    return None if given is None else make_recipe(given)
 
 
 def _command(name: str, settings: Settings) -> str:

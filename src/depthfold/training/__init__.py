@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from depthfold.training.device import DeviceContext, device_context
     from depthfold.training.loop import train
     from depthfold.training.metrics import Trained
-    from depthfold.training.recalibration import autocast, batch_norms, recalibrate
+    from depthfold.training.recalibration import autocast, batch_norms, loss_without_gradients, recalibrate
     from depthfold.training.recipe import Recipe, preset
     from depthfold.training.task import (
         FunctionTask,
@@ -35,7 +35,7 @@ __getattr__ = lazy_getattr(
         "device": "DeviceContext device_context",
         "loop": "train",
         "metrics": "Trained",
-        "recalibration": "autocast batch_norms recalibrate",
+        "recalibration": "autocast batch_norms loss_without_gradients recalibrate",
         "recipe": "Recipe preset",
         "task": "FunctionTask Split Step Task check_has_holdout check_task derive_seed has_holdout task_name",
     },
@@ -44,5 +44,6 @@ __getattr__ = lazy_getattr(
 __all__ = [
     "LAST", "DeviceContext", "FunctionTask", "Recipe", "Split", "Step", "Task", "Trained", "autocast", "batch_norms",
     "check_has_holdout", "check_task", "derive_seed", "device_context", "disable_autocast", "fork_rng", "has_holdout",
-    "load_weights", "moved_to", "preserve_modes", "preset", "recalibrate", "task_name", "train",
+    "load_weights", "loss_without_gradients", "moved_to", "preserve_modes", "preset", "recalibrate", "task_name",
+    "train",
 ]  # fmt: skip

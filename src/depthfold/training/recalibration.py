@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
 from depthfold.tracing.functional import FunctionalNorm
 from depthfold.training.contexts import channels_last, disable_autocast, fork_rng, preserve_modes
@@ -29,8 +30,8 @@ def recalibrate(model: nn.Module, task: Task, recipe: Recipe, *, steps: Iterable
     """
     device = device_of(model)
     with contextlib.ExitStack() as stack:
-        for context in (torch.no_grad(), disable_autocast(device), preserve_modes(model)):
-            stack.enter_context(context)
+        stack.enter_context(disable_autocast(device))
+        stack.enter_context(preserve_modes(model))
         stack.enter_context(channels_last(model, enabled=recipe.channels_last))
         reseed = stack.enter_context(fork_rng(device))
         norms = tuple(batch_norms(model))
@@ -41,8 +42,22 @@ def recalibrate(model: nn.Module, task: Task, recipe: Recipe, *, steps: Iterable
         for number in steps:
             reseed(derive_seed(seed, "recalibration", number))
             with autocast(recipe, device):
-                task.loss(model, Step(number=number, seed=seed, recipe=recipe, device=device))
+                loss_without_gradients(task, model, Step(number=number, seed=seed, recipe=recipe, device=device))
             torch.clear_autocast_cache()
+
+
+def loss_without_gradients(task: Task, model: nn.Module, step: Step) -> None:
+    """Run the task's loss for its effects on the model. Raise InvalidValue if the loss needs gradients itself."""
+    with torch.no_grad():
+        try:
+            task.loss(model, step)
+        except RuntimeError as error:
+            if "does not require grad" in str(error):
+                raise InvalidValue(
+                    "The task's loss computes gradients itself, so it cannot run without them, as this method needs. "
+                    'Use method="trained".'
+                ) from error
+            raise
 
 
 def batch_norms(model: nn.Module) -> Iterator[_BatchNorm | FunctionalNorm]:
@@ -85,4 +100,4 @@ def _averaging(norms: Iterable[_BatchNorm | FunctionalNorm]) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
         for norm, momentum in momenta.items():
-            norm.momentum = momentum  # type: ignore[assignment]
+            norm.momentum = momentum

@@ -166,6 +166,12 @@ PRESETS = MappingProxyType(
         # One epoch from the pre-trained weights for each entry of the table. The paper does not give the
         # learning rate; 0.1 is the default in the authors' code.
         "importance": _PLAIN.replace(epochs=1, lr=0.1),
+        # The cheap methods of importance, each with its own recipe. "local" uses Adam, "recalibrated" and "fit" have no
+        # learning rate.
+        "brief": Recipe(steps=8, batch=256, lr=0.03, weight_decay=0.0, clip=5.0, distillation=1.0, temperature=2.0),
+        "recalibrated": Recipe(steps=8, batch=256),
+        "local": Recipe(steps=100, batch=256, lr=1e-3),
+        "fit": Recipe(steps=4, batch=256),
         # In steps, so that it works with any task, and with a low learning rate for a student that lost activations.
         "quick": Recipe(steps=500, batch=64, lr=0.01, warmup=25, clip=5.0, evaluate=100, checkpoint=100),
     }

@@ -1,0 +1,78 @@
+"""Warnings about an importance table: failed measurements, and a hold-out set that is too small."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection
+from statistics import fmean, pstdev
+
+from depthfold.core import FlaggedSpan, ImportanceTable, Score
+from depthfold.errors import TableError
+from depthfold.stage_one import SAVES_NO_TIME
+from depthfold.support.text import count
+from depthfold.tasks import ClassificationTask
+from depthfold.training import Task
+
+FACTOR = 2.0  # the spread of the scores must be at least this many standard errors of one score
+
+
+class IncompleteTable(UserWarning):
+    """Some measurements failed. A block without a score has a reason, and no plan uses it."""
+
+
+class SmallHoldout(UserWarning):
+    """The hold-out set is too small to tell the scores of blocks apart."""
+
+
+def warn_if_incomplete(table: ImportanceTable, seeds: int, left_out: Collection[FlaggedSpan]) -> None:
+    """Give an IncompleteTable warning if blocks have no score that could save time. Raise TableError if all failed."""
+    without = [entry for entry in table.entries if entry.reason not in (None, SAVES_NO_TIME)]
+    failed = [entry for entry in without if entry.span not in left_out]
+    partly = [entry for entry in table.entries if 0 < len(entry.samples) < seeds]
+    if failed and not table.importances:
+        raise TableError(
+            f"Every measurement failed. The first failure: {failed[0].span}: {str(failed[0].reason).rstrip('.')}. "
+            "Correct this, and run again with retry=True (--retry)."
+        )
+    lines = _listed(failed, len(table.entries), "could not be measured; no plan will use them")
+    if partly:
+        lines += [f"{count(len(partly), 'block')} of {len(table.entries)} could not be measured with every seed:"]
+        lines += [f"  {entry.span}: {len(entry.samples)} of {seeds} measurements" for entry in partly]
+    if lines:
+        lines += ["To run only these again, use retry=True with the same run=..., or --retry on the command line."]
+    refused = [entry for entry in without if entry.span in left_out]
+    lines += _listed(refused, len(table.entries), "are too large for this method; no plan will use them")
+    if lines:
+        warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
+
+
+def _listed(entries: Collection[Score], total: int, what: str) -> list[str]:
+    if not entries:
+        return []
+    return [f"{count(len(entries), 'block')} of {total} {what}:", *(f"  {e.span}: {e.reason}" for e in entries)]
+
+
+def warn_about_holdout(table: ImportanceTable, task: Task) -> None:
+    """Give a SmallHoldout warning if the scores of blocks of several layers differ by little more than chance.
+
+    Only accuracies of ClassificationTask have a known standard error.
+    """
+    scores = [entry.mean for entry in table.entries if entry.samples and len(entry.span.span) > 1]
+    if not isinstance(task, ClassificationTask) or len(scores) < 2:
+        return
+    images, spread = task.count("holdout"), pstdev(scores)
+    # One more right and one more wrong answer, so that an accuracy of 100% also has an error.
+    share = (fmean(scores) / 100 * images + 1) / (images + 2)
+    error = 100 * math.sqrt(share * (1 - share) / images)
+    if spread >= FACTOR * error:
+        return
+    advice = "Use a larger hold-out set."
+    if spread:
+        advice = f"It would take about {math.ceil(images * (FACTOR * error / spread) ** 2)} images (holdout=...)."
+    warnings.warn(
+        f"The hold-out set of {count(images, 'image')} is too small to tell blocks apart: their accuracies have a "
+        f"standard deviation of {spread:.2g} points, and each has a standard error of {error:.2g} points. {advice}",
+        SmallHoldout,
+        stacklevel=3,
+    )
