@@ -11,7 +11,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position, Surrogate
 from depthfold.core.latency_table import picoseconds
 from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
@@ -42,9 +42,17 @@ class Problem:
 
     @classmethod
     def of(
-        cls, latency: LatencyTable, importance: ImportanceTable, alpha: float | None, over: Normalisation = "single"
+        cls,
+        latency: LatencyTable,
+        importance: ImportanceTable,
+        alpha: float | None,
+        over: Normalisation = "single",
+        surrogate: Surrogate | None = None,
     ) -> Self:
-        """Return the arrays of two tables. With `alpha`, the importances are normalised."""
+        """Return the arrays of two tables. With `alpha`, the importances are normalised.
+
+        With a surrogate, each importance is what its block adds to the predicted score of a plan.
+        """
         T = np.full((latency.depth + 1, latency.depth + 1, 2), NEVER, dtype=np.int64)
         for entry in latency.entries:
             if entry.times is not None:
@@ -53,6 +61,9 @@ class Problem:
         _check_placeholders(importances)
         if alpha is not None:
             importances = normalised(importances, alpha, over)
+        if surrogate is not None:
+            slope, per_block = surrogate.slope, surrogate.per_block
+            importances = {block: slope * value + per_block for block, value in importances.items()}
         I = np.full((latency.depth + 1, latency.depth + 1, 2, 2), -np.inf)
         if importances:
             keys = np.array([(block.i, block.j, block.a, block.b) for block in importances], dtype=np.intp).T

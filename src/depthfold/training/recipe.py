@@ -166,6 +166,10 @@ PRESETS = MappingProxyType(
         # One epoch from the pre-trained weights for each entry of the table. The paper does not give the
         # learning rate; 0.1 is the default in the authors' code.
         "importance": _PLAIN.replace(epochs=1, lr=0.1),
+        # A short distillation of whole plans, which the surrogate is fitted to.
+        "plans": Recipe(
+            steps=200, batch=256, lr=0.02, warmup=10, clip=5.0, crop="pad", flip=True, distillation=0.9, temperature=2.0
+        ),
         # In steps, so that it works with any task, and with a low learning rate for a student that lost activations.
         "quick": Recipe(steps=500, batch=64, lr=0.01, warmup=25, clip=5.0, evaluate=100, checkpoint=100),
     }
