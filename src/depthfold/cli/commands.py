@@ -58,7 +58,19 @@ def importance(call: Call) -> None:
     print_text(settings.stages.importance_stage(call.session(), retry=call.retry))
 
 
-@command(needs="run", uses=f"{MODEL} target budget importance alpha", example="depthfold solve --run out --budget 60%")
+@command(
+    needs="run model data", uses=f"{MODEL} executor", example="depthfold surrogate --run out --executor processes:2"
+)
+def surrogate(call: Call) -> None:
+    """Train some whole plans and fit their scores, for solve --surrogate. Writes surrogate.json."""
+    print_text(settings.stages.surrogate_stage(call.session()))
+
+
+@command(
+    needs="run",
+    uses=f"{MODEL} target budget importance alpha surrogate",
+    example="depthfold solve --run out --budget 60%",
+)
 def solve(call: Call) -> None:
     """Show all optimal plans. With a budget, choose the plan that meets it when measured; writes plan.json."""
     session = call.session()
@@ -94,7 +106,7 @@ def export(call: Call) -> None:
         print_text(exported)
 
 
-@command(needs="run", uses=f"{MODEL} target alpha", keeps=False, example="depthfold report --run out")
+@command(needs="run", uses=f"{MODEL} target alpha surrogate", keeps=False, example="depthfold report --run out")
 def report(call: Call) -> None:
     """Write report.html. Measures and scores both networks, unless that was done before and only --run is given."""
     print_text(settings.stages.report_stage(call.session(), remeasure=call.changed))
@@ -102,7 +114,7 @@ def report(call: Call) -> None:
 
 @command(
     needs="run model data target budget",
-    uses=f"{MODEL} space {TRAINING} alpha recipe distil export",
+    uses=f"{MODEL} space {TRAINING} alpha surrogate recipe distil export",
     flags="retry",
     example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
 )

@@ -11,11 +11,12 @@ from depthfold.core.plan import Plan, Segment, SolvedPlan, plan_of
 from depthfold.core.profile import Profile, side_by_side
 from depthfold.core.shape import ConvShape, FixedPadding, Padding, SizeRule, as_pad_argument
 from depthfold.core.span import FlaggedSpan, Position, Span
+from depthfold.core.surrogate import Surrogate, TrainedPlan
 from depthfold.support.document import Document
 
 __all__ = [
     "Budget", "Calibration", "ConvShape", "Document", "Environment", "FixedPadding", "FlaggedSpan", "Frontier",
     "ImportanceTable", "LatencyTable", "Layer", "Network", "Padding", "Plan", "Point", "Position", "Profile", "Refusal",
-    "Score", "Segment", "SizeRule", "Skip", "SolvedPlan", "Space", "Span", "Timing", "as_pad_argument", "check_space",
-    "free_positions", "plan_of", "side_by_side",
+    "Score", "Segment", "SizeRule", "Skip", "SolvedPlan", "Space", "Span", "Surrogate", "Timing", "TrainedPlan",
+    "as_pad_argument", "check_space", "free_positions", "plan_of", "side_by_side",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from depthfold.core.budget import LARGEST, Budget
 from depthfold.core.environment import Environment
 from depthfold.core.plan import Plan, Segment, SolvedPlan
 from depthfold.core.span import FlaggedSpan, Position
+from depthfold.core.surrogate import Surrogate
 from depthfold.errors import BudgetError, InvalidValue
 from depthfold.support.document import Document
 from depthfold.support.text import at_most, count, text_table
@@ -41,7 +42,8 @@ class Frontier(Document):
     Shares and speed-ups refer to `original`. `lost` is 0 for an exact frontier. If the solver had to thin its labels,
     `lost` bounds the importance that the plan for any budget may lack. `segments` has the times and the shape of every
     segment that a plan uses. `fingerprint` is that of the network, empty if it was not known. `unscored` are the blocks
-    that have a reason instead of a score in the importance table; no plan uses them.
+    that have a reason instead of a score in the importance table; no plan uses them. With a `surrogate`, importances
+    are predicted scores, less its intercept.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
@@ -53,6 +55,7 @@ class Frontier(Document):
     original: float | None
     alpha: float | None
     normalisation: str | None
+    surrogate: Surrogate | None = None
     lost: float
     segments: tuple[Segment, ...]
     points: tuple[Point, ...]
@@ -133,6 +136,8 @@ class Frontier(Document):
 
     def _notes(self) -> Iterator[str]:
         yield f"environment: {self.environment}"
+        if self.surrogate is not None:
+            yield f"surrogate: {self.surrogate}"
         if self.unscored:
             more = f" and {len(self.unscored) - SPANS} more" if len(self.unscored) > SPANS else ""
             named = "; ".join(map(str, self.unscored[:SPANS]))

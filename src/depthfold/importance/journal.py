@@ -28,10 +28,10 @@ def importance_inputs(traced: TracedNetwork, task: Task, method: Method) -> dict
 class ImportanceJournal(Journal):
     """Results and failures by key. A key that failed and then succeeded has only its result."""
 
-    def __init__(self, run: str | Path | None, inputs: dict[str, Any]) -> None:
+    def __init__(self, run: str | Path | None, inputs: dict[str, Any], *, name: str = IMPORTANCE_JOURNAL) -> None:
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
-        super().__init__(journal_in(run, IMPORTANCE_JOURNAL), inputs)
+        super().__init__(journal_in(run, name), inputs)
 
     def add(self, outcome: Outcome) -> None:
         record: dict[str, Any] = {"key": outcome.key, "attempts": outcome.attempts}

@@ -9,8 +9,11 @@ from depthfold.support.optional import lazy_getattr
 if TYPE_CHECKING:
     from depthfold.pipeline.compression import Compressed, compress
     from depthfold.pipeline.options import Options
+    from depthfold.pipeline.surrogate import fit_surrogate
 
 # Imported on first use: the command line reads the options without importing torch.
-__getattr__ = lazy_getattr(__name__, {"compression": "Compressed compress", "options": "Options"})
+__getattr__ = lazy_getattr(
+    __name__, {"compression": "Compressed compress", "options": "Options", "surrogate": "fit_surrogate"}
+)
 
-__all__ = ["Compressed", "Options", "compress"]
+__all__ = ["Compressed", "Options", "compress", "fit_surrogate"]

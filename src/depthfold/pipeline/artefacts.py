@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from depthfold.backends import Backend, get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Surrogate
 from depthfold.errors import RunError, VerificationError
 from depthfold.exporting import save
 from depthfold.importance import Method, left_out_blocks, measure_importance
@@ -16,10 +16,11 @@ from depthfold.latency import choose, measure_latency
 from depthfold.latency.journal import latency_inputs
 from depthfold.merging import merge
 from depthfold.pipeline.options import Options
+from depthfold.pipeline.surrogate import fit_surrogate, surrogate_inputs
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, SURROGATE
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
@@ -76,6 +77,29 @@ def make_importance_table(
     )  # fmt: skip
     folder.write(IMPORTANCE, table, made_from)
     return table
+
+
+def make_surrogate(
+    folder: RunFolder,
+    traced: TracedNetwork,
+    task: Task,
+    tables: tuple[LatencyTable, ImportanceTable],
+    options: Options,
+    progress: Progress | None,
+) -> Surrogate:
+    """Return the surrogate of the run; train the plans that its journal lacks if it was not fitted to these tables."""
+    latency, importance = tables
+    recipe = preset("plans")
+    made_from = surrogate_inputs(traced, task, recipe) | {
+        "latency": digest(latency.to_json()), "importance": digest(importance.to_json())
+    }  # fmt: skip
+
+    def build() -> Surrogate:
+        return fit_surrogate(
+            traced, task, latency, importance, recipe, executor=options.executor, run=folder.path, progress=progress
+        )
+
+    return folder.make(SURROGATE, Surrogate, made_from, build)
 
 
 def keep_importance(folder: RunFolder, table: ImportanceTable) -> None:

@@ -81,7 +81,10 @@ def compress(
         importance = options.importance
         if importance is None:
             importance = artefacts.make_importance_table(folder, traced, task, options, progress, latency)
-        frontier = solve(latency, importance, network=traced.network, alpha=options.alpha)
+        surrogate = None
+        if options.surrogate:
+            surrogate = artefacts.make_surrogate(folder, traced, task, (latency, importance), options, progress)
+        frontier = solve(latency, importance, network=traced.network, alpha=options.alpha, surrogate=surrogate)
         plan = artefacts.choose_plan(folder, traced, frontier, budget, target, progress)
         if options.importance is not None:  # not before it has led to a plan: it replaces a table that took hours
             artefacts.keep_importance(folder, options.importance)

@@ -53,6 +53,11 @@ class Options:
     alpha: float | None = _option(
         None, "Normalise the importances with this alpha; the paper uses 1.2 to 1.8. Default: no normalisation."
     )
+    surrogate: bool = _option(
+        False,
+        "Train some whole plans, and fit their scores by the sum of the importances and the number of blocks. The plan "
+        "is then chosen by its predicted score. Takes the place of alpha.",
+    )
     recipe: Recipe | str = _option("quick", "The recipe of the fine-tuning.")
     distil: bool = _option(True, "Use the original network as the teacher of the fine-tuning.")
     exports: tuple[str, ...] = _option(

@@ -49,6 +49,10 @@ def checked_options(options: object) -> Options:
         check_is_executor(options.executor)
     if options.alpha is not None:
         checked_alpha(options.alpha)
+        if options.surrogate:
+            raise InvalidValue(
+                f"A fitted surrogate takes the place of alpha, found both (alpha = {options.alpha:g}). Give one."
+            )
     exports: object = options.exports
     if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):
         raise InvalidValue(f'The option exports is a tuple of file names, such as ("model.onnx",), found {exports!r}.')

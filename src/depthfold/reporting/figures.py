@@ -206,7 +206,11 @@ def _axis(title: str, values: Sequence[float]) -> Axis:
 
 def _importance_axis(findings: Findings, points: Sequence[Point]) -> Axis:
     """Return the axis of importance. Normalised importances are not changes of a score."""
-    title = "Importance, change of the score" if findings.frontier.alpha is None else "Importance, normalised"
+    title = "Importance, change of the score"
+    if findings.frontier.surrogate is not None:
+        title = "Importance, by the fitted surrogate"
+    elif findings.frontier.alpha is not None:
+        title = "Importance, normalised"
     return _axis(title, [point.importance for point in points])
 
 

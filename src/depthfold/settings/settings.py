@@ -181,6 +181,7 @@ class Settings:
         "space", "Default: paper.", metavar="SPACE", check=check_space
     )
     alpha: float | None = _option("alpha")
+    surrogate: bool = _option("surrogate")
     export: tuple[str, ...] = _option(
         "exports", "May be repeated. Default: model.onnx.", metavar="NAME", check=_check_exports
     )

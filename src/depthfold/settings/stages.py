@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from depthfold.backends import get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan, Surrogate
 from depthfold.errors import CheckpointError, RunError
 from depthfold.exporting import Exported, export, load
 from depthfold.finetuning import finetune, finetuned
@@ -26,7 +26,7 @@ from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS, SURROGATE
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe
 
@@ -71,7 +71,22 @@ def frontier_stage(session: Session, importance: ImportanceTable | None = None) 
     if importance is None:
         importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
     network = folder.need(NETWORK, Network, _command("latency", settings))
-    return solve(latency, importance, network=network, alpha=settings.alpha)
+    surrogate = None
+    if settings.surrogate:
+        surrogate = folder.need(SURROGATE, Surrogate, _command("surrogate", settings))
+    return solve(latency, importance, network=network, alpha=settings.alpha, surrogate=surrogate)
+
+
+def surrogate_stage(session: Session) -> Surrogate:
+    """Train whole plans of the run's tables, and fit the surrogate to their scores."""
+    settings, folder = session.settings, session.folder
+    latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
+    importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
+    options = Options(executor=make_executor(settings.executor))
+    task = session.training_task()
+    with folder.lock():
+        traced = session.claim(importance)
+        return artefacts.make_surrogate(folder, traced, task, (latency, importance), options, session.progress)
 
 
 def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
@@ -164,7 +179,8 @@ def compress_stage(
     options = Options(
         space=settings.space, importance_method=settings.method, importance_recipe=_importance_recipe(settings),
         recipe=make_recipe(settings.recipe), importance=session.importance, executor=make_executor(settings.executor),
-        reinit=settings.reinit, alpha=settings.alpha, distil=settings.distil, exports=settings.export, retry=retry,
+        reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
+        distil=settings.distil, exports=settings.export, retry=retry,
     )  # fmt: skip
     return compress(
         session.model, session.task, session.target, budget or session.budget, run=session.folder.path,

@@ -3,5 +3,6 @@
 from depthfold.solver.checks import check_importance
 from depthfold.solver.problem import Normalisation, checked_alpha, normalised
 from depthfold.solver.solve import solve
+from depthfold.solver.surrogate import fit_to_plans, kendall_tau
 
-__all__ = ["Normalisation", "check_importance", "checked_alpha", "normalised", "solve"]
+__all__ = ["Normalisation", "check_importance", "checked_alpha", "fit_to_plans", "kendall_tau", "normalised", "solve"]

@@ -11,7 +11,7 @@ from typing import Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position, Surrogate
 from depthfold.errors import InvalidValue, TableError
 from depthfold.stage_one import Floats, Ints, time_array
 from depthfold.support.coerce import as_float
@@ -36,13 +36,24 @@ class Problem:
 
     @classmethod
     def of(
-        cls, latency: LatencyTable, importance: ImportanceTable, alpha: float | None, over: Normalisation = "single"
+        cls,
+        latency: LatencyTable,
+        importance: ImportanceTable,
+        alpha: float | None,
+        over: Normalisation = "single",
+        surrogate: Surrogate | None = None,
     ) -> Self:
-        """Return the arrays of two tables. With `alpha`, the importances are normalised."""
+        """Return the arrays of two tables. With `alpha`, the importances are normalised.
+
+        With a surrogate, each importance is what its block adds to the predicted score of a plan.
+        """
         importances = importance.importances
         _check_placeholders(importances)
         if alpha is not None:
             importances = normalised(importances, alpha, over)
+        if surrogate is not None:
+            slope, per_block = surrogate.slope, surrogate.per_block
+            importances = {block: slope * value + per_block for block, value in importances.items()}
         I = np.full((latency.depth + 1, latency.depth + 1, 2, 2), -np.inf)
         if importances:
             keys = np.array([(block.i, block.j, block.a, block.b) for block in importances], dtype=np.intp).T

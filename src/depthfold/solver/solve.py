@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span
+from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, Surrogate
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
 from depthfold.solver.checks import check_covered, check_tables, no_plan
@@ -34,21 +34,25 @@ def solve(
     *,
     alpha: float | None = None,
     normalisation: Normalisation | None = None,
+    surrogate: Surrogate | None = None,
     network: Network | None = None,
     original: float | None = None,
     max_labels: int = 50_000,
 ) -> Frontier:
     """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
 
-    `alpha` and `normalisation` ("single" by default) normalise the importances first (Appendix B.3). With the `network`
-    the tables are checked against it, and the plans have the shapes of their segments. `original` is the measured
-    latency of the original, to which shares and speed-ups refer; by default it is the sum of the single layers in the
-    latency table. At most `max_labels` labels are kept for each position. If that drops labels, a warning says so, and
-    `frontier.lost` bounds the importance that was lost.
+    `alpha` and `normalisation` ("single" by default) normalise the importances first (Appendix B.3). A `surrogate` that
+    was fitted to trained plans takes the place of alpha: the importance of a plan is then its predicted score, less the
+    intercept. With the `network` the tables are checked against it, and the plans have the shapes of their segments.
+    `original` is the measured latency of the original, to which shares and speed-ups refer; by default it is the sum of
+    the single layers in the latency table. At most `max_labels` labels are kept for each position. If that drops
+    labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
     """
     original = None if original is None else _checked_original(original)
     alpha = None if alpha is None else checked_alpha(alpha)
     over = _checked_normalisation(normalisation, alpha)
+    if surrogate is not None:
+        _check_surrogate(surrogate, alpha, importance)
     if max_labels < 1:
         raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
     check_tables(latency, importance, network)
@@ -57,7 +61,7 @@ def solve(
     if network is not None:
         _warn_if_needed(latency, importance, network)
 
-    problem = Problem.of(latency, importance, alpha, over)
+    problem = Problem.of(latency, importance, alpha, over, surrogate)
     T_opt, S_opt = algorithm_1(problem.T)
     I_opt, B_opt = algorithm_3(problem.I)
     check_covered(T_opt, I_opt)
@@ -73,6 +77,7 @@ def solve(
         original=latency.original if original is None else original,
         alpha=alpha,
         normalisation=None if alpha is None else over,
+        surrogate=surrogate,
         lost=_lost(fronts[latency.depth].lost, problem.I, max_labels),
         segments=_segments(used, latency, network),
         points=plans,
@@ -93,6 +98,18 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
             "this latency table; only the missing ones are measured.",
             UserWarning,
             stacklevel=3,
+        )
+
+
+def _check_surrogate(surrogate: Surrogate, alpha: float | None, importance: ImportanceTable) -> None:
+    if alpha is not None:
+        raise InvalidValue(
+            f"A fitted surrogate takes the place of alpha, found both (alpha = {alpha:g}). Give one of them."
+        )
+    if surrogate.fingerprint and importance.fingerprint and surrogate.fingerprint != importance.fingerprint:
+        raise InvalidValue(
+            f"The surrogate was fitted for another network ({surrogate.network or surrogate.fingerprint}; the "
+            f"importance table is for {importance.network or importance.fingerprint}). Fit it for this network."
         )
 
 

@@ -24,6 +24,7 @@ CONFIG = "config.toml"  # the settings of the command line
 NETWORK = "network.json"
 LATENCY, LATENCY_JOURNAL = "latency.json", "latency.jsonl"
 IMPORTANCE, IMPORTANCE_JOURNAL = "importance.json", "importance.jsonl"
+SURROGATE, SURROGATE_JOURNAL = "surrogate.json", "surrogate.jsonl"
 PLAN = "plan.json"
 FALLBACK = "fallback.json"  # the demo's budget if the machine cannot meet the one it asks for
 STUDENTS = "students"  # a folder for each fine-tuning
@@ -32,7 +33,7 @@ FINDINGS = "findings.json"
 REPORT = "report.html"
 
 # The names that no export may take.
-_TABLES = (LATENCY, LATENCY_JOURNAL, IMPORTANCE, IMPORTANCE_JOURNAL)
+_TABLES = (LATENCY, LATENCY_JOURNAL, IMPORTANCE, IMPORTANCE_JOURNAL, SURROGATE, SURROGATE_JOURNAL)
 NAMES = frozenset((RUN, CONFIG, NETWORK, *_TABLES, PLAN, FALLBACK, STUDENTS, RESULT, FINDINGS, REPORT))
 
 Inputs = Mapping[str, Any]

@@ -172,6 +172,10 @@ PRESETS = MappingProxyType(
         "recalibrated": Recipe(steps=8, batch=256),
         "local": Recipe(steps=100, batch=256, lr=1e-3),
         "fit": Recipe(steps=4, batch=256),
+        # A short distillation of whole plans, which the surrogate is fitted to.
+        "plans": Recipe(
+            steps=200, batch=256, lr=0.02, warmup=10, clip=5.0, crop="pad", flip=True, distillation=0.9, temperature=2.0
+        ),
         # In steps, so that it works with any task, and with a low learning rate for a student that lost activations.
         "quick": Recipe(steps=500, batch=64, lr=0.01, warmup=25, clip=5.0, evaluate=100, checkpoint=100),
     }

@@ -1,0 +1,122 @@
+"""The fitted surrogate: its coefficients, Kendall's tau, and what solve() maximises with it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Plan, Score, Span, Surrogate, Timing, TrainedPlan
+from depthfold.errors import InvalidValue
+from depthfold.solver import fit_to_plans, kendall_tau, solve
+
+
+def trained(importance: float, blocks: int, score: float) -> TrainedPlan:
+    return TrainedPlan(plan=Plan(activations=(), cuts=()), importance=importance, blocks=blocks, score=score)
+
+
+def test_fit_finds_the_coefficients_of_an_exact_model() -> None:
+    plans = [trained(i, n, 90 + 0.5 * i + 0.1 * n) for i, n in ((-1, 20), (-4, 14), (-9, 12), (-2, 9), (-20, 5))]
+    found = fit_to_plans(plans)
+    assert np.allclose((found.intercept, found.slope, found.per_block), (90, 0.5, 0.1))
+    assert found.tau == 1.0
+    assert found.predict(-4, 14) == pytest.approx(89.4)
+
+
+def test_tau_of_a_fit_predicts_each_plan_from_the_others() -> None:
+    generator = np.random.default_rng(0)
+    rows = [(float(i), int(n), float(s)) for i, n, s in zip(
+        generator.normal(size=9), generator.integers(3, 30, 9), generator.normal(size=9), strict=True)]  # fmt: skip
+    rows = [(i, n, s + i) for i, n, s in rows]
+    predictions = []
+    for left_out in range(len(rows)):
+        others = [row for n, row in enumerate(rows) if n != left_out]
+        design = np.array([(1, i, n) for i, n, _ in others])
+        solution = np.linalg.inv(design.T @ design) @ design.T @ np.array([s for *_, s in others])
+        predictions.append(solution @ (1, *rows[left_out][:2]))
+    found = fit_to_plans([trained(*row) for row in rows])
+    assert found.tau == pytest.approx(kendalltau([s for *_, s in rows], predictions).statistic)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kendall_tau_equals_scipy(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    one, two = generator.integers(0, 6, (2, 12)).astype(float)  # with ties
+    assert kendall_tau(one, two) == pytest.approx(kendalltau(one, two).statistic)
+
+
+def test_negative_slope_falls_back_to_the_importances_alone() -> None:
+    # The number of blocks explains the scores exactly, and leaves a small negative slope for the importances.
+    plans = [trained(i, n, 80 + n - 0.01 * i) for i, n in ((-10.0, 2), (-8.0, 4), (-5.5, 6), (-4.0, 8), (-1.0, 10))]
+    found = fit_to_plans(plans)
+    assert found.slope > 0
+    assert found.per_block == 0
+
+
+def test_importances_that_mislead_are_refused() -> None:
+    plans = [trained(-i, 5 + i % 2, 80 + i) for i in range(6)]
+    with pytest.raises(InvalidValue, match="do not predict the scores of the 6 trained plans"):
+        fit_to_plans(plans)
+    with pytest.raises(InvalidValue, match="at least 4 trained plans, found 3"):
+        fit_to_plans(plans[:3])
+
+
+def _tables(seed: int, depth: int = 6) -> tuple[LatencyTable, ImportanceTable]:
+    generator = random.Random(seed)
+    spans = [(i, j) for i, j in itertools.combinations(range(depth + 1), 2) if j - i <= 3]
+    entries = [Timing(span=Span(i, j), times=(generator.random(),) * 2) for i, j in spans]
+    scores = [
+        Score(span=FlaggedSpan(i, j, True, True), samples=(-generator.random() * (j - i) ** 2,)) for i, j in spans
+    ]
+    return LatencyTable(entries=tuple(entries)), ImportanceTable(entries=tuple(scores))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("per_block", [-0.7, 0.0, 0.7])
+def test_solve_maximises_the_predicted_score(seed: int, per_block: float) -> None:
+    latency, importance = _tables(seed)
+    surrogate = Surrogate(intercept=90, slope=0.3, per_block=per_block, tau=1, plans=())
+    frontier = solve(latency, importance, surrogate=surrogate)
+    times = {(t.span.i, t.span.j): t.times[0] for t in latency.entries if t.times}
+    shortest = {  # over all ways to split a block into merged segments
+        (i, j): min(
+            sum(times.get(segment, np.inf) for segment in itertools.pairwise((i, *S, j)))
+            for size in range(j - i)
+            for S in itertools.combinations(range(i + 1, j), size)
+        )
+        for i, j in itertools.combinations(range(7), 2)
+    }
+    values = {(s.i, s.j): value for s, value in importance.importances.items()}
+    best: dict[tuple[int, ...], tuple[float, float]] = {}
+    for size in range(6):
+        for B in itertools.combinations(range(1, 6), size):
+            blocks = list(itertools.pairwise((0, *B, 6)))
+            if all(block in values for block in blocks):
+                total = surrogate.predict(sum(values[b] for b in blocks), len(blocks))
+                best[B] = sum(shortest[b] for b in blocks), total
+    for point in frontier.points:
+        reachable = [score for time, score in best.values() if time <= point.latency + 1e-9]
+        assert max(reachable) == pytest.approx(surrogate.intercept + point.importance)
+
+
+def test_surrogate_and_alpha_exclude_each_other() -> None:
+    latency, importance = _tables(0)
+    surrogate = Surrogate(intercept=0, slope=1, per_block=0, tau=1, plans=())
+    with pytest.raises(InvalidValue, match="takes the place of alpha"):
+        solve(latency, importance, alpha=1.6, surrogate=surrogate)
+
+
+def test_surrogate_of_another_network_is_refused() -> None:
+    latency, importance = _tables(0)
+    importance = ImportanceTable(entries=importance.entries, fingerprint="one")
+    surrogate = Surrogate(intercept=0, slope=1, per_block=0, tau=1, plans=(), fingerprint="two")
+    with pytest.raises(InvalidValue, match="another network"):
+        solve(latency, importance, surrogate=surrogate)
+
+
+def test_slope_must_be_positive() -> None:
+    with pytest.raises(InvalidValue, match="slope of a surrogate must be more than 0"):
+        Surrogate(intercept=0, slope=0, per_block=1, tau=1, plans=())
