@@ -1,0 +1,212 @@
+"""Compare the methods of importance: MobileNetV2-1.0 on CIFAR-10, measured on one GPU.
+
+    python experiments/importance_methods.py base CIFAR10 RUN           # train the original network
+    python experiments/importance_methods.py tables CIFAR10 RUN [--only brief trained-0]
+    python experiments/importance_methods.py plans CIFAR10 RUN          # fine-tune the plans of each table
+    python experiments/importance_methods.py surrogate CIFAR10 RUN      # train 24 whole plans
+    python experiments/importance_compare.py RUN                        # the figures of the page
+
+RUN keeps journals: a command that is stopped resumes there. Every table is measured with the same executor, and its
+seconds count from the call until the table is there, with the start of the worker processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from cifar_networks import load_base, mobilenet_v2, save_base, trace_for_cifar
+from importance_controls import controls
+
+import depthfold as df
+from depthfold.backends.pytorch import PyTorch
+from depthfold.importance import measure_importance
+from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.pipeline import fit_surrogate
+from depthfold.tracing import TracedNetwork
+from depthfold.training import Recipe, train
+
+ON_CARD: dict[str, Any] = {"precision": "bfloat16", "channels_last": True, "crop": "pad", "flip": True, "batch": 512}
+BASE = Recipe(epochs=160, lr=0.3, warmup=435, weight_decay=5e-4, **ON_CARD)
+
+# One epoch per entry. The reference has a learning rate that does not undo what the original has learned; the authors'
+# code has 0.1, at which even the unchanged network loses two points in an epoch.
+REFERENCE = Recipe(epochs=1, lr=0.02, **ON_CARD)
+TABLES: dict[str, dict[str, Any]] = {
+    "trained-0": {"method": "trained", "recipe": REFERENCE, "reinit": False},
+    "trained-1": {"method": "trained", "recipe": REFERENCE.replace(seed=1), "reinit": False},
+    "brief": {"method": "brief", "recipe": "brief"},
+    "recalibrated": {"method": "recalibrated", "recipe": "recalibrated"},
+    "local": {"method": "local", "recipe": "local"},
+    "fit": {"method": "fit", "recipe": "fit"},
+    "trained-0.1": {"method": "trained", "recipe": REFERENCE.replace(lr=0.1), "reinit": False},
+}
+FINETUNING = Recipe(
+    epochs=20, lr=0.1, weight_decay=5e-4, warmup=87, clip=5.0, distillation=0.5, temperature=2.0, **ON_CARD
+)
+PLANS = Recipe(epochs=5, lr=0.05, clip=5.0, distillation=0.9, temperature=2.0, **ON_CARD)
+SHARES = (0.65, 0.5, 0.35)  # of the original's latency
+
+
+def main() -> None:
+    options = _arguments()
+    options.run.mkdir(parents=True, exist_ok=True)
+    if options.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    task = df.ClassificationTask.cifar10(options.data, score_batch=2500)
+    if options.what == "base":
+        base(task, options)
+        return
+    traced = trace_for_cifar(load_base(options.run / "base.safetensors"))
+    {"tables": tables, "plans": plans, "surrogate": surrogate}[options.what](traced, task, options)
+
+
+def base(task: df.ClassificationTask, options: argparse.Namespace) -> None:
+    """Train the original network, and keep its weights."""
+    model = mobilenet_v2()
+    recipe = _short(BASE, options)
+    result = train(model, task, recipe, device=options.device)
+    save_base(model, options.run / "base.safetensors")
+    scores = {split: task.score(model.eval(), split) for split in ("holdout", "test")}  # type: ignore[arg-type]
+    _record(options.run, "base", {"recipe": recipe.to_json(), "seconds": result.seconds, **scores})
+
+
+def tables(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
+    """Measure each table that is not there yet, and record its seconds."""
+    for name, table in controls(traced, task, options.device).items():
+        (options.run / f"importance-{name}.json").write_text(table.dumps())
+    for name in options.only or TABLES:
+        file = options.run / f"importance-{name}.json"
+        if file.exists():
+            continue
+        given = dict(TABLES[name])
+        recipe = given.pop("recipe")
+        if isinstance(recipe, str):
+            recipe = df.training.preset(recipe)  # type: ignore[attr-defined]
+        recipe = _short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), options)
+        started = time.perf_counter()
+        table = measure_importance(traced, task, recipe, executor=_executor(options), run=options.run / name, **given)
+        seconds = time.perf_counter() - started
+        file.write_text(table.dumps())
+        row = {
+            "seconds": seconds,
+            "entries": len(table.entries),
+            "workers": options.workers,
+            "recipe": recipe.to_json(),
+        }
+        _record(options.run, f"table {name}", row)
+
+
+def plans(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
+    """Fine-tune the plan of each table at each latency in the same way, and score it on the test set."""
+    latency = _latency(traced, options)
+    done = _rows(options.run)
+    for share in SHARES:
+        for name in options.only or ("reference", "brief", "removed", "entropy", "local", "fit"):
+            key = f"plan {name} {share}"
+            if key in done:
+                continue
+            importance = _importance(options.run, name)
+            plan = df.solve(latency, importance, network=traced.network).at(f"{share:.0%}")
+            student = df.rewrite(traced, plan)
+            recipe = _short(FINETUNING, options)
+            teacher = df.rewrite(traced, traced.vanilla).eval()
+            result = train(student, task, recipe, teacher=teacher, device=options.device)
+            score = task.score(student.eval(), "test")
+            row = {
+                "latency": plan.latency, "importance": plan.importance, "activations": sorted(plan.plan.activations),
+                "cuts": list(plan.plan.cuts), "holdout": result.score, "test": score, "seconds": result.seconds,
+                "recipe": recipe.to_json(),
+            }  # fmt: skip
+            _record(options.run, key, row)
+
+
+def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
+    """Train 24 whole plans of the first table, and fit the surrogate of each table to them."""
+    latency, recipe = _latency(traced, options), _short(PLANS, options)
+    for name in options.only or ("brief",):
+        started = time.perf_counter()
+        found = fit_surrogate(
+            traced, task, latency, _importance(options.run, name), recipe, plans=options.plans,
+            executor=_executor(options), run=options.run / f"surrogate-{name}",
+        )  # fmt: skip
+        (options.run / f"surrogate-{name}.json").write_text(found.dumps())
+        _record(options.run, f"surrogate {name}", {"seconds": time.perf_counter() - started, "fit": str(found)})
+
+
+def _latency(traced: TracedNetwork, options: argparse.Namespace) -> df.LatencyTable:
+    """Return the latency table at batch 512, measured once: TF32, channels-last, CUDA graphs."""
+    file = options.run / "latency.json"
+    if not file.exists():
+        model = load_base(options.run / "base.safetensors")
+        cuda = {"device": "cuda", "precision": "tf32", "channels_last": True, "cuda_graphs": True}
+        target = PyTorch(**(cuda if options.device == "cuda" else {}))
+        batch = 512 if options.device == "cuda" else 2
+        started = time.perf_counter()
+        table = df.measure_latency(trace_for_cifar(model, batch), target, run=options.run / "latency")
+        _record(
+            options.run, "latency", {"seconds": time.perf_counter() - started, "environment": str(table.environment)}
+        )
+        file.write_text(table.dumps())
+    return df.LatencyTable.loads(file.read_text())
+
+
+def _importance(run: Path, name: str) -> df.ImportanceTable:
+    """Return a table. The reference has the samples of both seeds of "trained"."""
+    if name != "reference":
+        return df.ImportanceTable.loads((run / f"importance-{name}.json").read_text())
+    from importance_compare import reference
+
+    return reference(run)
+
+
+def _executor(options: argparse.Namespace) -> Executor:
+    if options.workers == 0:
+        return InProcess()
+    if options.device == "cpu":
+        return Processes(workers=options.workers)
+    return Processes(devices=("cuda:0",), workers_per_device=options.workers)
+
+
+def _short(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    """Return the recipe, or for a dry run on the CPU a shorter one."""
+    if options.steps is None:
+        return recipe
+    return recipe.replace(
+        steps=min(options.steps, recipe.steps or options.steps), batch=8, warmup=0, precision="float32"
+    )
+
+
+def _record(run: Path, key: str, row: dict[str, Any]) -> None:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    row = {"key": key, "device": device, "torch": torch.__version__, **row}
+    with (run / "results.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps({k: v for k, v in row.items() if k not in ("recipe", "activations", "cuts")}), flush=True)
+
+
+def _rows(run: Path) -> dict[str, dict[str, Any]]:
+    file = run / "results.jsonl"
+    rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return {row["key"]: row for row in rows}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("base", "tables", "plans", "surrogate"))
+    parser.add_argument("data", type=Path, help="CIFAR-10 in its binary layout")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--only", nargs="+", help="these tables")
+    parser.add_argument("--workers", type=int, default=4, help="processes that share the GPU; 0: this process")
+    parser.add_argument("--plans", type=int, default=24)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, help="at most so many steps of batch 8, for a dry run")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
