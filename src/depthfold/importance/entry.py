@@ -14,7 +14,16 @@ from depthfold.importance.definition import importance_student
 from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Recipe, Task, derive_seed, device_context, disable_autocast, fork_rng, train
+from depthfold.training import (
+    Recipe,
+    Task,
+    derive_seed,
+    device_context,
+    disable_autocast,
+    fork_rng,
+    score_precision,
+    train,
+)
 
 # The argument of a job: the block's (i, j, a, b) and the seed of the training, or None for the original network.
 Payload = tuple[tuple[int, int, bool, bool], int] | None
@@ -79,7 +88,8 @@ class EntrySetup:
         original = rewrite(self.traced, self.traced.vanilla).eval().to(device)
         with torch.no_grad(), disable_autocast(device), fork_rng(device) as reseed:
             reseed(derive_seed(self.recipe.seed, "original"))
-            score = float(self.task.score(original, "holdout"))
+            with score_precision(self.recipe.precision, device):  # as the trained ones
+                score = float(self.task.score(original, "holdout"))
         if not math.isfinite(score):
             raise NotFinite(f"The score of the original network is {score}; expected a finite number.")
         return Result(score=score, curve=[], seconds=0.0)
