@@ -50,8 +50,8 @@ def why_eager(task: Task, recipe: Recipe, context: DeviceContext) -> str | None:
     if not isinstance(task, BatchTask):
         return "the task has no batch() and batch_loss()"
     # A subclass that overrides only loss() expects it to be called.
-    classes = [vars(cls) for cls in type(task).__mro__ if {"loss", "batch_loss"} & vars(cls).keys()]
-    if not classes or "batch_loss" not in classes[0]:
+    defining = [cls for cls in type(task).__mro__ if "loss" in vars(cls)]
+    if not defining or "batch_loss" not in vars(defining[0]):
         return "the class that defines the task's loss() has no batch_loss()"
     return None
 
@@ -105,7 +105,6 @@ class StepRunner:
             return
         model, teacher, recipe = self._stepper.model, self._teacher, self._stepper.recipe
         fused = _forward_of(model, recipe), None if teacher is None else _forward_of(teacher, recipe)
-        self._note = ""
         if fused != (model, teacher):
             problem = self._try(task, batch, step, *fused)
             if problem is None:
