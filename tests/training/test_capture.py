@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from depthfold.training import DeviceContext, Recipe, Step, train
+from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, train
+from depthfold.training import stepper as stepper_module
 from depthfold.training.capture import CAPTURED, RECORDERS, StepRunner
 from depthfold.training.stepper import Stepper
-from small_training import Recorder, SmallNet, SmallTask, equal, score
+from small_training import Recorder, SmallNet, SmallTask, equal, loss, score
 
 RECIPE = Recipe(steps=10, batch=8, lr=0.1, weight_decay=1e-3, warmup=3, clip=0.5, ema=0.8, evaluate=4)
 TEACHERS = pytest.mark.parametrize("teacher", [None, SmallNet(seed=4)], ids=["alone", "taught"])
@@ -156,6 +157,43 @@ def test_batch_is_made_under_autocast_as_in_an_eager_step(recorder):
     model, recipe = SmallNet(), RECIPE.replace(precision="bfloat16")
     train(model, Mixing(), recipe)
     assert equal(model, eager(Mixing(), recipe)[0])
+
+
+# --- The fused update of SGD, which CUDA devices use ---
+
+
+@pytest.fixture
+def fused_update(monkeypatch):
+    monkeypatch.setattr(stepper_module, "fuses_update", lambda recipe, context: True)
+
+
+@TEACHERS
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.0, "nesterov": False}], ids=str)
+def test_captured_fused_updates_give_the_same_weights(recorder, fused_update, monkeypatch, changes, teacher):
+    model, recipe = SmallNet(), RECIPE.replace(**changes)
+    train(model, SmallTask(), recipe, teacher=teacher)
+    assert equal(model, eager(SmallTask(), recipe, teacher=teacher)[0])
+    monkeypatch.undo()
+    plain, _ = eager(SmallTask(), recipe, teacher=teacher)
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor)
+
+
+def test_a_fused_update_trains_parameters_without_a_gradient_in_the_first_steps(fused_update, monkeypatch):
+    def late(model, step):
+        value = loss(model, step)
+        return value if step.number < 3 else value + model.late.square().sum()
+
+    def trained():
+        model = SmallNet()
+        model.late = nn.Parameter(torch.ones(3))
+        train(model, FunctionTask(loss=late, score=score), RECIPE)
+        return model
+
+    found = trained()
+    monkeypatch.undo()
+    assert not torch.equal(found.late, torch.ones(3))
+    torch.testing.assert_close(found.state_dict(), trained().state_dict())
 
 
 # --- Fused kernels ---

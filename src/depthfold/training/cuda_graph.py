@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -59,28 +60,30 @@ def _make_room(device: torch.device) -> None:
 
 
 def _capture(body: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     # Other threads may use the device meanwhile, for example to read images.
-    graph.capture_begin(capture_error_mode="thread_local")
+    graph.capture_begin(pool, capture_error_mode="thread_local")
     try:
-        body()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):
-            graph.capture_end()
-        _clean_up(graph, device)
-        raise
-    try:
+        try:
+            body()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # which would only say that the capture has failed
+                graph.capture_end()
+            raise
         graph.capture_end()
-    except RuntimeError:
-        _clean_up(graph, device)
+    except BaseException:
+        _clean_up(graph, pool, device)
         raise
     return graph
 
 
-def _clean_up(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+def _clean_up(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
     """Remove what a failed capture leaves behind."""
     graph.reset()
-    # The state of the generator may stay in capture mode, in which it refuses to draw. A copy of it is not.
+    # If capture_end() fails, PyTorch still takes the capture to be under way: it cannot free cached memory, and the
+    # generator refuses to draw. There is no public way to end it. A copy of the generator's state is not in a capture.
+    with contextlib.suppress(RuntimeError):  # it was not under way
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+        torch._C._cuda_releasePool(device.index, pool)
     generator = torch.cuda.default_generators[device.index]
     generator.graphsafe_set_state(generator.clone_state())
-    torch.cuda.empty_cache()

@@ -96,6 +96,15 @@ class AveragedWeights:
 # --- Steps ---
 
 
+def fuses_update(recipe: Recipe, context: DeviceContext) -> bool:
+    """Return True if SGD updates all weights in one operation, which reads its learning rate on the device.
+
+    Only this can be captured in a CUDA graph. It is used wherever a graph is possible, with or without one, so that
+    both have the same results.
+    """
+    return context.device.type == "cuda" and context.world_size == 1 and recipe.precision != "float16"
+
+
 class Stepper:
     """Takes the steps of one training run. The model must already be on its device."""
 
@@ -111,9 +120,7 @@ class Stepper:
                 "No parameter of the model requires a gradient, so there is nothing to train. Call requires_grad_() on "
                 "those to be trained."
             )
-        # Where a step may be captured in a CUDA graph, the update is the same with and without one: fused, because only
-        # that one reads its learning rate on the device.
-        self._fused = context.device.type == "cuda" and context.world_size == 1 and recipe.precision != "float16"
+        self._fused = fuses_update(recipe, context)
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=recipe.lr,
