@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -102,9 +104,10 @@ def failing_at(number, how):
 
 
 class Recorder:
-    """Records a function on the CPU for capture.RECORDERS. Like a CUDA graph, it runs the function first.
+    """Records a function on the CPU for capture.RECORDERS.
 
-    With an `error`, it runs the function twice and fails.
+    Like a CUDA graph, it runs the function first, and does not keep its tensors alive. With an `error`, it runs the function
+    twice and fails.
     """
 
     def __init__(self, error=None):
@@ -112,7 +115,7 @@ class Recorder:
 
     def __call__(self, body, device):
         self.recordings += 1
-        self._body = body
+        self._body = weakref.ref(body)
         body()
         if self.error is not None:
             body()
@@ -121,7 +124,7 @@ class Recorder:
 
     def replay(self):
         self.replays += 1
-        self._body()
+        self._body()()
 
     def reset(self):
         self.resets += 1

@@ -134,17 +134,19 @@ class CapturedStep:
     def __init__(self, stepper: Stepper, model: nn.Module, task: BatchTask, batch: Batch, step: Step) -> None:
         _check_batch(batch)
         self._stepper = stepper
-        self._batch = tuple(torch.empty_like(tensor, device=step.device) for tensor in batch)
-        self._loss = torch.zeros((), device=step.device)
+        self._batch = inputs = tuple(torch.empty_like(tensor, device=step.device) for tensor in batch)
+        self._loss = output = torch.zeros((), device=step.device)
         stepper.keep_lr_on_device()
         self._load(batch)
 
         def body() -> None:
-            loss = stepper.step(lambda computed: task.batch_loss(computed, self._batch, step), model)
-            self._loss.copy_(loss)
+            output.copy_(stepper.step(lambda computed: task.batch_loss(computed, inputs, step), model))
 
         before = _addresses(weights(stepper.model))
         self._recording = RECORDERS[step.device.type](body, step.device)
+        self._body = (
+            body  # keeps its tensors alive, for example those of fused kernels: a graph has only their addresses
+        )
         if _addresses(weights(stepper.model)) != before:
             self.close()
             raise CannotCapture("the forward replaces tensors of the model")
