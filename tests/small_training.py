@@ -106,8 +106,8 @@ def failing_at(number, how):
 class Recorder:
     """Records a function on the CPU for capture.RECORDERS.
 
-    Like a CUDA graph, it runs the function first, and does not keep its tensors alive. With an `error`, it runs the function
-    twice and fails.
+    Like a CUDA graph, it runs the function first, and does not keep its tensors alive. With an `error`, it runs the
+    function twice and fails.
     """
 
     def __init__(self, error=None):

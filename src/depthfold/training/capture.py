@@ -144,9 +144,8 @@ class CapturedStep:
 
         before = _addresses(weights(stepper.model))
         self._recording = RECORDERS[step.device.type](body, step.device)
-        self._body = (
-            body  # keeps its tensors alive, for example those of fused kernels: a graph has only their addresses
-        )
+        # A graph has only the addresses of its tensors. The function keeps them alive, also those of fused kernels.
+        self._body = body
         if _addresses(weights(stepper.model)) != before:
             self.close()
             raise CannotCapture("the forward replaces tensors of the model")
