@@ -67,9 +67,8 @@ def main(run: Path) -> None:
     for key, row in sorted(rows.items()):
         if key.startswith("plan "):
             _, name, share = key.split()
-            print(
-                f"| {name} | {share} | {row['latency']:.3f} | {row['holdout']:.2f} | {row['test']:.2f} | {row['importance']:.3f} |"
-            )
+            figures = [row["latency"], row["holdout"], row["test"], row["importance"]]
+            print(f"| {name} | {share} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |")
     for path in sorted(run.glob("surrogate-*.json")):
         found = Surrogate.loads(path.read_text())
         fitted = [found.predict(plan.importance, plan.blocks) for plan in found.plans]

@@ -1,6 +1,8 @@
-"""A small network with all kinds of state, and a task with random data."""
+"""A small network with all kinds of state, a task with random data, and a recorder of steps for the CPU."""
 
 from __future__ import annotations
+
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +62,36 @@ def score(model, split):
 TASK = FunctionTask(loss=loss, score=score, epoch_steps=4)
 
 
+class SmallTask:
+    """The same task with a separate batch. It calls `watch` with the arguments of every batch_loss."""
+
+    identity = "small"
+
+    def __init__(self, watch=lambda *arguments: None):
+        self.watch = watch
+
+    def steps_per_epoch(self, recipe):
+        return 4
+
+    def batch(self, step):
+        return batch_of(step)
+
+    def batch_loss(self, model, batch, step):
+        self.watch(model, batch, step)
+        x, y = batch
+        outputs = model(x)
+        value = F.cross_entropy(outputs, y)
+        if step.teacher is not None:
+            value = value + F.mse_loss(outputs, step.teacher(x))
+        return value
+
+    def loss(self, model, step):
+        return self.batch_loss(model, self.batch(step), step)
+
+    def score(self, model, split):
+        return score(model, split)
+
+
 def failing_at(number, how):
     """Return the task, but call `how` with the step of this number before it is taken."""
 
@@ -69,6 +101,33 @@ def failing_at(number, how):
         return loss(model, step)
 
     return FunctionTask(loss=fails, score=score, epoch_steps=4)
+
+
+class Recorder:
+    """Records a function on the CPU for capture.RECORDERS.
+
+    Like a CUDA graph, it runs the function first, and does not keep its tensors alive. With an `error`, it runs the
+    function twice and fails.
+    """
+
+    def __init__(self, error=None):
+        self.error, self.recordings, self.replays, self.resets = error, 0, 0, 0
+
+    def __call__(self, body, device):
+        self.recordings += 1
+        self._body = weakref.ref(body)
+        body()
+        if self.error is not None:
+            body()
+            raise self.error
+        return self
+
+    def replay(self):
+        self.replays += 1
+        self._body()()
+
+    def reset(self):
+        self.resets += 1
 
 
 def equal(one, two):

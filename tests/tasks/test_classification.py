@@ -12,8 +12,10 @@ from torch import nn
 from depthfold.errors import DataError, InvalidValue
 from depthfold.tasks import ClassificationTask
 from depthfold.tasks.classification import main_output
-from depthfold.training import Recipe, Step, Task
+from depthfold.training import BatchTask, Recipe, Step, Task, train
+from depthfold.training.capture import RECORDERS
 from layouts import labels, pictures, write_cifar10, write_cifar100, write_fashion_mnist, write_folder
+from small_training import Recorder, equal
 
 
 def data(count=60, classes=3, seed=0):
@@ -59,8 +61,28 @@ def readable(count=60, wrong=0):
 PLAIN = ((0.0,), (1.0,))
 
 
-def test_classification_task_is_a_task():
-    assert isinstance(ClassificationTask.tensors(train=data()), Task)
+def test_classification_task_is_a_task_with_batches():
+    task = ClassificationTask.tensors(train=data())
+    assert isinstance(task, Task) and isinstance(task, BatchTask)
+
+
+@pytest.mark.parametrize("teacher", [None, linear()], ids=["alone", "taught"])
+def test_loss_is_that_of_the_batch(teacher):
+    task, model = ClassificationTask.tensors(train=data()), linear().double()
+    asked = step(teacher and teacher.double(), crop="pad", flip=True, erasing=0.5, label_smoothing=0.1)
+    assert torch.equal(task.loss(model, asked), task.batch_loss(model, task.batch(asked), asked))
+
+
+@pytest.mark.parametrize("changes", [{}, {"channels_last": True, "precision": "bfloat16"}], ids=str)
+def test_captured_steps_give_the_same_weights(monkeypatch, changes):
+    monkeypatch.setitem(RECORDERS, "cpu", Recorder())
+    task = ClassificationTask.tensors(train=data())
+    augmented = dict(crop="resized", flip=True, randaugment=(2, 9), erasing=0.5, label_smoothing=0.1)
+    recipe = Recipe(steps=6, batch=5, **augmented, **changes)
+    captured, eager = linear(), linear()
+    assert train(captured, task, recipe).execution == "CUDA graph"
+    train(eager, task, recipe, capture=False)
+    assert equal(captured, eager)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -20,7 +20,16 @@ from depthfold.importance.methods import RECALIBRATION, Method
 from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Task, derive_seed, device_context, disable_autocast, fork_rng, recalibrate, train
+from depthfold.training import (
+    Task,
+    derive_seed,
+    device_context,
+    disable_autocast,
+    fork_rng,
+    recalibrate,
+    score_precision,
+    train,
+)
 from depthfold.training.stepper import total_steps
 
 Ends = tuple[int, int, bool, bool]  # the i, j, a and b of a block
@@ -185,7 +194,8 @@ class Entries:
         model.eval()
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
             reseed(derive_seed(seed, purpose))
-            score = float(self.task.score(model, "holdout"))
+            with score_precision(self.method.recipe.precision, self.device):
+                score = float(self.task.score(model, "holdout"))
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")

@@ -16,6 +16,7 @@ from torch import Tensor
 from depthfold.errors import InvalidValue
 from depthfold.tasks.batches import uniform
 from depthfold.tasks.images import TRIES, random_boxes
+from depthfold.tasks.source import to_device
 from depthfold.training import Step
 
 # --- RandAugment (Cubuk et al., 2020) ---
@@ -77,7 +78,7 @@ def randaugment(images: Tensor, rows: np.ndarray, magnitude: int) -> Tensor:
         drawn = np.minimum((rows[:, round_, 0] * len(names)).astype(np.int64), len(names) - 1)
         backwards = (rows[:, round_, 1] < 0.5) & (drawn < len(_DIRECTED))
         for number, sign in sorted({*zip(drawn.tolist(), backwards.tolist(), strict=True)}):
-            group = torch.from_numpy(np.flatnonzero((drawn == number) & (backwards == sign))).to(images.device)
+            group = to_device(np.flatnonzero((drawn == number) & (backwards == sign)), images.device)
             strength = magnitude / MAX_MAGNITUDE * (-1 if sign else 1)
             images[group] = apply_operation(names[number], images[group], strength)
     return images
@@ -128,15 +129,17 @@ def pad_crop(images: Tensor, rows: np.ndarray) -> Tensor:
     height, width = images.shape[-2:]
     y, x = height // 8, width // 8
     padded = torch.nn.functional.pad(images, (x, x, y, y))
-    top, left = _integers(rows[:, 0], 2 * y + 1), _integers(rows[:, 1], 2 * x + 1)
+    limits = np.array([2 * y + 1, 2 * x + 1])
+    corners = np.minimum((rows * limits).astype(np.int64), limits - 1)  # the product may be rounded up
+    top, left = to_device(corners.T.copy(), images.device)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view of all windows
     every = torch.arange(len(images), device=images.device)
-    return windows[every, :, top.to(images.device), left.to(images.device)]
+    return windows[every, :, top, left]
 
 
 def flip(images: Tensor, rows: np.ndarray) -> Tensor:
     """Mirror half of the images horizontally."""
-    flipped = torch.from_numpy(rows < 0.5).to(images.device, non_blocking=True)
+    flipped = to_device(rows < 0.5, images.device)
     return torch.where(flipped[:, None, None, None], images.flip(-1), images)
 
 
@@ -147,14 +150,9 @@ def erase(images: Tensor, chosen: np.ndarray, rows: np.ndarray, noise: torch.Gen
     which = np.flatnonzero(chosen & found)
     if not len(which):
         return images
-    left, top, right, bottom = torch.from_numpy(boxes[which]).to(images.device).T[:, :, None]
+    left, top, right, bottom = to_device(boxes[which], images.device).T[:, :, None]
     y, x = (torch.arange(side, device=images.device)[None] for side in (height, width))
     inside = ((y >= top) & (y < bottom))[:, :, None] & ((x >= left) & (x < right))[:, None, :]
-    index = torch.from_numpy(which).to(images.device)
+    index = to_device(which, images.device)
     pixels = torch.randn(len(which), *images.shape[1:], generator=noise, device=images.device, dtype=images.dtype)
     return images.index_copy(0, index, torch.where(inside[:, None], pixels, images[index]))
-
-
-def _integers(rows: np.ndarray, limit: int) -> Tensor:
-    """Convert uniform numbers to integers below the limit."""
-    return torch.from_numpy(np.minimum((rows * limit).astype(np.int64), limit - 1))  # the product may be rounded up

@@ -13,7 +13,7 @@ from torch import Tensor
 from depthfold.errors import InvalidValue
 from depthfold.support.text import count
 from depthfold.tasks.images import TRIES
-from depthfold.tasks.source import BatchRequest, Images, Size
+from depthfold.tasks.source import BatchRequest, Images, Size, to_device
 from depthfold.training import Step, derive_seed
 
 
@@ -73,8 +73,7 @@ class BatchReader:
         self._next = None  # if reading fails, the next step starts over
         images = next(self._batches)
         self._next = self._state(replace(step, number=step.number + 1))
-        indices = batch_indices(step, len(self._images))
-        return images, torch.from_numpy(indices).to(step.device, non_blocking=True)
+        return images, to_device(batch_indices(step, len(self._images)), step.device)
 
     @staticmethod
     def _state(step: Step) -> tuple[object, ...]:

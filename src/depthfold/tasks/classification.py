@@ -191,7 +191,11 @@ class ClassificationTask:
 
     def loss(self, model: nn.Module, step: Step) -> Tensor:
         """Return the loss of this process's part of the batch."""
-        images, labels = self.batch(step)
+        return self.batch_loss(model, self.batch(step), step)
+
+    def batch_loss(self, model: nn.Module, batch: tuple[Tensor, ...], step: Step) -> Tensor:
+        """Return the loss of images and labels that batch() has returned."""
+        images, labels = batch
         images = images.to(dtype_of(model))
         return classification_loss(model(images), images, labels, self.classes, step)
 
@@ -207,16 +211,17 @@ class ClassificationTask:
 
     @torch.no_grad()
     def score(self, model: nn.Module, split: Split) -> float:
-        """Return the accuracy in per cent, on the device and in the precision of the model."""
+        """Return the accuracy in per cent, on the device of the model and in its precision, or that of an autocast."""
         subset = self._data.cached(split)
         device, dtype = device_of(model), dtype_of(model)
         starts = range(0, len(subset), self.score_batch)
         indices = [np.arange(start, min(start + self.score_batch, len(subset))) for start in starts]
         batches = subset.images.read((BatchRequest(indices=part) for part in indices), self._size, device)
+        labels = subset.labels.to(device)
         correct = torch.zeros((), dtype=torch.int64, device=device)
         for part, pixels in zip(indices, batches, strict=True):
             logits = class_scores(model(self._normalised(pixels).to(dtype)), len(subset.classes))
-            correct += (logits.argmax(dim=1) == subset.labels[part].to(device)).sum()
+            correct += (logits.argmax(dim=1) == labels[part[0] : part[-1] + 1]).sum()
         return 100.0 * correct.item() / len(subset)
 
     @property

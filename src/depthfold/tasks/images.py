@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from depthfold.tasks.source import BatchRequest, Size
+from depthfold.tasks.source import BatchRequest, Size, to_device
 
 TRIES = 10  # random boxes per image; the first one that fits is used
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop, as in torchvision's RandomResizedCrop
@@ -71,7 +71,7 @@ def resample(images: Tensor, boxes: np.ndarray, size: Size | None) -> Tensor:
     to = size or (height, width)
     if to == (height, width) and np.array_equal(boxes, [[0.0, 0.0, width, height]]):
         return images
-    left, top, right, bottom = torch.from_numpy(boxes.astype(np.float32)).to(images.device, non_blocking=True).T
+    left, top, right, bottom = to_device(boxes.astype(np.float32), images.device).T
     rows, columns = _weights(top, bottom, height, to[0]), _weights(left, right, width, to[1])
     with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few bits for pixels
         resized = rows[:, None] @ images.float() @ columns[:, None].mT
@@ -108,7 +108,7 @@ class MemoryImages:
         pixels = self._on(device)
         height, width = pixels.shape[-2:]
         for request in requests:
-            images = pixels[torch.from_numpy(request.indices).to(device, non_blocking=True)]
+            images = pixels[to_device(request.indices, device)]
             if request.crop is None:
                 boxes = centre_box(height, width, size, self.crop_ratio)
             else:

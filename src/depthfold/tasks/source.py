@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -131,9 +132,24 @@ def normalise_images(images: Tensor, mean_std: MeanStd) -> Tensor:
             f"normalise has {len(mean)} means and {len(std)} deviations, but the images have {images.shape[1]} "
             "channels. Give one of each per channel, or one for all."
         )
-    scale = 255.0 if images.dtype == torch.uint8 else 1.0
-    means, stds = (torch.tensor(values, device=images.device)[:, None, None] * scale for values in mean_std)
+    means, stds = _mean_std_on(images.device, mean_std, 255.0 if images.dtype == torch.uint8 else 1.0)
     return (images.float() - means) / stds
+
+
+@functools.lru_cache(maxsize=16)  # copying them to the device in every step would wait for it
+def _mean_std_on(device: torch.device, mean_std: MeanStd, scale: float) -> tuple[Tensor, Tensor]:
+    means, stds = (
+        torch.tensor(values, dtype=torch.float32, device=device)[:, None, None] * scale for values in mean_std
+    )
+    return means, stds
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return the array as a tensor on the device, without waiting for the device to finish its earlier work."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # PyTorch keeps pinned memory until it has been copied
 
 
 def digest(parts: Iterable[bytes]) -> str:

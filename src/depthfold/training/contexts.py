@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
+from depthfold.training.recipe import Precision
 
 SeedFunction = Callable[[int], None]
+
+HALF: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @contextlib.contextmanager
@@ -53,21 +56,32 @@ def moved_to(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def teacher_outputs(
-    teacher: nn.Module | None, student: nn.Module, device: torch.device
-) -> Iterator[Callable[[Tensor], Tensor] | None]:
-    """Move the teacher to the device in evaluation mode, and yield a function that runs it without gradients."""
+def teacher_on(
+    device: torch.device, teacher: nn.Module | None, student: nn.Module, *, in_channels_last: bool
+) -> Iterator[None]:
+    """Keep the teacher on the device, in evaluation mode and in the memory format of the student."""
     if teacher is None:
-        yield None
+        yield
         return
     _check_teacher(teacher, student)
+    with (
+        preserve_modes(teacher),
+        moved_to(teacher.eval(), device),
+        channels_last(teacher, enabled=in_channels_last),
+    ):
+        yield
+
+
+def outputs_of(teacher: nn.Module | None) -> Callable[[Tensor], Tensor] | None:
+    """Return a function that runs the teacher without gradients."""
+    if teacher is None:
+        return None
 
     def outputs(inputs: Tensor) -> Tensor:
         with torch.no_grad():
             return teacher(inputs)  # type: ignore[no-any-return]
 
-    with preserve_modes(teacher), moved_to(teacher.eval(), device):
-        yield outputs
+    return outputs
 
 
 @contextlib.contextmanager
@@ -109,6 +123,20 @@ def disable_autocast(device: torch.device) -> Iterator[None]:
                 stack.enter_context(torch.autocast(device_type, enabled=False))
                 torch.clear_autocast_cache()
         yield
+
+
+@contextlib.contextmanager
+def score_precision(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Score in the precision of the training run on CUDA, and in the precision of the model elsewhere."""
+    if device.type != "cuda" or precision not in HALF:
+        yield
+        return
+    try:
+        with torch.autocast(device.type, dtype=HALF[precision]):
+            yield
+    finally:
+        # The weights were cast without gradients, so a training step must not find them in the cache.
+        torch.clear_autocast_cache()
 
 
 def _generators(device: torch.device) -> Iterator[torch.Generator]:

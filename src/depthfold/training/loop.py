@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,14 +16,17 @@ from depthfold.errors import InvalidValue, NotFinite
 from depthfold.progress import Progress, silent
 from depthfold.support.coerce import as_path
 from depthfold.tracing.weights import weights
+from depthfold.training.capture import StepRunner
 from depthfold.training.checkpoints import Checkpoints, Identity, State
 from depthfold.training.contexts import (
     SeedFunction,
     channels_last,
     disable_autocast,
     fork_rng,
+    outputs_of,
     preserve_modes,
-    teacher_outputs,
+    score_precision,
+    teacher_on,
 )
 from depthfold.training.device import DeviceContext, device_context
 from depthfold.training.metrics import Point, Trained
@@ -101,6 +103,7 @@ class TrainingRun:
 
     task: Task
     stepper: Stepper
+    runner: StepRunner
     total: int
     split: Split | None
     losses: Losses
@@ -127,9 +130,9 @@ class TrainingRun:
             lr = learning_rate(self.stepper.recipe, self.done - 1, self.total)
             self._report(lr, score=True, checkpoint=True)
 
-    def finish(self, teacher: Callable[[Tensor], Tensor] | None, progress: Progress) -> Trained:
+    def finish(self, teacher: nn.Module | None, progress: Progress) -> Trained:
         """Take the remaining steps, load the weights that the recipe keeps into the model, and return the result."""
-        context = self.stepper.context
+        context, outputs = self.stepper.context, outputs_of(teacher)
         tick = progress("steps", self.total, self.done) if context.is_main else silent("", 0, 0)
         for number in range(self.done, self.total):
             self._take(
@@ -138,7 +141,7 @@ class TrainingRun:
                     seed=self.seed,
                     recipe=self.stepper.recipe,
                     device=context.device,
-                    teacher=teacher,
+                    teacher=outputs,
                     rank=context.rank,
                     world_size=context.world_size,
                 )
@@ -152,7 +155,7 @@ class TrainingRun:
         # the same numbers.
         self.reseed(derive_seed(self.seed, "step", step.number, step.rank))
         lr = learning_rate(step.recipe, step.number, self.total)
-        self.losses.add(step.number, lr, self.stepper.step(self.task, step, lr))
+        self.losses.add(step.number, lr, self.runner.take(step, lr))
         self.done = step.number + 1
         score, checkpoint = self.split is not None and self._due(step.recipe.evaluate), self._due(self._interval)
         # The curve must be the same with and without a folder, so only these steps end a mean of the losses.
@@ -183,6 +186,7 @@ class TrainingRun:
             curve=self.curve,
             best=self.best,
             score=None if last is None else last.score,
+            execution=self.runner.execution,
         )
 
     @property
@@ -217,9 +221,10 @@ class TrainingRun:
             return False
         self.reseed(derive_seed(self.seed, "score", self.done))  # the same if it is repeated after resuming
         stepper.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), score_precision(stepper.recipe.precision, stepper.context.device):
             own = _number(self.task.score(stepper.scored_model, split))
         stepper.train_mode()
+        self.runner.check_addresses()
         # Rounding may differ between processes. They use one score, so that they agree on the best.
         score = float(stepper.context.run_on_main(lambda: own))
         if not math.isfinite(score):
@@ -250,6 +255,7 @@ class TrainingRun:
                 "loss": self.loss,
                 "score": self.curve[-1].score if scored else None,
                 "seconds": round(self._seconds(), 3),
+                "execution": self.runner.execution,
             }
         )
 
@@ -296,6 +302,7 @@ def train(
     device: str | torch.device | None = None,
     tensorboard: bool = False,
     progress: Progress = silent,
+    capture: bool = True,
 ) -> Trained:
     """Train the model in place, and score it on `split`.
 
@@ -305,6 +312,8 @@ def train(
       are restored.
     - With a `folder`, checkpoints and metrics are written there. A second call resumes from the last checkpoint, and
       ends with the same weights. `about` describes the model beyond its weights, for example the plan of a student.
+    - On a CUDA device, the steps of a BatchTask are captured in a CUDA graph and replayed, which gives the same weights
+      faster. `Trained.execution` says whether they were, or why not. With `capture=False`, they never are.
     - If the model is in training mode, parts in evaluation mode stay so. If the whole model is in evaluation mode, all
       of it is trained.
     """
@@ -321,18 +330,28 @@ def train(
         stack.enter_context(channels_last(model.to(context.device), enabled=recipe.channels_last))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(disable_autocast(context.device))
-        outputs = stack.enter_context(teacher_outputs(teacher, model, context.device))
+        stack.enter_context(teacher_on(context.device, teacher, model, in_channels_last=recipe.channels_last))
         reseed = stack.enter_context(fork_rng(context.device))
         stepper = Stepper(model, recipe, context)
-        losses = Losses(recipe, context, total)
-        run = TrainingRun(task=task, stepper=stepper, total=total, split=split, losses=losses, seed=seed, reseed=reseed)
+        runner = StepRunner(stepper, task, teacher, total, capture=capture)
+        stack.callback(runner.close)
+        run = TrainingRun(
+            task=task,
+            stepper=stepper,
+            runner=runner,
+            total=total,
+            split=split,
+            losses=Losses(recipe, context, total),
+            seed=seed,
+            reseed=reseed,
+        )
         if folder is not None:
             run.identity = Identity.of(
                 model, task, recipe, teacher=teacher, steps=total, seed=seed, split=split, about=about
             )
             run.checkpoints = Checkpoints(folder, context, tensorboard)
             run.resume(stack.enter_context(run.checkpoints.resumed(run.identity, stepper)))
-        return run.finish(outputs, progress)
+        return run.finish(teacher, progress)
 
 
 def _check(model: object, task: object, recipe: object, split: object, folder: object, tensorboard: bool) -> None:

@@ -30,19 +30,21 @@ class Trained:
     """A finished training run: its steps, its time in seconds, and its learning curve.
 
     `loss` is the mean of the last steps. `score` belongs to the weights that the model ends with; `best` is the point
-    of the best score. Without a split to score on, both are None and the curve is empty.
+    of the best score. Without a split to score on, both are None and the curve is empty. `execution` says how the steps
+    were taken: "CUDA graph", or "eager: " and the reason.
     """
 
     steps: int
     seconds: float
     loss: float
+    execution: str
     curve: tuple[Point, ...] = ()
     best: Point | None = None
     score: float | None = None
 
 
 class Metrics:
-    """The file of metrics. Each line has step, epoch, lr, loss, score (if it was taken) and seconds since the start.
+    """The file of metrics. Each line has step, epoch, lr, loss, score (if it was taken), seconds and execution.
 
     `after` is the step from which the training continues: lines of later steps, which an interrupted process wrote and
     which will be written again, are dropped.

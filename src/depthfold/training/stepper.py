@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from depthfold.errors import InvalidValue
 from depthfold.tracing.weights import weights
+from depthfold.training.contexts import HALF
 from depthfold.training.device import DeviceContext
 from depthfold.training.recipe import Recipe
-from depthfold.training.task import Step, Task
+from depthfold.training.task import Task
 
-_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOMENTUM = "momentum_buffer"  # its key in the state of SGD
 
 # When float16 gradients overflow, the scaler halves its scale and skips the step. Below this scale the gradients are
@@ -96,6 +96,15 @@ class AveragedWeights:
 # --- Steps ---
 
 
+def fuses_update(recipe: Recipe, context: DeviceContext) -> bool:
+    """Return True if SGD updates all weights in one operation, which reads its learning rate on the device.
+
+    Only this can be captured in a CUDA graph. It is used wherever a graph is possible, with or without one, so that
+    both have the same results.
+    """
+    return context.device.type == "cuda" and context.world_size == 1 and recipe.precision != "float16"
+
+
 class Stepper:
     """Takes the steps of one training run. The model must already be on its device."""
 
@@ -111,18 +120,22 @@ class Stepper:
                 "No parameter of the model requires a gradient, so there is nothing to train. Call requires_grad_() on "
                 "those to be trained."
             )
+        self._fused = fuses_update(recipe, context)
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=recipe.lr,
             momentum=recipe.momentum,
             nesterov=recipe.nesterov,
             weight_decay=recipe.weight_decay,
+            fused=self._fused or None,
         )
+        if self._fused:
+            self.keep_lr_on_device()
         self.optimizer.zero_grad(set_to_none=True)  # drop gradients of the user
         # Not by accelerate, which fixes one precision for the whole process.
-        self.autocast: dict[str, Any] = {"device_type": context.device.type, "enabled": recipe.precision in _HALF}
-        if recipe.precision in _HALF:
-            self.autocast["dtype"] = _HALF[recipe.precision]
+        self.autocast: dict[str, Any] = {"device_type": context.device.type, "enabled": recipe.precision in HALF}
+        if recipe.precision in HALF:
+            self.autocast["dtype"] = HALF[recipe.precision]
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=recipe.precision == "float16")
         self.average = AveragedWeights(model, recipe.ema) if recipe.ema is not None else None
         self._not_finite_at_start = _not_finite(weights(model))
@@ -134,17 +147,33 @@ class Stepper:
         for part in self._frozen_modes:
             part.training = False
 
-    def step(self, task: Task, step: Step, lr: float) -> Tensor:
-        """Take one step and return its loss, still on the device."""
+    def keep_lr_on_device(self) -> None:
+        """Keep the learning rate in a tensor, which a captured update reads at every replay."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=self.context.device)
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def step(self, loss_of: Callable[[nn.Module], Tensor], model: nn.Module | None = None) -> Tensor:
+        """Take one step with the loss of the model, and return the loss, still on the device.
+
+        `model` computes the function of the stepper's model with the same parameters, by default in the same way.
+        """
         with torch.autocast(**self.autocast):
-            loss = task.loss(self._trained, step)
+            loss = loss_of(self._trained if model is None else model)
         _check_loss(loss)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
+        if self._fused and self.recipe.momentum:
+            self._allocate_first_momentum()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -152,6 +181,21 @@ class Stepper:
             self.average.update()
         torch.clear_autocast_cache()  # PyTorch keeps the cast weights until the outermost autocast ends
         return loss.detach().reshape(())
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return copies of everything that a step changes."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    @torch.no_grad()
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Take back the steps since the snapshot. Momentum that they allocated becomes 0, which is equal to none."""
+        for name, tensor in self.tensors().items():
+            if name in snapshot:
+                tensor.copy_(snapshot[name])
+            else:
+                tensor.zero_()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.clear_autocast_cache()
 
     @property
     def scored_model(self) -> nn.Module:
@@ -181,6 +225,13 @@ class Stepper:
             kind, _, parameter = name.partition(".")
             if kind == "momentum":
                 self.optimizer.state[parameters[parameter]][_MOMENTUM] = torch.zeros_like(parameters[parameter])
+
+    def _allocate_first_momentum(self) -> None:
+        """Allocate the momentum of parameters with a first gradient. The fused update allocates either all or none."""
+        for parameter in self.parameters:
+            state = self.optimizer.state[parameter]
+            if parameter.grad is not None and _MOMENTUM not in state:
+                state[_MOMENTUM] = torch.zeros_like(parameter)
 
     def sync_buffers(self) -> None:
         """Copy the main process's buffers to all processes, since each has the statistics of its part of the batch."""
