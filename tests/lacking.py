@@ -16,6 +16,7 @@ HAS = {
     "ray": lambda: importlib.util.find_spec("ray"),
     "openvino": lambda: importlib.util.find_spec("openvino"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
+    "triton": lambda: importlib.util.find_spec("triton"),
     "chromium": lambda: shutil.which("chromium"),
     "cuda": lambda: False,
 }

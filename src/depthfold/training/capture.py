@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -10,6 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from depthfold.kernels import fuse, fuse_eval
 from depthfold.tracing.weights import weights
 from depthfold.training.contexts import fork_rng, outputs_of
 from depthfold.training.cuda_graph import CannotCapture, record_cuda_graph
@@ -197,18 +197,10 @@ def _fixed(step: Step, teacher: nn.Module | None) -> FixedStep:
 
 
 def _forward_of(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Return a module that computes the model with fused kernels, or the model itself if they do not apply.
-
-    This is the only place that uses depthfold.kernels.
-    """
+    """Return a module that computes the model with fused kernels, or the model itself if they do not apply."""
     if recipe.precision != "bfloat16" or not recipe.channels_last:
         return model
-    try:
-        kernels = importlib.import_module("depthfold.kernels")
-    except ModuleNotFoundError:
-        return model
-    fused: nn.Module | None = kernels.fuse(model)
-    return model if fused is None else fused
+    return (fuse(model) if model.training else fuse_eval(model)) or model
 
 
 def _check_batch(batch: object) -> None:

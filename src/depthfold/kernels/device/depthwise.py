@@ -1,0 +1,254 @@
+"""Kernels for depthwise 3x3 convolutions, with the batch norm and the clamp before them.
+
+A program walks down the rows of some images. Its tile has strips and channels: a strip is a few neighbouring pixels of
+a row, so that a pixel is loaded once for all columns of the weights. The next row is loaded before the current one is
+used, because a program would mostly wait for memory otherwise. The rows of the next image follow without a break.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SIZES = ["N", "H", "W", "out_h", "out_w", "eighths", "pad_h", "pad_w", "blocks", "images"]
+
+
+@triton.jit
+def _zeros(NUMBER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    values = ()
+    for _ in tl.static_range(NUMBER):
+        values = values + (tl.zeros([ROWS, COLUMNS], tl.float32),)
+    return values
+
+
+@triton.jit
+def _taps(weight, c, C):
+    """Load the nine weights of the channels; the weights are [C, 9]."""
+    taps = ()
+    for k in tl.static_range(9):
+        taps = taps + (tl.load(weight + c * 9 + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
+    return taps
+
+
+@triton.jit
+def _load(source, n, h, w, c, H, W, C, more, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Load rows h, h + 1, ... of image n, columns w, w + 1, ... each. Pixels outside the map are 0."""
+    values = ()
+    for i in tl.static_range(ROWS):
+        row = source + (n * H + h + i).to(tl.int64) * W * C
+        valid = (c < C)[None, :] & (more & (h + i >= 0) & (h + i < H))
+        for j in tl.static_range(COLUMNS):
+            mask = ((w + j >= 0) & (w + j < W))[:, None] & valid
+            values = values + (tl.load(row + (w + j)[:, None] * C + c[None, :], mask=mask, other=0.0),)
+    return values
+
+
+@triton.jit
+def _activate(
+    raw, h, w, H, W, scale, shift, cap,
+    NORM: tl.constexpr, CAP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Normalise and clamp what `_load` returned. Pixels outside the map are 0 again."""
+    values = ()
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(COLUMNS):
+            v = raw[i * COLUMNS + j].to(tl.float32)
+            if NORM:
+                inside = ((h + i >= 0) & (h + i < H)) & ((w + j >= 0) & (w + j < W))[:, None]
+                v = v * scale + shift
+                if CAP:
+                    v = tl.minimum(tl.maximum(v, 0.0), tl.where(inside, cap, 0.0))
+                else:
+                    v = tl.where(inside, v, 0.0)
+            values = values + (v,)
+    return values
+
+
+@triton.jit
+def _add_row(total, row, taps, START: tl.constexpr, TAP: tl.constexpr):
+    """Add three neighbouring pixels times one row of the weights."""
+    for j in tl.static_range(3):
+        total += row[START + j] * taps[TAP + j]
+    return total
+
+
+@triton.jit
+def _advance(carry, row, taps, zero, STRIDE: tl.constexpr, STRIP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the output row that the new input rows complete, and the sums of the rows that are not complete yet."""
+    done = ()
+    rest = ()
+    if STRIDE == 1:
+        for p in tl.static_range(STRIP):
+            done = done + (_add_row(carry[p], row, taps, p, 6),)
+            rest = rest + (_add_row(carry[STRIP + p], row, taps, p, 3),)
+        for p in tl.static_range(STRIP):
+            rest = rest + (_add_row(zero, row, taps, p, 0),)
+    else:
+        for p in tl.static_range(STRIP):
+            done = done + (_add_row(carry[p], row, taps, 2 * p, 6),)
+            rest = rest + (_add_row(_add_row(zero, row, taps, 2 * p, 0), row, taps, COLUMNS + 2 * p, 3),)
+    return done, rest
+
+
+@triton.jit(do_not_specialize=SIZES)
+def depthwise_forward(
+    x, weight, statistics, pivot, y, sums, N, H, W, out_h, out_w, eighths, pad_h, pad_w, blocks, images, cap,
+    STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SUMS: tl.constexpr,
+    STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Convolve, and sum y - pivot and its square over the pixels of each program."""
+    C = eighths * 8
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    program = tl.program_id(1)
+    w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
+    left = w * STRIDE - pad_w
+    COLUMNS: tl.constexpr = (STRIP - 1) * STRIDE + 3
+    DELAY: tl.constexpr = 3 - STRIDE  # rows of x that are read before the first row of y is complete
+    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    centre = tl.load(pivot + c, mask=(c < C) & SUMS, other=0.0).to(tl.float32)[None, :]
+    taps = _taps(weight, c, C)
+    zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    total = zero
+    square = zero
+    carry = _zeros(STRIP * DELAY, BLOCK_W, BLOCK_C)
+    n = program // blocks * images
+    end = tl.minimum(n + images, N)
+    first = tl.minimum(pad_h, 2) if STRIDE == 1 else 0  # rows of padding leave the sums at zero
+    r = first
+    loaded = _load(x, n, r * STRIDE - pad_h, left, c, H, W, C, n < end, STRIDE, COLUMNS)
+    for _ in range((end - n) * (out_h + DELAY - first)):
+        raw, image, h = loaded, n, r
+        n = tl.where(r == out_h + DELAY - 1, n + 1, n)
+        r = tl.where(r == out_h + DELAY - 1, first, r + 1)
+        loaded = _load(x, n, r * STRIDE - pad_h, left, c, H, W, C, n < end, STRIDE, COLUMNS)
+        values = _activate(raw, h * STRIDE - pad_h, left, H, W, scale, shift, cap, NORM, CAP, STRIDE, COLUMNS)
+        done, carry = _advance(carry, values, taps, zero, STRIDE, STRIP, COLUMNS)
+        row = y + (image * out_h + h - DELAY).to(tl.int64) * out_w * C
+        for p in tl.static_range(STRIP):
+            mask = ((w + p < out_w) & (h >= DELAY))[:, None] & (c < C)[None, :]
+            value = done[p].to(y.dtype.element_ty)
+            tl.store(row + (w + p)[:, None] * C + c[None, :], value, mask=mask)
+            if SUMS:
+                d = tl.where(mask, value.to(tl.float32) - centre, 0.0)
+                total += d
+                square += d * d
+    if SUMS:
+        base = sums + program * 2 * C + c
+        tl.store(base, tl.sum(total, 0), mask=c < C)
+        tl.store(base + C, tl.sum(square, 0), mask=c < C)
+
+
+@triton.jit
+def _as_float(values, NUMBER: tl.constexpr):
+    result = ()
+    for i in tl.static_range(NUMBER):
+        result = result + (values[i].to(tl.float32),)
+    return result
+
+
+@triton.jit
+def _map_gradient(window, taps, zero, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the gradient of pixel (I, J): the outputs that read it, times the weights that they read it with."""
+    d = zero
+    for k in tl.static_range(9):
+        if (k // 3 - I) % STRIDE == 0 and (J - k % 3) % STRIDE == 0:
+            d += window[(k // 3 - I) // STRIDE * COLUMNS + (J + 2 - k % 3) // STRIDE] * taps[k]
+    return d
+
+
+@triton.jit
+def _weight_gradient(dw, v, window, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Add pixel (I, J) times the outputs that read it, each to the gradient of the weight that they read it with."""
+    result = ()
+    for k in tl.static_range(9):
+        if (k // 3 - I) % STRIDE == 0 and (J - k % 3) % STRIDE == 0:
+            result = result + (dw[k] + v * window[(k // 3 - I) // STRIDE * COLUMNS + (J + 2 - k % 3) // STRIDE],)
+        else:
+            result = result + (dw[k],)
+    return result
+
+
+@triton.jit
+def _before_clamp(d, raw, inside, scale, shift, cap, NORM: tl.constexpr, CAP: tl.constexpr):
+    """Return the gradient before the clamp, and the value after it. Both are 0 outside the map."""
+    v = raw
+    if NORM:
+        v = raw * scale + shift
+    if CAP:
+        limit = tl.where(inside, cap, 0.0)
+        d = tl.where((v > 0.0) & (v < limit), d, 0.0)
+        v = tl.minimum(tl.maximum(v, 0.0), limit)
+    else:
+        d = tl.where(inside, d, 0.0)
+        v = tl.where(inside, v, 0.0)
+    return d, v
+
+
+@triton.jit
+def _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM: tl.constexpr):
+    base = weight_sums + program.to(tl.int64) * 9 * C + c
+    for k in tl.static_range(9):
+        tl.store(base + k * C, tl.sum(dw[k], 0), mask=c < C)
+    if NORM:
+        mean = tl.load(statistics + c, mask=c < C, other=0.0)
+        rstd = tl.load(statistics + C + c, mask=c < C, other=0.0)
+        base = norm_sums + program * 2 * C + c
+        tl.store(base, tl.sum(one, 0), mask=c < C)
+        tl.store(base + C, (tl.sum(two, 0) - mean * tl.sum(one, 0)) * rstd, mask=c < C)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def depthwise_backward(
+    x, weight, statistics, dy, dx, weight_sums, norm_sums, N, H, W, out_h, out_w, eighths, pad_h, pad_w, blocks,
+    images, cap,
+    STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr,
+    STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of the map and of the weights, and the sums for the gradient of the batch norm.
+
+    A step of the loop covers as many rows of x as the stride, which the rows r, r - 1, ... of dy have read.
+    """
+    C = eighths * 8
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    program = tl.program_id(1)
+    u = pad_w // STRIDE + ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * (STRIP // STRIDE)
+    w = u * STRIDE - pad_w
+    left = u - 2 // STRIDE
+    COLUMNS: tl.constexpr = (STRIP - 1) // STRIDE + 2 // STRIDE + 1
+    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    taps = _taps(weight, c, C)
+    zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    one, two = zero, zero
+    dw = _zeros(9, BLOCK_W, BLOCK_C)
+    window = _zeros(2 // STRIDE * COLUMNS, BLOCK_W, BLOCK_C)
+    n = program // blocks * images
+    end = tl.minimum(n + images, N)
+    # The first steps only fill the window. With stride 1, the last rows of the image before leave zeros in it.
+    first = tl.maximum(pad_h - 2, 0) if STRIDE == 1 else pad_h // 2 - 1
+    last = (pad_h + H - 1) // STRIDE
+    r = first
+    new_dy = _load(dy, n, r, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
+    new_x = _load(x, n, r * STRIDE - pad_h, w, c, H, W, C, n < end, STRIDE, STRIP)
+    for _ in range((end - n) * (last + 1 - first)):
+        raw, image, h = _as_float(new_x, STRIDE * STRIP), n, r * STRIDE - pad_h
+        window = _as_float(new_dy, COLUMNS) + window
+        n = tl.where(r == last, n + 1, n)
+        r = tl.where(r == last, first, r + 1)
+        new_dy = _load(dy, n, r, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
+        new_x = _load(x, n, r * STRIDE - pad_h, w, c, H, W, C, n < end, STRIDE, STRIP)
+        for i in tl.static_range(STRIDE):
+            row = dx + (image * H + h + i).to(tl.int64) * W * C
+            for j in tl.static_range(STRIP):
+                inside = ((w + j >= 0) & (w + j < W) & (h + i >= 0) & (h + i < H))[:, None]
+                d = _map_gradient(window, taps, zero, i, j, STRIDE, COLUMNS)
+                d, v = _before_clamp(d, raw[i * STRIP + j], inside, scale, shift, cap, NORM, CAP)
+                at = row + (w + j)[:, None] * C + c[None, :]
+                tl.store(at, d.to(dx.dtype.element_ty), mask=inside & (c < C)[None, :])
+                dw = _weight_gradient(dw, v, window, i, j, STRIDE, COLUMNS)
+                if NORM:
+                    one += d
+                    two += d * raw[i * STRIP + j]
+        window = window[: 2 // STRIDE * COLUMNS]
+    _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM)

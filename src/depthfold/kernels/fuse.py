@@ -1,0 +1,92 @@
+"""The functions fuse() and fuse_eval(): modules that compute the same as a model, with the kernels of this package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from depthfold.kernels.sites import find_sites
+
+
+def fuse(model: nn.Module) -> nn.Module | None:
+    """Return a module that computes the same as a model in training, faster. Return None if there is nothing to fuse.
+
+    Call it in place of the model: under torch.autocast, or with an input in the precision of the computation. It reads
+    the model's own parameters and buffers, so gradients arrive in float32 in the `grad` of the model's parameters, and
+    its running statistics are updated. The model itself is not changed. It must stay in its mode and on its device.
+
+    All weights are cast at the start of each forward. Put the model into the memory format channels_last before, since
+    otherwise they are also laid out anew in each forward. Operations without a kernel stay as they are, for example
+    other activations, other groups, batch norms in evaluation mode and modules with hooks.
+    """
+    graph = _graph(model)
+    sites = None if graph is None else find_sites(graph, training=True)
+    if graph is None or not sites:
+        return None
+    from depthfold.kernels.builder import Builder
+
+    return Builder(graph, sites).build()
+
+
+def fuse_eval(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> FusedEval | None:
+    """Return a module that computes the same as a model in evaluation mode, without gradients, or None.
+
+    It has copies of the weights in `dtype`, and scale and shift of each batch norm. If those of the model change, call
+    `refresh()`. All other modules are the model's own.
+    """
+    graph = _graph(model)
+    sites = None if graph is None else find_sites(graph, training=False)
+    if graph is None or not sites:
+        return None
+    from depthfold.kernels.builder import EvalBuilder
+
+    builder = EvalBuilder(graph, sites, dtype)
+    return FusedEval(builder.build(), builder.weights, builder.norms)
+
+
+class FusedEval(nn.Module):
+    """A model in evaluation mode, with the kernels of this package."""
+
+    def __init__(self, graph: fx.GraphModule, weights: list[tuple[Tensor, Tensor]], norms: list[tuple[Tensor, Any]]):
+        super().__init__()
+        self.fused, self._weights, self._norms = graph, weights, norms
+        self.refresh()
+
+    @torch.no_grad()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fused(*args, **kwargs)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Read the model's weights and running statistics again, into the same tensors."""
+        from depthfold.kernels.norm import fold
+
+        torch._foreach_copy_([own for own, _ in self._weights], [weight for _, weight in self._weights])
+        for statistics, norm in self._norms:
+            statistics.copy_(fold(norm))
+
+
+def _graph(model: nn.Module) -> fx.GraphModule | None:
+    """Return the graph of a model that the kernels can run, or None."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or not _can_run(parameter.device) or model._forward_hooks or model._forward_pre_hooks:
+        return None
+    if isinstance(model, fx.GraphModule):
+        return model
+    try:
+        return fx.symbolic_trace(model)
+    except Exception:  # noqa: BLE001 - any error of the user's code, which runs with proxies
+        return None
+
+
+def _can_run(device: torch.device) -> bool:
+    """Return True if Triton is installed and compiles for the device, or is in its interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8  # bfloat16
+    return os.environ.get("TRITON_INTERPRET") == "1"
