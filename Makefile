@@ -55,7 +55,7 @@ bench-solve: setup  ## measure time and memory of the solver as L grows
 bench-latency: setup  ## compare predicted and measured latency on three runtimes (10 minutes on an idle machine)
 	$(BIN)/python benchmarks/latency.py
 
-bench-importance: setup  ## measure the overhead of importances, and two workers compared with one
+bench-importance: setup  ## compare the methods of importance, and measure the overhead of workers (10 minutes on an idle machine)
 	$(BIN)/python benchmarks/importance.py
 
 # Without dependencies, because these packages would install another torch.

@@ -1,11 +1,15 @@
-"""Measure the overhead of importance trainings, and the gain from a second worker. Run: make bench-importance
+"""Compare the methods of importance, and measure the overhead of its trainings. Run: make bench-importance
 
-A small MobileNetV2 is trained briefly for every block, on random images of 32x32. The table is measured three times: in
-this process, with one worker process and with two, each with one thread. "In training" is the sum of the seconds that
-the trainings took, including their scores, according to the journal. "Overhead" is the wall-clock time divided by that
-sum, or by half of it for two workers. The wall-clock time includes everything: starting the workers, which import torch
-twice (a separate worker scores the original before the others start), sending them the network, rewriting it for every
-block, and the journal. All three tables must be identical to the last bit.
+The first part compares the methods: see methods.py.
+
+The second part measures the overhead, and the gain from a second worker. A small MobileNetV2 is trained briefly for
+every block, on random images of 32x32. The table is measured three times: in this process, with one worker process and
+with two, each with one thread. "In training" is the sum of the seconds that the trainings took, including their scores,
+according to the journal. "Overhead" is the wall-clock time divided by that sum, or by half of it for two workers. The
+wall-clock time includes everything: starting the workers, which import torch twice (a separate worker scores the
+original before the others start), sending them the network, rewriting it for every block, and the journal. All three
+tables must be identical to the last bit.
+
 Run it on a machine with at least two cores that does nothing else.
 """
 
@@ -20,6 +24,7 @@ import time
 from pathlib import Path
 
 import torch
+from methods import compare_methods
 from torch import nn
 
 import depthfold as df
@@ -51,13 +56,16 @@ class Block(nn.Module):
         return x + self.body(x) if self.residual else self.body(x)
 
 
-def network() -> TracedNetwork:
+def small_mobilenet(channels: int) -> nn.Module:
     torch.manual_seed(0)
     blocks = (Block(8, 8, 1), Block(8, 16, 2), Block(16, 16, 1), Block(16, 24, 2), Block(24, 24, 1))
-    stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+    stem = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10))
-    model = nn.Sequential(stem, *blocks, head)
-    return df.trace(model, torch.zeros(1, 3, 32, 32), ignore=["0.0"])
+    return nn.Sequential(stem, *blocks, head)
+
+
+def network() -> TracedNetwork:
+    return df.trace(small_mobilenet(3), torch.zeros(1, 3, 32, 32), ignore=["0.0"])
 
 
 def made_up_task() -> ClassificationTask:
@@ -88,8 +96,21 @@ def measure(executor: Executor, steps: int) -> tuple[df.ImportanceTable, float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="steps of each training")
-    steps = parser.parse_args().steps
+    parser.add_argument("--steps", type=int, default=20, help="steps of each training in the measurement of overhead")
+    parser.add_argument("--blocks", type=int, default=24, help="blocks in the comparison of methods")
+    parser.add_argument("--only", choices=("methods", "overhead"), help="run only this part")
+    options = parser.parse_args()
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
+          f"PyTorch {torch.__version__}, {platform.system()}\n")  # fmt: skip
+    if options.only != "overhead":
+        compare_methods(small_mobilenet(1), options.blocks)
+    if options.only != "methods":
+        print()
+        measure_overhead(options.steps)
+
+
+def measure_overhead(steps: int) -> None:
+    """Print the overhead of three executors on top of the trainings themselves."""
     cases = {"in this process": (InProcess(), 1)}
     cases |= {f"worker processes: {n}": (Processes(workers=n, threads=1), n) for n in (1, 2)}
     rows, rates, overheads, tables = [], [], [], []
@@ -100,8 +121,6 @@ def main() -> None:
         overheads.append(clock * workers / inside)
         rows.append((name, f"{clock:.1f}", f"{inside:.1f}", f"{overheads[-1]:.3f}", f"{first:.1f}", f"{rates[-1]:.0f}"))
     throughput = rates[2] / rates[1]
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
-          f"PyTorch {torch.__version__}, {platform.system()}")  # fmt: skip
     equal = "the same" if all(table == tables[0] for table in tables) else "NOT THE SAME"
     print(f"{len(tables[0].entries)} trainings of {steps} steps; the tables are {equal}\n")
     print("\n".join(text_table(HEADER, rows)))

@@ -9,8 +9,9 @@ import tomllib
 import pytest
 
 from cli_workshop import depthfold, refused
-from depthfold.core import Network, SolvedPlan
+from depthfold.core import ImportanceTable, LatencyTable, Network, SolvedPlan
 from depthfold.reporting import Findings
+from depthfold.stage_one import useless_blocks
 
 COMMANDS = ["inspect", "latency", "importance", "solve", "finetune", "merge", "export", "report", "compress", "profile"]
 WEIGHTS = "result/model.safetensors"
@@ -82,6 +83,26 @@ def test_single_stages_give_the_same_result_as_compress(workshop, compressed, tm
     plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+
+
+def test_method_of_importance_is_kept_and_leaves_out_blocks_that_save_no_time(workshop, tmp_path):
+    run = tmp_path / "run"
+    told = ("--config", workshop / "tiny.toml", "--run", run)
+    assert depthfold("latency", *told, "--method", "fit").exit_code == 2  # an option of other commands
+    assert depthfold("latency", *told).exit_code == 0
+    done = depthfold("importance", *told, "--method", "local")
+    assert done.exit_code == 0, done.output
+    table = ImportanceTable.loads((run / "importance.json").read_text())
+    assert "; local; Recipe(" in table.provenance and "steps=3" in table.provenance
+    latency = LatencyTable.loads((run / "latency.json").read_text())
+    network = Network.loads((run / "network.json").read_text())
+    left_out = [entry.span for entry in table.entries if entry.reason]
+    assert set(left_out) == useless_blocks(network, latency, network.flagged_spans())
+    assert tomllib.loads((run / "config.toml").read_text())["method"] == "local"
+    assert depthfold("importance", "--run", run).exit_code == 0
+    assert "(method: local there, brief here)" in refused("importance", "--run", run, "--method", "brief")
+    assert "The method 'local' reinitialises no layer" in refused("importance", "--run", run, "--reinit")
+    assert "There is no method 'loca'. Did you mean 'local'?" in refused("importance", "--run", run, "--method", "loca")
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])

@@ -40,7 +40,7 @@ def test_every_setting_is_an_option_of_compress_under_its_own_name():
     options = {parameter.name: parameter.opts + parameter.secondary_opts for parameter in command.params}
     for name, declared in declarations().items():
         option = f"--{name.replace('_', '-')}"
-        wanted = [option, f"--no-{option[2:]}"] if declared.type is bool else [option]
+        wanted = [option, f"--no-{option[2:]}"] if declared.type in (bool, bool | None) else [option]
         assert options[name] == (["model"] if name == "model" else wanted)
 
 

@@ -71,6 +71,11 @@ EXPECTED = {
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds"),
     "tracing.md": ("Sequential: 3 layers", "Padding that depends on the size of the map, fixed at the traced size:"),
-    "training.md": ("Importance table of Sequential: 6 flagged spans", "True"),
+    "training.md": (
+        "Importance table of Sequential: 6 flagged spans",
+        "True",
+        "; fit; Recipe(",
+        "of 6 blocks measured",
+    ),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
 }

@@ -20,20 +20,23 @@ SCRIPT = """
 import sys
 import torch
 torch.set_num_threads(1)
-from depthfold.importance import measure_importance
+from depthfold.importance import entry, measure_importance
 from depthfold.jobs import InProcess, Processes
 from tiny_importance import RECIPE, TinyTask, tiny_network
 
-folder, executor, hold = sys.argv[1:]
+folder, executor, hold, method = sys.argv[1:]
 task = TinyTask(folder=folder, hold=int(hold) if hold else None)
-table = measure_importance(tiny_network(), task, RECIPE, executor=eval(executor), run=folder + "/run")
+entry.TOGETHER = 3
+table = measure_importance(
+    tiny_network(), task, RECIPE, method=method, executor=eval(executor), run=folder + "/run"
+)
 print(table.dumps())
 """
 
 
-def start(folder, executor, hold):
+def start(folder, executor, hold, method):
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
-    command = [sys.executable, "-c", SCRIPT, str(folder), executor, hold]
+    command = [sys.executable, "-c", SCRIPT, str(folder), executor, hold, method]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
@@ -43,29 +46,38 @@ def results(folder):
     return [(record["key"], repr(record["result"]["score"])) for record in map(json.loads, lines)]
 
 
-def kill_during_training(folder, executor, hold, workers):
+def kill_during_training(folder, executor, hold, method, workers):
     """Start the process, and kill it when all workers wait in a training."""
     before = waiting_in(folder)
-    with start(folder, executor, hold) as process:
+    with start(folder, executor, hold, method) as process:
         assert eventually(lambda: len(waiting_in(folder) - before) == workers or process.poll() is not None)
         process.kill()
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("executor", "workers"), [("InProcess()", 1), ("Processes(workers=2)", 2)])
-def test_killed_measurement_gives_the_same_table_and_trains_nothing_twice(tmp_path, executor, workers):
+# The number of results: one per block and the original. With "local", the blocks that change nothing share one, and
+# the others are trained in groups of three.
+CASES = [
+    ("InProcess()", 1, "trained", len(ACTIVATIONS) + 1),
+    ("Processes(workers=2)", 2, "trained", len(ACTIVATIONS) + 1),
+    ("InProcess()", 1, "local", len(ACTIVATIONS) + 1 - 4),
+]
+
+
+@pytest.mark.parametrize(("executor", "workers", "method", "number"), CASES)
+def test_killed_measurement_gives_the_same_table_and_trains_nothing_twice(tmp_path, executor, workers, method, number):
     recorded = []
-    for hold in ("5", "11"):  # scores in the log, including that of the original
-        kill_during_training(tmp_path, executor, hold, workers)
+    for hold in ("5", "11") if method == "trained" else ("8",):  # scores in the log, including that of the original
+        kill_during_training(tmp_path, executor, hold, method, workers)
         assert results(tmp_path)[: len(recorded)] == recorded
-        assert len(recorded) < len(results(tmp_path)) < len(ACTIVATIONS)
+        assert len(recorded) < len(results(tmp_path)) < number - 1
         recorded = results(tmp_path)
-    with start(tmp_path, executor, "") as process:
+    with start(tmp_path, executor, "", method) as process:
         table = ImportanceTable.loads(process.stdout.read())
-    assert table == measure_importance(tiny_network(), TinyTask(), RECIPE)
+    assert table == measure_importance(tiny_network(), TinyTask(), RECIPE, method=method)
     assert results(tmp_path)[: len(recorded)] == recorded
-    assert len(dict(results(tmp_path))) == len(results(tmp_path)) == len(ACTIVATIONS) + 1
+    assert len(dict(results(tmp_path))) == len(results(tmp_path)) == number
     times = scores_in(tmp_path)
     assert {times[score] for _, score in recorded} == {1}
     # When it was killed, each worker may have computed a score that was not yet on disk.
-    assert len(ACTIVATIONS) + 1 <= sum(times.values()) <= len(ACTIVATIONS) + 1 + 2 * workers
+    assert number <= sum(times.values()) <= number + 2 * workers

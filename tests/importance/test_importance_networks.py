@@ -160,10 +160,8 @@ def test_network_on_a_gpu_is_sent_to_workers_on_the_cpu(at):
     blueprint = dataclasses.replace(traced.blueprint, inputs=ExampleInputs((image,)))
     traced = dataclasses.replace(traced, blueprint=blueprint)
     assert "cuda" in devices_of(traced)
-    assert devices_of(EntrySetup(traced, TinyTask(), Method.of("trained", RECIPE))) == {
-        "cpu",
-        "meta",
-    }  # "meta": examples without values
+    setup = EntrySetup(traced, TinyTask(), Method.of("trained", RECIPE))
+    assert devices_of(setup) == {"cpu", "meta"}  # "meta": examples without values
     assert "cuda" in devices_of(traced)  # the network itself is not moved
 
 

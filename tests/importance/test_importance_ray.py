@@ -49,6 +49,9 @@ def test_one_worker_and_three_give_the_same_table(cluster, right, tmp_path):
             measure_importance(NETWORK, task, RECIPE, executor=RayCluster(workers=workers, runtime_env=HERE)) == right
         )
     assert trainings_in(tmp_path) == 2 * len(ACTIVATIONS)
+    grouped = measure_importance(NETWORK, TinyTask(), RECIPE, method="local")
+    executor = RayCluster(workers=2, runtime_env=HERE)
+    assert measure_importance(NETWORK, TinyTask(), RECIPE, method="local", executor=executor) == grouped
 
 
 def test_table_is_the_same_if_a_node_is_lost(cluster, right, tmp_path):

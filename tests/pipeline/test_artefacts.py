@@ -20,9 +20,11 @@ from depthfold.pipeline.artefacts import (
     student_folder,
 )
 from depthfold.pipeline.options import HELP
+from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import PLAN, RESULT
-from tiny_importance import RECIPE, TinyTask, tiny_network, trainings_in
+from tables import latency_table
+from tiny_importance import RECIPE, TinyTask, scores_in, tiny_network, trainings_in
 
 TRACED = tiny_network()
 OPTIONS = Options(importance_recipe=RECIPE)
@@ -37,8 +39,8 @@ def folder(tmp_path):
     return RunFolder.open(tmp_path / "run")
 
 
-def importance(folder, task, **changes):
-    return make_importance_table(folder, TRACED, task, dataclasses.replace(OPTIONS, **changes), silent)
+def importance(folder, task, latency=None, **changes):
+    return make_importance_table(folder, TRACED, task, dataclasses.replace(OPTIONS, **changes), silent, latency)
 
 
 def test_a_finished_importance_table_is_reused_without_its_journal(folder, tmp_path):
@@ -50,11 +52,42 @@ def test_a_finished_importance_table_is_reused_without_its_journal(folder, tmp_p
 
 def test_an_importance_table_of_other_inputs_is_not_reused(folder):
     importance(folder, TinyTask())
-    for changes in ({"importance_recipe": RECIPE.replace(lr=0.1)}, {"reinit": False}):
+    for changes in (
+        {"importance_recipe": RECIPE.replace(lr=0.1)},
+        {"reinit": False},
+        {"importance_method": "brief"},
+    ):
         with pytest.raises(JournalError, match="was made from other inputs"):
             importance(folder, TinyTask(), **changes)
     with pytest.raises(JournalError, match="task: tiny there, other here"):
         importance(folder, TinyTask(identity="other"))
+
+
+def times(fast):
+    """Return a latency table in which merging saves time only for this span."""
+    return latency_table({(s.i, s.j): 0.5 if (s.i, s.j) == fast else float(len(s)) for s in TRACED.spans()})
+
+
+def test_blocks_left_out_for_another_latency_table_are_measured_when_they_are_needed(folder, tmp_path):
+    task, method = TinyTask(folder=str(tmp_path)), {"importance_method": "recalibrated"}
+
+    def left_out(table):
+        return {entry.span for entry in table.entries if entry.reason == SAVES_NO_TIME}
+
+    one, measured = importance(folder, task, times((1, 3)), **method), scores_in(tmp_path)
+    assert importance(folder, task, times((1, 3)), **method) == one and scores_in(tmp_path) == measured
+    (folder.path / "importance.jsonl").rename(tmp_path / "moved")
+    # A finished table is reused although some entries have a reason, also with other times that leave out the same.
+    slower = dataclasses.replace(times((1, 3)), entries=[
+        dataclasses.replace(entry, times=tuple(2 * time for time in entry.times)) for entry in times((1, 3)).entries
+    ])  # fmt: skip
+    assert importance(folder, task, slower, **method) == one and scores_in(tmp_path) == measured
+    (tmp_path / "moved").rename(folder.path / "importance.jsonl")
+    two = importance(folder, task, times((3, 5)), **method)
+    new = left_out(one) - left_out(two)
+    assert {(block.i, block.j) for block in new} == {(1, 5), (3, 5)}  # (1, 5] can merge its last two layers
+    assert len(scores_in(tmp_path)) == len(measured) + len(new)
+    assert not left_out(importance(folder, task, **method))
 
 
 def test_a_table_that_the_user_gave_is_replaced_when_one_is_measured(folder):
