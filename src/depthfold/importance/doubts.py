@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import TableError
@@ -53,26 +53,31 @@ def _listed(entries: Collection[Score], total: int, what: str) -> list[str]:
     return [f"{count(len(entries), 'block')} of {total} {what}:", *(f"  {e.span}: {e.reason}" for e in entries)]
 
 
-def warn_about_holdout(table: ImportanceTable, task: Task) -> None:
+def warn_about_holdout(table: ImportanceTable, task: Task, errors: Collection[float]) -> None:
     """Give a SmallHoldout warning if the scores of blocks of several layers differ by little more than chance.
 
-    Only accuracies of ClassificationTask have a known standard error.
+    `errors` are the standard errors of scores that compare outputs. Otherwise they follow from the accuracies of a
+    ClassificationTask; those of other scores are not known.
     """
     scores = [entry.mean for entry in table.entries if entry.samples and len(entry.span.span) > 1]
     if not isinstance(task, ClassificationTask) or len(scores) < 2:
         return
     images, spread = task.count("holdout"), pstdev(scores)
-    # One more right and one more wrong answer, so that an accuracy of 100% also has an error.
-    share = (fmean(scores) / 100 * images + 1) / (images + 2)
-    error = 100 * math.sqrt(share * (1 - share) / images)
+    error, what = (median(errors), "scores") if errors else (_error_of_accuracy(fmean(scores), images), "accuracies")
     if spread >= FACTOR * error:
         return
     advice = "Use a larger hold-out set."
     if spread:
         advice = f"It would take about {math.ceil(images * (FACTOR * error / spread) ** 2)} images (holdout=...)."
     warnings.warn(
-        f"The hold-out set of {count(images, 'image')} is too small to tell blocks apart: their accuracies have a "
-        f"standard deviation of {spread:.2g} points, and each has a standard error of {error:.2g} points. {advice}",
+        f"The hold-out set of {count(images, 'image')} is too small to tell blocks apart: their {what} have a standard "
+        f"deviation of {spread:.2g}, and each has a standard error of {error:.2g}. {advice}",
         SmallHoldout,
         stacklevel=3,
     )
+
+
+def _error_of_accuracy(accuracy: float, images: int) -> float:
+    # One more right and one more wrong answer, so that an accuracy of 100% also has an error.
+    share = (accuracy / 100 * images + 1) / (images + 2)
+    return 100 * math.sqrt(share * (1 - share) / images)

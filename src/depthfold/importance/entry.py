@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from depthfold.core import FlaggedSpan
 from depthfold.errors import NotFinite
@@ -21,6 +21,7 @@ from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork
 from depthfold.training import (
+    OutputTask,
     Task,
     derive_seed,
     device_context,
@@ -77,11 +78,15 @@ def _ends(block: FlaggedSpan) -> Ends:
 
 
 class Result(TypedDict):
-    """The score on the hold-out set, the learning curve (step, loss, score) and the duration in seconds."""
+    """The score on the hold-out set, the learning curve (step, loss, score) and the duration in seconds.
+
+    `error` is the standard error of a score that compares outputs.
+    """
 
     score: float
     curve: list[tuple[int, float, float]]
     seconds: float
+    error: NotRequired[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class Entries:
     def __init__(self, traced: TracedNetwork, task: Task, method: Method) -> None:
         self.traced, self.task, self.method = traced, task, method
         self._teacher: nn.Module | None = None
+        self._reference: Tensor | None = None  # the outputs of the original on the hold-out set
 
     @property
     def device(self) -> torch.device:
@@ -119,13 +125,27 @@ class Entries:
         A block of a group whose loss or score is not finite has the reason instead of a result.
         """
         if payload is None:
-            return Result(
-                score=self._score(self._original(), "original", self.method.recipe.seed), curve=[], seconds=0.0
-            )
+            return self._measure_unchanged(self.method.recipe.seed)
         if isinstance(payload, Group):
             return self._measure_group([FlaggedSpan(*ends) for ends in payload.blocks], payload.seed)
         ends, seed = payload
         return self._measure(FlaggedSpan(*ends), seed)
+
+    def _measure_unchanged(self, seed: int) -> Result:
+        """Return the result that importances refer to.
+
+        It is the original network for "trained". The other methods change every network a little, so they refer to the
+        unchanged network after the same treatment.
+        """
+        if self.method.name == "trained":
+            score, _ = self._score(self._original(), "original", seed)
+            return Result(score=score, curve=[], seconds=0.0)
+        started, student = time.perf_counter(), rewrite(self.traced, self.traced.vanilla).to(self.device)
+        try:
+            loss = self._distil(student, seed) if self.method.name == "brief" else None
+            return self._recalibrated_result(student, seed, loss, started)
+        finally:
+            _free(student)
 
     def _measure(self, block: FlaggedSpan, seed: int) -> Result:
         started, name = time.perf_counter(), self.method.name
@@ -138,8 +158,7 @@ class Entries:
             student.to(self.device)
             loss = None
             if name == "brief":
-                teacher = self._original()
-                loss = train(student, self.task, self.method.recipe, seed=seed, teacher=teacher, split=None).loss
+                loss = self._distil(student, seed)
             elif name == "local" and self._changes(block):
                 loss = train_locally(self.traced, {block: student}, self.task, self.method.recipe, seed)[block]
             elif name == "fit" and self._changes(block):
@@ -171,6 +190,10 @@ class Entries:
         """Return False for a single layer with the network's own activations: there is nothing to recover."""
         return len(block.span) > 1 or importance_plan(self.traced.network, block) != self.traced.vanilla
 
+    def _distil(self, student: nn.Module, seed: int) -> float:
+        """Train the student with the original as its teacher, and return the last loss."""
+        return train(student, self.task, self.method.recipe, seed=seed, teacher=self._original(), split=None).loss
+
     def _train(self, student: nn.Module, seed: int) -> Result:
         trained = train(student, self.task, self.method.recipe, seed=seed)
         assert trained.score is not None
@@ -186,23 +209,36 @@ class Entries:
                 f"The loss is {loss} after {done} steps. Use a smaller learning rate than {recipe.lr:g} (lr)."
             )
         recalibrate(student, self.task, recipe, steps=steps, seed=seed)
-        score = self._score(student, "score", seed)
+        score, error = self._score(student, "score", seed)
         curve = [] if loss is None else [(done, loss, score)]
-        return Result(score=score, curve=curve, seconds=time.perf_counter() - started)
+        found = Result(score=score, curve=curve, seconds=time.perf_counter() - started)
+        return found if error is None else {**found, "error": error}
 
-    def _score(self, model: nn.Module, purpose: str, seed: int) -> float:
+    def _score(self, model: nn.Module, purpose: str, seed: int) -> tuple[float, float | None]:
+        """Return the score on the hold-out set, and its standard error if it compares outputs."""
         model.eval()
+        error = None
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
             reseed(derive_seed(seed, purpose))
             with score_precision(self.method.recipe.precision, self.device):
-                score = float(self.task.score(model, "holdout"))
+                if self.method.name != "trained" and isinstance(self.task, OutputTask):
+                    score, error = self._closeness(model, self.task)
+                else:
+                    score = float(self.task.score(model, "holdout"))
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
-        return score
+        return score, error
+
+    def _closeness(self, model: nn.Module, task: OutputTask) -> tuple[float, float]:
+        """Return minus the mean divergence of the outputs from those of the original, and its standard error."""
+        if self._reference is None:
+            self._reference = task.outputs(self._original(), "holdout")
+        found = task.divergences(task.outputs(model, "holdout"), self._reference)
+        return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
 
     def _original(self) -> nn.Module:
-        """Return the original network on the device. It is scored first, and is the teacher of "brief"."""
+        """Return the original network on the device, which is also the teacher of "brief"."""
         if self._teacher is None:
             self._teacher = rewrite(self.traced, self.traced.vanilla).eval().to(self.device)
         return self._teacher

@@ -12,17 +12,18 @@ from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import IMPORTANCE_JOURNAL
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Task, task_name
+from depthfold.training import OutputTask, Task, task_name
 
 
 def importance_inputs(traced: TracedNetwork, task: Task, method: Method) -> dict[str, Any]:
     """Return what importances depend on: the network and its weights, the task, and the method with its settings."""
-    return {
+    found = {
         "network": traced.network.fingerprint,
         "weights": traced.weights_digest,
         "task": task_name(task),
         **method.inputs(),
     }
+    return found if method.name == "trained" else found | {"compares outputs": isinstance(task, OutputTask)}
 
 
 class ImportanceJournal(Journal):
@@ -55,4 +56,5 @@ def _result(found: Any) -> Result:
     found = decode(dict, found, "result")
     curve = decode(tuple[tuple[int, float, float], ...], found["curve"], "curve")
     score, seconds = (decode(float, found[name], name) for name in ("score", "seconds"))
-    return Result(score=score, curve=list(curve), seconds=seconds)
+    result = Result(score=score, curve=list(curve), seconds=seconds)
+    return {**result, "error": decode(float, found["error"], "error")} if "error" in found else result

@@ -20,7 +20,7 @@ from depthfold.progress import Progress, progress_bars
 from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
 from depthfold.support.coerce import as_whole
 from depthfold.tracing import TracedNetwork, require_traced
-from depthfold.training import Recipe, Task, check_has_holdout, check_task, task_name
+from depthfold.training import OutputTask, Recipe, Task, check_has_holdout, check_task, task_name
 
 
 def measure_importance(
@@ -41,14 +41,17 @@ def measure_importance(
     """Measure the importance I[i, j, a, b] of every block of the search space (Eq. 14).
 
     For each block and seed, a network is made without the activations inside the block and with those that the flags a
-    and b ask for at its ends. Its score on the hold-out set minus the score of the original network is the importance.
-    The `method` says how the network recovers before it is scored:
+    and b ask for at its ends. Its score on the hold-out set minus that of the unchanged network is the importance. The
+    `method` says how the network recovers before it is scored:
 
     - "trained": it is trained with the task's loss, as in the paper.
     - "brief": it learns the outputs of the original for a few steps, then its batch norms are recalibrated.
     - "recalibrated": only its batch norms are recalibrated.
     - "local": only the block is trained, to reproduce the original's values at j. Then as above.
     - "fit": the block becomes one convolution, computed by least squares. Then as above.
+
+    "trained" uses the task's score. The other methods compare the outputs with those of the original if the task can do
+    that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
     `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
     uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured.
@@ -80,12 +83,18 @@ def measure_importance(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
         base=journal.results[BASE]["score"],
-        provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}",
+        provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
-    warn_about_holdout(table, task)
+    warn_about_holdout(table, task, [result["error"] for result in journal.results.values() if "error" in result])
     return table
+
+
+def _scored_by(task: Task, method: Method) -> str:
+    if method.name == "trained" or not isinstance(task, OutputTask):
+        return ""
+    return "; scores are minus the divergence from the original's outputs"
 
 
 def left_out_blocks(

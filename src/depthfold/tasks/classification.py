@@ -212,17 +212,24 @@ class ClassificationTask:
     @torch.no_grad()
     def score(self, model: nn.Module, split: Split) -> float:
         """Return the accuracy in per cent, on the device of the model and in its precision, or that of an autocast."""
+        labels = self._data.cached(split).labels.to(device_of(model))
+        return 100.0 * (self.outputs(model, split).argmax(dim=1) == labels).sum().item() / len(labels)
+
+    @torch.no_grad()
+    def outputs(self, model: nn.Module, split: Split) -> Tensor:
+        """Return the class scores of all images of a split, one row per image."""
         subset = self._data.cached(split)
         device, dtype = device_of(model), dtype_of(model)
         starts = range(0, len(subset), self.score_batch)
         indices = [np.arange(start, min(start + self.score_batch, len(subset))) for start in starts]
         batches = subset.images.read((BatchRequest(indices=part) for part in indices), self._size, device)
-        labels = subset.labels.to(device)
-        correct = torch.zeros((), dtype=torch.int64, device=device)
-        for part, pixels in zip(indices, batches, strict=True):
-            logits = class_scores(model(self._normalised(pixels).to(dtype)), len(subset.classes))
-            correct += (logits.argmax(dim=1) == labels[part[0] : part[-1] + 1]).sum()
-        return 100.0 * correct.item() / len(subset)
+        classes = len(subset.classes)
+        return torch.cat([class_scores(model(self._normalised(pixels).to(dtype)), classes) for pixels in batches])
+
+    def divergences(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """Return the Kullback-Leibler divergence of each row of class scores from the reference."""
+        one, two = (scores.float().log_softmax(dim=1) for scores in (outputs, reference))
+        return torch.nn.functional.kl_div(one, two, log_target=True, reduction="none").sum(dim=1)
 
     @property
     def _size(self) -> Size | None:

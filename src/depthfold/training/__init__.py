@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from depthfold.training.task import (
         BatchTask,
         FunctionTask,
+        OutputTask,
         Split,
         Step,
         Task,
@@ -38,13 +39,14 @@ __getattr__ = lazy_getattr(
         "metrics": "Trained",
         "recalibration": "autocast batch_norms loss_without_gradients recalibrate",
         "recipe": "Recipe preset",
-        "task": "BatchTask FunctionTask Split Step Task check_has_holdout check_task derive_seed has_holdout task_name",
+        "task": "BatchTask FunctionTask OutputTask Split Step Task "
+        "check_has_holdout check_task derive_seed has_holdout task_name",
     },
 )
 
 __all__ = [
-    "LAST", "BatchTask", "DeviceContext", "FunctionTask", "Recipe", "Split", "Step", "Task", "Trained", "autocast",
-    "batch_norms", "check_has_holdout", "check_task", "derive_seed", "device_context", "disable_autocast", "fork_rng",
-    "has_holdout", "load_weights", "loss_without_gradients", "moved_to", "preserve_modes", "preset", "recalibrate",
-    "score_precision", "task_name", "train",
+    "LAST", "BatchTask", "DeviceContext", "FunctionTask", "OutputTask", "Recipe", "Split", "Step", "Task",
+    "Trained", "autocast", "batch_norms", "check_has_holdout", "check_task", "derive_seed", "device_context",
+    "disable_autocast", "fork_rng", "has_holdout", "load_weights", "loss_without_gradients", "moved_to",
+    "preserve_modes", "preset", "recalibrate", "score_precision", "task_name", "train",
 ]  # fmt: skip

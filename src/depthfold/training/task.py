@@ -79,6 +79,22 @@ class BatchTask(Task, Protocol):
     def batch_loss(self, model: nn.Module, batch: tuple[Tensor, ...], step: Step) -> Tensor: ...
 
 
+@runtime_checkable
+class OutputTask(Task, Protocol):
+    """A task that can compare the outputs of two models. Cheap importances are then scored without labels.
+
+    Outputs change smoothly where an accuracy changes in steps, so fewer images tell two networks apart.
+    """
+
+    def outputs(self, model: nn.Module, split: Split) -> Tensor:
+        """Return the outputs for all inputs of the split, always in the same order."""
+        ...
+
+    def divergences(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """Return for each input how far an output is from the reference, 0 if they are equal."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTask:
     """A task made of two functions: `loss(model, step)` and `score(model, split)`.
