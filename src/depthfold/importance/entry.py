@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from depthfold.core import FlaggedSpan
 from depthfold.errors import NotFinite
-from depthfold.importance.definition import importance_plan, importance_student
+from depthfold.importance.definition import importance_student
 from depthfold.importance.fit import fit_block
 from depthfold.importance.local import train_locally
 from depthfold.importance.methods import RECALIBRATION, Method
@@ -159,9 +159,9 @@ class Entries:
             loss = None
             if name == "brief":
                 loss = self._distil(student, seed)
-            elif name == "local" and self._changes(block):
+            elif name == "local":
                 loss = train_locally(self.traced, {block: student}, self.task, self.method.recipe, seed)[block]
-            elif name == "fit" and self._changes(block):
+            elif name == "fit":
                 fit_block(self.traced, student, block, self.task, self.method.recipe, seed)
             return self._recalibrated_result(student, seed, loss, started)
         finally:
@@ -185,10 +185,6 @@ class Entries:
             return results
         finally:
             _free(*students.values())
-
-    def _changes(self, block: FlaggedSpan) -> bool:
-        """Return False for a single layer with the network's own activations: there is nothing to recover."""
-        return len(block.span) > 1 or importance_plan(self.traced.network, block) != self.traced.vanilla
 
     def _distil(self, student: nn.Module, seed: int) -> float:
         """Train the student with the original as its teacher, and return the last loss."""

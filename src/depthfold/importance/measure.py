@@ -71,18 +71,22 @@ def measure_importance(
     every_seed = tuple(chosen.recipe.seed + n for n in range(seeds))
     blocks = traced.flagged_spans(space)
     left_out = left_out_blocks(traced.network, blocks, chosen, latency)
-    measured_as = _measured_as(traced, [block for block in blocks if block not in left_out], chosen)
+    unchanged = [] if chosen.name == "trained" else _unchanged(traced, blocks)
+    without = {*left_out, *unchanged}
+    measured_as = _measured_as(traced, [block for block in blocks if block not in without], chosen)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars())
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
         measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
     entries = [Score(span=block, reason=reason) for block, reason in left_out.items()]
+    base = journal.results[BASE]["score"]
+    entries += [Score(span=block, samples=(base,) * seeds, seeds=every_seed) for block in unchanged]
     entries += [_entry(block, measured, every_seed, journal) for block, measured in measured_as.items()]
     table = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
-        base=journal.results[BASE]["score"],
+        base=base,
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
         entries=tuple(entries),
     )
@@ -109,21 +113,25 @@ def left_out_blocks(
     return found
 
 
+def _unchanged(traced: TracedNetwork, blocks: Iterable[FlaggedSpan]) -> list[FlaggedSpan]:
+    """Return the blocks of one layer with the network's own activations, which change nothing."""
+    network, vanilla = traced.network, traced.vanilla
+    return [block for block in blocks if len(block.span) == 1 and importance_plan(network, block) == vanilla]
+
+
 def _measured_as(
     traced: TracedNetwork, blocks: Iterable[FlaggedSpan], method: Method
 ) -> dict[FlaggedSpan, FlaggedSpan]:
     """Map every block to the block whose measurement it uses.
 
     Without `reinit`, blocks of one layer differ from the original network only in their activations. If the whole
-    network is trained, all blocks with the same activations share one measurement; if only the block is trained, those
-    that change nothing do.
+    network is treated alike, all blocks with the same activations share one measurement.
     """
     first: dict[Plan, FlaggedSpan] = {}
 
     def measured_as(block: FlaggedSpan) -> FlaggedSpan:
         plan = importance_plan(traced.network, block)
-        whole = method.name not in ("local", "fit")
-        shared = len(block.span) == 1 and not method.reinit and (whole or plan == traced.vanilla)
+        shared = len(block.span) == 1 and not method.reinit and method.name not in ("local", "fit")
         return first.setdefault(plan, block) if shared else block
 
     return {block: measured_as(block) for block in blocks}
@@ -157,10 +165,7 @@ class _Measurement:
     def _jobs(self, blocks: Sequence[FlaggedSpan], seed: int) -> list[Job]:
         if not self.setup.method.groups_blocks:
             return [make_job(block, seed) for block in blocks]
-        network, vanilla = self.setup.traced.network, self.setup.traced.vanilla
-        unchanged = [block for block in blocks if importance_plan(network, block) == vanilla]
-        grouped = [block for block in blocks if block not in unchanged]
-        return [*(make_job(block, seed) for block in unchanged), *make_groups(grouped, seed)]
+        return make_groups(blocks, seed)
 
     def _run(self, jobs: Sequence[Job], step: Callable[[], None]) -> None:
         """Run the jobs. A group that fails is run again block by block, because one block may have failed it."""
