@@ -14,10 +14,11 @@ import depthfold as df
 from depthfold.core import ConvShape, FlaggedSpan
 from depthfold.importance import IncompleteTable, fit, importance_plan, importance_student, measure_importance
 from depthfold.importance.fit import NormalEquations, fit_block, too_large
-from depthfold.training import FunctionTask, Recipe
-from tiny_importance import RECIPE, SIZE, Tiny, TinyTask, batch, tiny_network
+from depthfold.training import FunctionTask, Recipe, recalibrate
+from tiny_importance import RECIPE, SIZE, Tiny, TinyTask, batch, holdout_score, tiny_network
 
 FIT = Recipe(steps=3, batch=4, seed=5)
+NETWORK = tiny_network()
 
 
 def loss(model, step):
@@ -156,6 +157,14 @@ def by_hand(block, merged, x):
     return net.head(at[5].mean((2, 3)))
 
 
+def test_blocks_that_change_nothing_are_only_recalibrated():
+    table = measure_importance(NETWORK, TinyTask(), RECIPE, method="fit")
+    unchanged = df.rewrite(NETWORK, NETWORK.vanilla)
+    recalibrate(unchanged, TinyTask(), RECIPE, steps=range(3, 11), seed=5)
+    same = [e for e in table.entries if importance_plan(NETWORK.network, e.span) == NETWORK.vanilla]
+    assert len(same) == 5 and {e.samples for e in same} == {(holdout_score(unchanged.eval()),)}
+
+
 def test_dead_inputs_give_a_finite_kernel():
     shape = ConvShape(**SHAPES["dense"], dilation=(1, 1))
     equations = NormalEquations(shape, torch.device("cpu"))
@@ -190,9 +199,8 @@ def test_convolutions_that_are_too_large_get_a_reason(monkeypatch):
     assert too_large(ConvShape(**wide | dict(out_channels=576, groups=576))) is None
 
     monkeypatch.setattr(fit, "LARGEST", 100**2)  # (0, 4] has 2 * 81 weights per output, (1, 3] has 4 * 25
-    network = tiny_network()
     with pytest.warns(IncompleteTable) as caught:
-        table = measure_importance(network, TinyTask(), RECIPE, method="fit")
+        table = measure_importance(NETWORK, TinyTask(), RECIPE, method="fit")
     reasons = {entry.span: entry.reason for entry in table.entries if entry.reason}
     assert {(span.i, span.j) for span in reasons} == {(0, 4), (0, 5), (1, 4), (1, 5)}
     (warning,) = caught
