@@ -157,6 +157,34 @@ def by_hand(block, merged, x):
     return net.head(at[5].mean((2, 3)))
 
 
+class Functional(nn.Module):
+    """Everything is called as a function, and the layers have different numbers of channels."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.norm1 = nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv2, self.norm2 = nn.Conv2d(6, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2)):
+            x = F.conv2d(x, conv.weight, conv.bias, 1, 1)
+            mean, variance = norm.running_mean, norm.running_var
+            x = F.relu(F.batch_norm(x, mean, variance, norm.weight, norm.bias, self.training, 0.1, norm.eps))
+        return self.head(x.mean((2, 3)))
+
+
+def test_nothing_of_the_old_layers_stays():
+    traced = df.trace(Functional().train(), torch.zeros(1, 2, SIZE, SIZE))
+    block = FlaggedSpan(0, 2, True, True)
+    student = importance_student(traced, block, 0, reinit=False)
+    fit_block(traced, student, block, TinyTask(), RECIPE, seed=5)
+    called = [str(node.target) for node in student.graph.nodes if node.op in ("call_module", "get_attr")]
+    assert called == ["conv1", "head"]
+    assert len(measure_importance(traced, TinyTask(), RECIPE, method="fit").importances) == 3
+
+
 def test_blocks_that_change_nothing_are_only_recalibrated():
     table = measure_importance(NETWORK, TinyTask(), RECIPE, method="fit")
     unchanged = df.rewrite(NETWORK, NETWORK.vanilla)
