@@ -16,6 +16,7 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import TraceError
+from depthfold.importance.entry import Entries
 from depthfold.jobs import InProcess, Processes
 from depthfold.training import device as training_device
 from lacking import devices
@@ -166,6 +167,17 @@ def test_importances_are_trained_on_the_best_of_the_machine(executor, device, fr
     found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, executor=workers)
     assert kind(traced.graph) == device
     expected = df.measure_importance(df.trace(net("cpu"), picture()), TinyTask(), RECIPE, executor=Processes(workers=1))
+    for one, two in zip(found.entries, expected.entries, strict=True):
+        assert one.span == two.span and one.samples == pytest.approx(two.samples, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["recalibrated", "local", "fit"])
+def test_methods_of_importance_run_on_the_best_of_the_machine(method, device, free_choice, monkeypatch):
+    traced = df.trace(net(device), picture(device))
+    found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, method=method)
+    assert kind(traced.graph) == device
+    monkeypatch.setattr(Entries, "device", torch.device("cpu"))
+    expected = df.measure_importance(df.trace(net("cpu"), picture()), TaskOn(device="cpu"), RECIPE, method=method)
     for one, two in zip(found.entries, expected.entries, strict=True):
         assert one.span == two.span and one.samples == pytest.approx(two.samples, abs=1e-3)
 

@@ -14,10 +14,11 @@ import depthfold as df
 from depthfold.core import ConvShape, FlaggedSpan
 from depthfold.importance import IncompleteTable, fit, importance_plan, importance_student, measure_importance
 from depthfold.importance.fit import NormalEquations, fit_block, too_large
-from depthfold.training import FunctionTask, Recipe
-from tiny_importance import RECIPE, SIZE, Tiny, TinyTask, batch, tiny_network
+from depthfold.training import FunctionTask, Recipe, recalibrate
+from tiny_importance import RECIPE, SIZE, Tiny, TinyTask, batch, holdout_score, tiny_network
 
 FIT = Recipe(steps=3, batch=4, seed=5)
+NETWORK = tiny_network()
 
 
 def loss(model, step):
@@ -156,6 +157,42 @@ def by_hand(block, merged, x):
     return net.head(at[5].mean((2, 3)))
 
 
+class Functional(nn.Module):
+    """Everything is called as a function, and the layers have different numbers of channels."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.norm1 = nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv2, self.norm2 = nn.Conv2d(6, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2)):
+            x = F.conv2d(x, conv.weight, conv.bias, 1, 1)
+            mean, variance = norm.running_mean, norm.running_var
+            x = F.relu(F.batch_norm(x, mean, variance, norm.weight, norm.bias, self.training, 0.1, norm.eps))
+        return self.head(x.mean((2, 3)))
+
+
+def test_nothing_of_the_old_layers_stays():
+    traced = df.trace(Functional().train(), torch.zeros(1, 2, SIZE, SIZE))
+    block = FlaggedSpan(0, 2, True, True)
+    student = importance_student(traced, block, 0, reinit=False)
+    fit_block(traced, student, block, TinyTask(), RECIPE, seed=5)
+    called = [str(node.target) for node in student.graph.nodes if node.op in ("call_module", "get_attr")]
+    assert called == ["conv1", "head"]
+    assert len(measure_importance(traced, TinyTask(), RECIPE, method="fit").importances) == 3
+
+
+def test_blocks_that_change_nothing_are_only_recalibrated():
+    table = measure_importance(NETWORK, TinyTask(), RECIPE, method="fit")
+    unchanged = df.rewrite(NETWORK, NETWORK.vanilla)
+    recalibrate(unchanged, TinyTask(), RECIPE, steps=range(3, 11), seed=5)
+    same = [e for e in table.entries if importance_plan(NETWORK.network, e.span) == NETWORK.vanilla]
+    assert len(same) == 5 and {e.samples for e in same} == {(holdout_score(unchanged.eval()),)}
+
+
 def test_dead_inputs_give_a_finite_kernel():
     shape = ConvShape(**SHAPES["dense"], dilation=(1, 1))
     equations = NormalEquations(shape, torch.device("cpu"))
@@ -190,9 +227,8 @@ def test_convolutions_that_are_too_large_get_a_reason(monkeypatch):
     assert too_large(ConvShape(**wide | dict(out_channels=576, groups=576))) is None
 
     monkeypatch.setattr(fit, "LARGEST", 100**2)  # (0, 4] has 2 * 81 weights per output, (1, 3] has 4 * 25
-    network = tiny_network()
     with pytest.warns(IncompleteTable) as caught:
-        table = measure_importance(network, TinyTask(), RECIPE, method="fit")
+        table = measure_importance(NETWORK, TinyTask(), RECIPE, method="fit")
     reasons = {entry.span: entry.reason for entry in table.entries if entry.reason}
     assert {(span.i, span.j) for span in reasons} == {(0, 4), (0, 5), (1, 4), (1, 5)}
     (warning,) = caught

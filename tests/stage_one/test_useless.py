@@ -90,7 +90,7 @@ def naive(network, latency, block):
 
 
 def instances():
-    for seed in range(300):
+    for seed in range(400):
         rng = random.Random(seed)
         network = random_network(rng)
         blocks = network.flagged_spans("full", exclusion=rng.random() < 0.5)

@@ -149,10 +149,29 @@ def replace_segment(student: nn.Module, span: Span, convolution: nn.Module) -> N
     """
     graph, origin, _ = student_parts(student)
     blueprint = origin.blueprint
-    use_plain_convolutions(graph, {blueprint.sites[span.i].conv})
+    first, last = blueprint.sites[span.i], blueprint.sites[span.j - 1]
+    use_plain_convolutions(graph, {first.conv})
     nodes = {node.name: node for node in graph.graph.nodes}
+    before = _ancestors(nodes[name] for name in (last.linear, *last.additions))
     _SegmentMerger(graph, nodes, blueprint, lambda *_: convolution).merge_segment(span)
-    drop_unused(graph)
+    for node in reversed(list(graph.graph.nodes)):
+        if node in before and not node.users:
+            graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes and everything that they are computed from, except for the inputs of the graph."""
+    found: set[fx.Node] = set()
+    reached = list(nodes)
+    while reached:
+        node = reached.pop()
+        if node not in found and node.op != "placeholder":
+            found.add(node)
+            reached.extend(node.all_input_nodes)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
