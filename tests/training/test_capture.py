@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
 from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, train
+from depthfold.training import capture
 from depthfold.training import stepper as stepper_module
 from depthfold.training.capture import CAPTURED, RECORDERS, StepRunner
 from depthfold.training.stepper import Stepper
@@ -213,10 +212,10 @@ class Fused(nn.Module):
 
 @pytest.fixture
 def fused(monkeypatch):
-    """Replace depthfold.kernels, and return the models that were computed with fused kernels."""
-    seen, kernels = [], ModuleType("depthfold.kernels")
-    kernels.fuse = lambda model: Fused(model, seen)
-    monkeypatch.setitem(sys.modules, "depthfold.kernels", kernels)
+    """Replace fuse() and fuse_eval(), and return the models that were computed with fused kernels."""
+    seen = []
+    for name in ("fuse", "fuse_eval"):
+        monkeypatch.setattr(capture, name, lambda model: Fused(model, seen))
     return seen
 
 
@@ -237,8 +236,9 @@ def test_fused_kernels_need_bfloat16_and_channels_last(recorder, fused, changes)
     assert fused == []
 
 
-def test_without_fused_kernels_for_a_model_its_steps_are_captured(recorder, fused):
-    sys.modules["depthfold.kernels"].fuse = lambda model: None
+def test_without_fused_kernels_for_a_model_its_steps_are_captured(recorder, fused, monkeypatch):
+    for name in ("fuse", "fuse_eval"):
+        monkeypatch.setattr(capture, name, lambda model: None)
     assert train(SmallNet(), SmallTask(), HALF, teacher=SmallNet(seed=4)).execution == CAPTURED
 
 
