@@ -16,26 +16,14 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import nn
+from cifar_networks import mobilenet_v2, trace_for_cifar
 
-import depthfold as df
 from depthfold.backends.pytorch import PyTorch
 from depthfold.importance.entry import EntrySetup, make_job
+from depthfold.importance.methods import Method
 from depthfold.jobs import Processes
 from depthfold.tasks import ClassificationTask
-from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe
-from depthfold.vision import import_torchvision
-
-
-def mobilenet_v2_for_cifar() -> TracedNetwork:
-    torch.manual_seed(0)
-    model = import_torchvision().models.mobilenet_v2(weights=None, num_classes=10)
-    model.features[0][0].stride = (1, 1)
-    for module in model.features[2].modules():
-        if isinstance(module, nn.Conv2d):
-            module.stride = (1, 1)
-    return df.trace(model, torch.randn(1, 3, 32, 32), ignore=["features.0", "features.18"])
 
 
 def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str, object]:
@@ -73,7 +61,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--steps", type=int, default=None, help="instead of one epoch, for a dry run")
     options = parser.parse_args()
-    traced = mobilenet_v2_for_cifar()
+    traced = trace_for_cifar(mobilenet_v2())
     task = ClassificationTask.cifar10(options.data)
     device = "cpu" if options.device == "cpu" else "cuda"
     environment = PyTorch(device=device).environment((torch.empty(1, 3, 32, 32),))
@@ -91,7 +79,9 @@ def main() -> None:
             channels_last=True,
         )
         for workers in options.workers:
-            row = {"batch": batch} | rate(EntrySetup(traced, task, recipe), workers, options.entries, options.device)
+            row = {"batch": batch} | rate(
+                EntrySetup(traced, task, Method.of("trained", recipe)), workers, options.entries, options.device
+            )
             print(json.dumps(row), flush=True)
             rows.append(row)
             found = {"environment": environment.to_json(), "recipe": recipe.to_json(), "rows": rows}

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, train
-from depthfold.training import capture
+from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, capture, train
 from depthfold.training import stepper as stepper_module
 from depthfold.training.capture import CAPTURED, RECORDERS, StepRunner
 from depthfold.training.stepper import Stepper
