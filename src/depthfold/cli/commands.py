@@ -128,19 +128,13 @@ def compress(call: Call) -> None:
 @app.command(epilog="Example: depthfold demo --run demo")
 def demo(
     run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=require_name)] = "demo",
-    measure_importance: Annotated[
-        bool,
-        typer.Option(
-            "--measure-importance", help="Measure the importance table here instead of using the shipped one."
-        ),
-    ] = False,
     debug: Debug = False,
 ) -> None:
     """Compress a small network that ships with depthfold for this machine's CPU, with real data."""
     from depthfold.demo import demo_settings, run_demo
 
     terminal.raise_on_interrupt()
-    chosen = demo_settings(run, measure_importance=measure_importance)
+    chosen = demo_settings(run)
     print_text(f"The settings are in {Path(run) / 'config.toml'}. Run the same command again to resume.")
     print_summary(run_demo(chosen, say=print_text, progress=progress()), chosen.export)
 

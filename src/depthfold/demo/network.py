@@ -1,11 +1,16 @@
-"""The network of the demo: a small MobileNetV2 for grey images of 28x28."""
+"""The network of the demo, a small MobileNetV2 for grey images of 28x28, and its images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from depthfold.tasks import ClassificationTask
+
+SHIPPED = Path(__file__).parent / "shipped"  # its README.md says where the files come from
 
 # Expansion, channels, blocks and stride of each stage, in the notation of the MobileNetV2 paper.
 STAGES = ((1, 16, 1, 1), (12, 16, 9, 2))
@@ -36,6 +41,11 @@ class SmallMobileNet(nn.Sequential):
             nn.Flatten(),
             nn.Linear(HEAD, CLASSES),
         )
+
+
+def task() -> ClassificationTask:
+    """Return the task: 10,000 training images of Fashion-MNIST, 300 of them held out, and 5,000 test images."""
+    return ClassificationTask.fashion_mnist(SHIPPED, holdout=0.03)
 
 
 def small_mobilenet() -> nn.Module:
