@@ -1,6 +1,7 @@
 """fuse() and fuse_eval() on whole networks."""
 
 import copy
+import operator
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 import depthfold as df
 from depthfold.demo.network import InvertedResidual
 from depthfold.kernels import fuse, fuse_eval, tiles
+from depthfold.kernels.convolution import convolve
+from depthfold.kernels.norm import norm_act
 from depthfold.testing import randomise_statistics
 from kernel_cases import close
 
@@ -73,6 +76,10 @@ def test_fused_student_equals_the_student(inside):
     fused = fuse(student)
     calls = {node.target.__name__ for node in fused.graph.nodes if node.op == "call_function"}
     assert {"convolve", "norm_act", "pointwise"} <= calls
+    for node in fused.graph.nodes:
+        if node.op == "call_function" and node.target in (convolve, norm_act):
+            source, sums = node.args[:2]
+            assert (sums is not None) == (source.target is operator.getitem)  # a convolution has computed them
     step(student, reference, fused, x)
 
 
@@ -141,7 +148,7 @@ def test_fused_network_in_evaluation_mode_equals_the_network():
     x = torch.randn(2, 3, 8, 8)
     student = student_of(randomise_statistics(small_mobilenet()), x, inside=(2, 3)).eval()
     fused = fuse_eval(student, torch.float32)
-    output = fused(x)
+    output = fused(x.requires_grad_())
     assert not output.requires_grad
     close(output, copy.deepcopy(student).double()(x.double()))
 

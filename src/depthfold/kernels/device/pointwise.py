@@ -78,8 +78,7 @@ def pointwise_backward(
         if CAP:
             d = tl.where((v > 0.0) & (v < cap), d, 0.0)
             v = tl.minimum(tl.maximum(v, 0.0), cap)
-        v = tl.where(mask, v, 0.0).to(g.dtype)
-        dw = tl.dot(tl.trans(g), v, dw, input_precision="ieee")
+        dw = tl.dot(tl.trans(g), v.to(g.dtype), dw, input_precision="ieee")
         tl.store(dx + at, d.to(dx.dtype.element_ty), mask=mask)
         one += tl.sum(d, 0)
         two += tl.sum(d * raw, 0)
