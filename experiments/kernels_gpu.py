@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import itertools
 import json
 import multiprocessing
@@ -87,7 +88,7 @@ def gradients(model: nn.Module, module: Callable[[Tensor], Tensor], x: Tensor, g
     output = module(x)
     output.backward(gradient.to(output.dtype))
     found = [output, x.grad, *(p.grad for p in model.parameters())]
-    return [*found, *(buffer for name, buffer in model.named_buffers() if "var" in name)]  # type: ignore[list-item]
+    return [*found, *(buffer for name, buffer in model.named_buffers() if "var" in name)]
 
 
 def errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
@@ -145,14 +146,14 @@ def mobilenet_v2() -> nn.Module:
     for module in model.features[2].modules():
         if isinstance(module, nn.Conv2d):
             module.stride = (1, 1)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def vgg19_bn() -> nn.Module:
     """VGG19-BN for 32x32 images, with one linear layer."""
     model = import_torchvision().models.vgg19_bn(weights=None, num_classes=10)
     model.avgpool, model.classifier = nn.Identity(), nn.Linear(512, 10)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def student() -> nn.Module:
@@ -174,7 +175,7 @@ class Step:
     def __init__(self, make: Callable[[], nn.Module], how: str, teacher: bool = False) -> None:
         torch.manual_seed(0)
         batch = 2 if DRY else BATCH
-        self.model = make().to(DEVICE, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.model = make().to(DEVICE, memory_format=torch.channels_last).train()
         self.images = torch.randn(batch, 3, *((8, 8) if DRY else (32, 32)), device=DEVICE)
         self.labels = torch.randint(0, 10, (batch,), device=DEVICE)
         self.teacher: Any = copy.deepcopy(self.model).eval().requires_grad_(False) if teacher else None
@@ -219,7 +220,7 @@ class Step:
         return graph.replay
 
 
-def milliseconds(run: Callable[[], Any], repeat: int = 20, group: int = 3) -> float:
+def milliseconds(run: Callable[[], Any], repeat: int = 12, group: int = 3) -> float:
     """Return the median time of a call."""
     if DRY:
         started = time.perf_counter()
@@ -253,6 +254,7 @@ def profile(run: Callable[[], None], steps: int = 3) -> list[dict[str, Any]]:
 
 def time_step(make: Callable[[], nn.Module], how: str, teacher: bool) -> dict[str, Any]:
     started = time.perf_counter()
+    gc.collect()
     if not DRY:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
