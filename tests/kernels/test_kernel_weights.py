@@ -66,6 +66,14 @@ def test_weight_that_is_not_used_gets_no_gradient():
     assert torch.equal(weights[1].grad, torch.ones(3))
 
 
+def test_frozen_weight_has_a_copy_without_gradient():
+    frozen, weight = torch.randn(3), torch.randn(3, requires_grad=True)
+    copies = cast(X, frozen, weight)
+    assert [each.requires_grad for each in copies] == [False, True]
+    copies[1].sum().backward()
+    assert torch.equal(weight.grad, torch.ones(3))
+
+
 def test_gradients_accumulate():
     weight = torch.randn(3, requires_grad=True)
     for _ in range(2):

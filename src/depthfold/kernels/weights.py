@@ -41,6 +41,7 @@ class _Cast(torch.autograd.Function):
         ctx.save_for_backward(*weights)
         copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
         torch._foreach_copy_(copies, weights)
+        ctx.mark_non_differentiable(*(copy for copy, w in zip(copies, weights, strict=True) if not w.requires_grad))
         return tuple(copies)
 
     @staticmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SIZES = ["N", "H", "W", "out_h", "out_w", "eighths", "pad_h", "pad_w", "blocks", "images"]
+SIZES = ["N", "H", "W", "out_h", "out_w", "eights", "pad_h", "pad_w", "blocks", "images"]
 
 
 @triton.jit
@@ -28,6 +28,13 @@ def _taps(weight, c, C):
     for k in tl.static_range(9):
         taps = taps + (tl.load(weight + c * 9 + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
     return taps
+
+
+@triton.jit
+def _scale_and_shift(statistics, c, C, NORM: tl.constexpr):
+    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    return scale, shift
 
 
 @triton.jit
@@ -92,25 +99,23 @@ def _advance(carry, row, taps, zero, STRIDE: tl.constexpr, STRIP: tl.constexpr, 
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_forward(
-    x, weight, statistics, pivot, y, sums, N, H, W, out_h, out_w, eighths, pad_h, pad_w, blocks, images, cap,
+    x, weight, statistics, pivot, y, sums, N, H, W, out_h, out_w, eights, pad_h, pad_w, blocks, images, cap,
     STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SUMS: tl.constexpr,
     STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and sum y - pivot and its square over the pixels of each program."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
     left = w * STRIDE - pad_w
     COLUMNS: tl.constexpr = (STRIP - 1) * STRIDE + 3
     DELAY: tl.constexpr = 3 - STRIDE  # rows of x that are read before the first row of y is complete
-    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
-    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    scale, shift = _scale_and_shift(statistics, c, C, NORM)
     centre = tl.load(pivot + c, mask=(c < C) & SUMS, other=0.0).to(tl.float32)[None, :]
     taps = _taps(weight, c, C)
     zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
-    total = zero
-    square = zero
+    total, square = zero, zero
     carry = _zeros(STRIP * DELAY, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
@@ -165,10 +170,11 @@ def _clamp(raw, inside, scale, shift, cap, NORM: tl.constexpr, CAP: tl.constexpr
 
 @triton.jit
 def _multiply(
-    window, taps, dw, v, d, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, PHASE_H: tl.constexpr,
+    window, taps, dw, v, live, zero, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, PHASE_H: tl.constexpr,
     PHASE_W: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Visit the outputs that read pixel (I, J), each with one weight: add to the gradients of pixel and weight."""
+    d = zero
     TOP: tl.constexpr = (STRIDE - 1 + PHASE_H) // STRIDE
     LEFT: tl.constexpr = (2 - PHASE_W) // STRIDE
     result = ()
@@ -179,12 +185,12 @@ def _multiply(
             d += g * taps[k]
             new += v * g
         result = result + (new,)
-    return d, result
+    return tl.where(live, d, 0.0), result
 
 
 @triton.jit
-def _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM: tl.constexpr):
-    base = weight_sums + program.to(tl.int64) * 9 * C + c
+def _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM: tl.constexpr):
+    base = dw_sums + program.to(tl.int64) * 9 * C + c
     for k in tl.static_range(9):
         tl.store(base + k * C, tl.sum(dw[k], 0), mask=c < C)
     if NORM:
@@ -197,30 +203,27 @@ def _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program,
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_backward(
-    x, weight, statistics, dy, dx, weight_sums, norm_sums, N, H, W, out_h, out_w, eighths, pad_h, pad_w, blocks,
-    images, cap,
+    x, weight, statistics, dy, dx, dw_sums, norm_sums, N, H, W, out_h, out_w, eights, pad_h, pad_w, blocks, images, cap,
     STRIDE: tl.constexpr, PHASE_H: tl.constexpr, PHASE_W: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr,
     STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the map and of the weights, and the sums for the gradient of the batch norm.
 
     A step of the loop covers as many rows of x as the stride. `window` has the rows of dy that read them, the last one
-    first. PHASE_H and PHASE_W are the paddings modulo the stride, which determine what reads a pixel.
+    first. PHASE_H and PHASE_W are the paddings modulo the stride.
     """
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
     left = w // STRIDE + pad_w // STRIDE - (2 - PHASE_W) // STRIDE
     COLUMNS: tl.constexpr = (STRIP - 1 + PHASE_W) // STRIDE + (2 - PHASE_W) // STRIDE + 1
     OLDER: tl.constexpr = 2 // STRIDE  # rows of the window from earlier steps
-    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
-    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    scale, shift = _scale_and_shift(statistics, c, C, NORM)
     taps = _taps(weight, c, C)
     zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     one, two = zero, zero
-    dw = _zeros(9, BLOCK_W, BLOCK_C)
-    window = _zeros(OLDER * COLUMNS, BLOCK_W, BLOCK_C)
+    dw, window = _zeros(9, BLOCK_W, BLOCK_C), _zeros(OLDER * COLUMNS, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
     top = pad_h // STRIDE + (STRIDE - 1 + PHASE_H) // STRIDE  # the last row of dy that reads the first rows of x
@@ -241,12 +244,11 @@ def depthwise_backward(
             for j in tl.static_range(STRIP):
                 inside = ((w + j < W) & (h >= 0) & (h + i < H))[:, None]
                 v, live = _clamp(raw[i * STRIP + j], inside, scale, shift, cap, NORM, CAP)
-                d, dw = _multiply(window, taps, dw, v, zero, i, j, STRIDE, PHASE_H, PHASE_W, COLUMNS)
-                d = tl.where(live, d, 0.0)
+                d, dw = _multiply(window, taps, dw, v, live, zero, i, j, STRIDE, PHASE_H, PHASE_W, COLUMNS)
                 at = row + (w + j)[:, None] * C + c[None, :]
                 tl.store(at, d.to(dx.dtype.element_ty), mask=inside & (c < C)[None, :])
                 if NORM:
                     one += d
                     two += d * raw[i * STRIP + j]
         window = window[: OLDER * COLUMNS]
-    _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM)
+    _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM)
