@@ -2,10 +2,31 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from depthfold.kernels.weights import cast, count, prepare
+from depthfold.kernels.weights import _laid_out_like, cast, count, prepare
 
 X = torch.zeros(1, dtype=torch.bfloat16)
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operations that PyTorch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__)
+        return function(*args, **kwargs or {})
+
+
+def test_all_weights_are_copied_at_once_in_both_directions():
+    weights = [torch.randn(4, 3, 3, 3, requires_grad=True), torch.randn(5, requires_grad=True)]
+    with Recorder() as recorder:
+        copies = cast(X, *weights)
+        torch.autograd.backward(copies, [torch.ones_like(each) for each in copies])
+    assert [name for name in recorder.names if "copy" in name] == ["_foreach_copy_.default"] * 2
 
 
 def test_weights_are_cast_and_gradients_arrive_in_float32():
@@ -27,6 +48,10 @@ def test_weights_are_cast_and_gradients_arrive_in_float32():
 def test_gradients_get_the_strides_of_their_weights(shape, of_gradient, of_weight):
     weight = torch.randn(shape).contiguous(memory_format=of_weight).requires_grad_()
     gradient = torch.randn(shape).to(torch.bfloat16).contiguous(memory_format=of_gradient)
+    same = _laid_out_like(weight, gradient)
+    assert same.stride() == weight.stride()
+    assert torch.equal(same, gradient)
+    assert (same.data_ptr() == gradient.data_ptr()) == (of_weight == of_gradient or 1 in shape[1:])
     (found,) = cast(X, weight)
     assert found.stride() == weight.stride()
     found.backward(gradient)
@@ -39,6 +64,14 @@ def test_weight_that_is_not_used_gets_no_gradient():
     cast(X, *weights)[1].sum().backward()
     assert weights[0].grad is None
     assert torch.equal(weights[1].grad, torch.ones(3))
+
+
+def test_frozen_weight_has_a_copy_without_gradient():
+    frozen, weight = torch.randn(3), torch.randn(3, requires_grad=True)
+    copies = cast(X, frozen, weight)
+    assert [each.requires_grad for each in copies] == [False, True]
+    copies[1].sum().backward()
+    assert torch.equal(weight.grad, torch.ones(3))
 
 
 def test_gradients_accumulate():

@@ -86,7 +86,8 @@ class Builder:
         self._weights = {key: self._call(operator.getitem, copies, i) for i, key in enumerate(weights)}
         sites = self._sites.norms.values()
         batches = [self._attribute(site.chain[0], "batches", site.module.num_batches_tracked) for site in sites]
-        self._call(count, *batches)
+        if batches:
+            self._call(count, *batches)
 
     def _norm_tensors(self, site: NormSite) -> Any:
         """Return the nodes of a batch norm's tensors."""

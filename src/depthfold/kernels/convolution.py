@@ -125,14 +125,14 @@ def _depthwise_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     n, c, h, w = x.shape
     dx = torch.empty_like(x)
-    columns = ((conv.padding[1] + w - 1) // conv.stride + 1 - conv.padding[1] // conv.stride) * conv.stride
-    grid = tiles.depthwise_grid(tiles.DEPTHWISE_BACKWARD[n * h * w < tiles.LARGE], columns, c, n, conv.stride)
+    grid = tiles.depthwise_grid(tiles.DEPTHWISE_BACKWARD[n * h * w < tiles.LARGE], w, c, n, conv.stride)
     weight_sums = tiles.empty(x, grid.programs, 9, c)
     norm_sums = None if before.statistics is None else tiles.empty(x, grid.programs, 2, c)
     depthwise_backward[(tiles.ceil(c, grid.block_c), grid.programs)](
         x, weight, _or(before.statistics, x), dy, dx, weight_sums, _or(norm_sums, x), n, h, w, *dy.shape[2:], c // 8,
         *conv.padding, grid.across, grid.images, before.cap or 0.0,
-        STRIDE=conv.stride, NORM=before.statistics is not None, **before.launch, **grid.launch,
+        STRIDE=conv.stride, PHASE_H=conv.padding[0] % conv.stride, PHASE_W=conv.padding[1] % conv.stride,
+        NORM=before.statistics is not None, **before.launch, **grid.launch,
     )  # fmt: skip
     return dx, _weight_gradient(weight_sums, weight, nine=True), norm_sums
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from typing import Any
@@ -12,16 +13,16 @@ from torch import Tensor, fx, nn
 from depthfold.kernels.sites import find_sites
 
 
-def fuse(model: nn.Module) -> nn.Module | None:
+def fuse(model: nn.Module) -> Fused | None:
     """Return a module that computes the same as a model in training, faster. Return None if there is nothing to fuse.
 
-    Call it in place of the model: under torch.autocast, or with an input in the precision of the computation. It reads
-    the model's own parameters and buffers, so gradients arrive in float32 in the `grad` of the model's parameters, and
-    its running statistics are updated. The model itself is not changed. It must stay in its mode and on its device.
+    Call it in place of the model: under torch.autocast, or with an input in bfloat16. It reads the model's own
+    parameters and buffers, so gradients arrive in float32 in the `grad` of the model's parameters, and its running
+    statistics are updated. The model itself is not changed. It must stay in its mode and on its device.
 
     All weights are cast at the start of each forward. Put the model into the memory format channels_last before, since
-    otherwise they are also laid out anew in each forward. Operations without a kernel stay as they are, for example
-    other activations, other groups, batch norms in evaluation mode and modules with hooks.
+    otherwise dense kernels are also laid out anew in each forward. Operations without a kernel stay as they are, for
+    example other activations, other groups, batch norms in evaluation mode and modules with hooks.
     """
     graph = _graph(model)
     sites = None if graph is None else find_sites(graph, training=True)
@@ -29,7 +30,7 @@ def fuse(model: nn.Module) -> nn.Module | None:
         return None
     from depthfold.kernels.builder import Builder
 
-    return Builder(graph, sites).build()
+    return Fused(Builder(graph, sites).build(), _device(model))
 
 
 def fuse_eval(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> FusedEval | None:
@@ -45,35 +46,57 @@ def fuse_eval(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> FusedEva
     from depthfold.kernels.builder import EvalBuilder
 
     builder = EvalBuilder(graph, sites, dtype)
-    return FusedEval(builder.build(), builder.weights, builder.norms)
+    return FusedEval(builder.build(), _device(model), builder.weights, builder.norms)
 
 
-class FusedEval(nn.Module):
-    """A model in evaluation mode, with the kernels of this package."""
+class Fused(nn.Module):
+    """A model with the kernels of this package."""
 
-    def __init__(self, graph: fx.GraphModule, weights: list[tuple[Tensor, Tensor]], norms: list[tuple[Tensor, Any]]):
+    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
         super().__init__()
-        self.fused, self._weights, self._norms = graph, weights, norms
+        self.module, self._device = module, device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # Triton launches on the current device, not on that of the tensors.
+        cuda = self._device.type == "cuda"
+        with torch.cuda.device(self._device) if cuda else contextlib.nullcontext():
+            return self.module(*args, **kwargs)
+
+
+class FusedEval(Fused):
+    """A model in evaluation mode with the kernels of this package."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        device: torch.device,
+        weights: list[tuple[Tensor, Tensor]],
+        norms: list[tuple[Tensor, Any]],
+    ) -> None:
+        super().__init__(module, device)
+        self._weights, self._norms = weights, norms
         self.refresh()
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fused(*args, **kwargs)
+        return super().forward(*args, **kwargs)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Read the model's weights and running statistics again, into the same tensors."""
         from depthfold.kernels.norm import fold
 
-        torch._foreach_copy_([own for own, _ in self._weights], [weight for _, weight in self._weights])
+        if self._weights:
+            torch._foreach_copy_([own for own, _ in self._weights], [weight for _, weight in self._weights])
         for statistics, norm in self._norms:
             statistics.copy_(fold(norm))
 
 
 def _graph(model: nn.Module) -> fx.GraphModule | None:
     """Return the graph of a model that the kernels can run, or None."""
-    parameter = next(model.parameters(), None)
-    if parameter is None or not _can_run(parameter.device) or model._forward_hooks or model._forward_pre_hooks:
+    if next(model.parameters(), None) is None or not _can_run(_device(model)):
+        return None
+    if model._forward_hooks or model._forward_pre_hooks:
         return None
     if isinstance(model, fx.GraphModule):
         return model
@@ -81,6 +104,10 @@ def _graph(model: nn.Module) -> fx.GraphModule | None:
         return fx.symbolic_trace(model)
     except Exception:  # noqa: BLE001 - any error of the user's code, which runs with proxies
         return None
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _can_run(device: torch.device) -> bool:

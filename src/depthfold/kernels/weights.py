@@ -18,8 +18,8 @@ def prepare(x: Any, dtype: torch.dtype | None = None) -> Any:
         return x
     if dtype is None and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    x = x.to(dtype or x.dtype)
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    layout = torch.channels_last if x.dim() == 4 else torch.preserve_format
+    return x.to(dtype or x.dtype, memory_format=layout)
 
 
 def cast(x: Any, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -41,6 +41,7 @@ class _Cast(torch.autograd.Function):
         ctx.save_for_backward(*weights)
         copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
         torch._foreach_copy_(copies, weights)
+        ctx.mark_non_differentiable(*(copy for copy, w in zip(copies, weights, strict=True) if not w.requires_grad))
         return tuple(copies)
 
     @staticmethod

@@ -22,7 +22,7 @@ def small_tiles(monkeypatch):
     """Use tiles so small that even the maps of these tests take several programs."""
     from depthfold.kernels import tiles
 
-    norm, pointwise = tiles.NormTile(256, 1, 16), tiles.PointwiseTile(16, 16, 16, 1, 1)
+    norm, pointwise = tiles.NormTile(512, 1, 16), tiles.PointwiseTile(16, 16, 16, 1, 1)
     depthwise = tiles.DepthwiseTile(strip=2, strips=2, elements=32, warps=1, launched=4)
     for name, tile in dict(NORM=norm, POINTWISE_FORWARD=pointwise, POINTWISE_BACKWARD=pointwise).items():
         monkeypatch.setattr(tiles, name, (tile, tile))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from depthfold.kernels import tiles
-from depthfold.kernels.convolution import Depthwise, convolve, pointwise
+from depthfold.kernels.convolution import Depthwise, _weight_gradient, convolve, pointwise
 from depthfold.kernels.norm import fold, norm_act
 from kernel_cases import close, exact, random_map, random_norm, same_norms, tensors
 
@@ -38,10 +38,10 @@ def run_unit(x, weight, cap, depthwise):
 @pytest.mark.parametrize(
     ("stride", "padding", "cap", "size"),
     [
-        (1, (1, 1), 6.0, (3, 4)),
+        (1, (1, 1), 1.5, (3, 4)),
         (1, (0, 0), None, (3, 5)),
-        (1, (2, 3), inf, (2, 3)),
-        (2, (1, 1), 6.0, (3, 5)),
+        (1, (3, 2), inf, (2, 3)),
+        (2, (1, 1), 1.5, (3, 5)),
         (2, (0, 2), None, (4, 3)),
         (2, (3, 0), inf, (2, 4)),
     ],
@@ -59,10 +59,10 @@ def test_depthwise_unit_equals_pytorch_with_other_tiles(stride, monkeypatch):
     monkeypatch.setattr(tiles, "DEPTHWISE_FORWARD", (tile, tile))
     monkeypatch.setattr(tiles, "DEPTHWISE_BACKWARD", (tile, tile))
     x, weight = random_map(1, 24, 2, 5), torch.randn(24, 1, 3, 3, requires_grad=True)
-    run_unit(x, weight, 6.0, Depthwise(stride, (1, 1)))
+    run_unit(x, weight, 1.5, Depthwise(stride, (1, 1)))
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "cap"), [(24, 8, 6.0), (8, 40, inf), (40, 24, None)])
+@pytest.mark.parametrize(("inputs", "outputs", "cap"), [(24, 8, 1.5), (8, 40, inf), (40, 24, None)])
 def test_pointwise_unit_equals_pytorch(inputs, outputs, cap):
     torch.manual_seed(0)
     x, weight = random_map(3, inputs, 3, 5), torch.randn(outputs, inputs, 1, 1, requires_grad=True)
@@ -91,10 +91,10 @@ def test_unit_in_evaluation_mode_equals_pytorch(depthwise):
     x, norm = random_map(2, 16, 3, 5).detach(), random_norm(16).eval()
     weight = torch.randn(16, 1, 3, 3) if depthwise else torch.randn(8, 16, 1, 1)
     x64, weight64, norm64 = exact(x, weight, norm)
-    y, sums = convolve(x, None, fold(tensors(norm)), 6.0, weight, depthwise, None)
+    y, sums = convolve(x, None, fold(tensors(norm)), 1.5, weight, depthwise, None)
     options = dict(stride=2, padding=1, groups=16) if depthwise else {}
     assert sums is None
-    close(y, F.conv2d(norm64(x64).clamp(0, 6), weight64, **options))
+    close(y, F.conv2d(norm64(x64).clamp(0, 1.5), weight64, **options))
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (2, 1)])
@@ -104,3 +104,11 @@ def test_pointwise_convolution_by_a_matrix_product_equals_pytorch(padding):
     y = pointwise(x, weight, bias, padding)
     assert y.is_contiguous(memory_format=torch.channels_last)
     close(y, F.conv2d(x.double(), weight.double(), bias.double(), padding=padding))
+
+
+def test_weight_gradient_is_the_sum_over_many_programs():
+    torch.manual_seed(0)
+    sums = torch.randn(130, 16, 8)
+    close(_weight_gradient(sums, torch.empty(16, 8, 1, 1)), sums.double().sum(0)[:, :, None, None])
+    sums = torch.randn(130, 9, 8)
+    close(_weight_gradient(sums, torch.empty(8, 1, 3, 3), nine=True), sums.double().sum(0).t().reshape(8, 1, 3, 3))

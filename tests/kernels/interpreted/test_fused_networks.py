@@ -1,6 +1,7 @@
 """fuse() and fuse_eval() on whole networks."""
 
 import copy
+import operator
 import sys
 
 import pytest
@@ -11,8 +12,11 @@ from torch import nn
 import depthfold as df
 from depthfold.demo.network import InvertedResidual
 from depthfold.kernels import fuse, fuse_eval, tiles
+from depthfold.kernels.convolution import convolve
+from depthfold.kernels.norm import norm_act
 from depthfold.testing import randomise_statistics
 from kernel_cases import close
+from nets import Net
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +75,12 @@ def test_fused_student_equals_the_student(inside):
     student = student_of(randomise_statistics(small_mobilenet()), x, inside=inside).train()
     reference = copy.deepcopy(student).double()
     fused = fuse(student)
-    calls = {node.target.__name__ for node in fused.graph.nodes if node.op == "call_function"}
+    calls = {node.target.__name__ for node in fused.module.graph.nodes if node.op == "call_function"}
     assert {"convolve", "norm_act", "pointwise"} <= calls
+    for node in fused.module.graph.nodes:
+        if node.op == "call_function" and node.target in (convolve, norm_act):
+            source, sums = node.args[:2]
+            assert (sums is not None) == (source.target is operator.getitem)  # a convolution has computed them
     step(student, reference, fused, x)
 
 
@@ -81,7 +89,7 @@ def test_two_fused_steps_of_a_plain_network_equal_its_own():
     model = randomise_statistics(small_vgg()).train()
     reference = copy.deepcopy(model).double()
     fused = fuse(model)
-    assert [node.target.__name__ for node in fused.graph.nodes if "pool" in node.name] == ["norm_act_pool"] * 2
+    assert [node.target.__name__ for node in fused.module.graph.nodes if "pool" in node.name] == ["norm_act_pool"] * 2
     optimizers = [torch.optim.SGD(each.parameters(), 0.05, weight_decay=0.1) for each in (model, reference)]
     for _ in range(2):
         step(model, reference, fused, torch.randn(3, 3, 8, 8))
@@ -141,9 +149,12 @@ def test_fused_network_in_evaluation_mode_equals_the_network():
     x = torch.randn(2, 3, 8, 8)
     student = student_of(randomise_statistics(small_mobilenet()), x, inside=(2, 3)).eval()
     fused = fuse_eval(student, torch.float32)
-    output = fused(x)
-    assert not output.requires_grad
-    close(output, copy.deepcopy(student).double()(x.double()))
+    close(fused(x), copy.deepcopy(student).double()(x.double()))
+
+
+def test_fused_network_in_evaluation_mode_records_no_gradients():
+    model = Net(lambda net, x: net.norm(x) * x, norm=nn.BatchNorm2d(8)).eval()
+    assert not fuse_eval(model, torch.float32)(torch.randn(1, 8, 2, 2, requires_grad=True)).requires_grad
 
 
 def test_refresh_reads_new_weights_and_statistics():
@@ -183,6 +194,12 @@ class Functional(nn.Module):
 
     def forward(self, x):
         return F.relu(F.conv2d(x, self.weight))
+
+
+def test_depthwise_convolution_without_any_norm_is_fused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.Flatten())
+    step(model, copy.deepcopy(model).double(), fuse(model), torch.randn(2, 8, 3, 3))
 
 
 @pytest.mark.parametrize("model", [Untraceable(), Functional(), small_vgg().eval(), nn.ReLU()])

@@ -11,12 +11,11 @@ from depthfold.kernels.pooling import norm_act_pool
 from kernel_cases import close, exact, random_map, random_norm, same_norms, tensors
 
 
-@pytest.mark.parametrize("channels", [8, 24])
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("cap", [None, inf, 6.0])
-def test_norm_addition_and_clamp_equal_pytorch(cap, added, channels):
+@pytest.mark.parametrize("cap", [None, inf, 1.5])
+def test_norm_addition_and_clamp_equal_pytorch(cap, added):
     torch.manual_seed(0)
-    y, residual, norm = random_map(3, channels, 5, 7), random_map(3, channels, 5, 7), random_norm(channels)
+    y, residual, norm = random_map(3, 24, 5, 7), random_map(3, 24, 5, 7), random_norm(24)
     y64, residual64, norm64 = exact(y, residual, norm)
     z = norm_act(y, None, tensors(norm), cap, residual if added else None)
     z64 = norm64(y64) + residual64 if added else norm64(y64)
@@ -69,7 +68,7 @@ def test_contiguous_map_and_gradient_are_accepted():
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 6)])
-@pytest.mark.parametrize("cap", [None, inf, 6.0])
+@pytest.mark.parametrize("cap", [None, inf, 1.5])
 def test_norm_clamp_and_pool_equal_pytorch(cap, size):
     torch.manual_seed(0)
     y, norm = random_map(3, 24, *size), random_norm(24)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SIZES = ["N", "H", "W", "out_h", "out_w", "eighths", "pad_h", "pad_w", "blocks", "images"]
+SIZES = ["N", "H", "W", "out_h", "out_w", "eights", "pad_h", "pad_w", "blocks", "images"]
 
 
 @triton.jit
@@ -28,6 +28,13 @@ def _taps(weight, c, C):
     for k in tl.static_range(9):
         taps = taps + (tl.load(weight + c * 9 + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
     return taps
+
+
+@triton.jit
+def _scale_and_shift(statistics, c, C, NORM: tl.constexpr):
+    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    return scale, shift
 
 
 @triton.jit
@@ -92,25 +99,23 @@ def _advance(carry, row, taps, zero, STRIDE: tl.constexpr, STRIP: tl.constexpr, 
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_forward(
-    x, weight, statistics, pivot, y, sums, N, H, W, out_h, out_w, eighths, pad_h, pad_w, blocks, images, cap,
+    x, weight, statistics, pivot, y, sums, N, H, W, out_h, out_w, eights, pad_h, pad_w, blocks, images, cap,
     STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SUMS: tl.constexpr,
     STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and sum y - pivot and its square over the pixels of each program."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
     left = w * STRIDE - pad_w
     COLUMNS: tl.constexpr = (STRIP - 1) * STRIDE + 3
     DELAY: tl.constexpr = 3 - STRIDE  # rows of x that are read before the first row of y is complete
-    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
-    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    scale, shift = _scale_and_shift(statistics, c, C, NORM)
     centre = tl.load(pivot + c, mask=(c < C) & SUMS, other=0.0).to(tl.float32)[None, :]
     taps = _taps(weight, c, C)
     zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
-    total = zero
-    square = zero
+    total, square = zero, zero
     carry = _zeros(STRIP * DELAY, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
@@ -148,46 +153,44 @@ def _as_float(values, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def _map_gradient(window, taps, zero, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the gradient of pixel (I, J): the outputs that read it, times the weights that they read it with."""
-    d = zero
-    for k in tl.static_range(9):
-        if (k // 3 - I) % STRIDE == 0 and (J - k % 3) % STRIDE == 0:
-            d += window[(k // 3 - I) // STRIDE * COLUMNS + (J + 2 - k % 3) // STRIDE] * taps[k]
-    return d
-
-
-@triton.jit
-def _weight_gradient(dw, v, window, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Add pixel (I, J) times the outputs that read it, each to the gradient of the weight that they read it with."""
-    result = ()
-    for k in tl.static_range(9):
-        if (k // 3 - I) % STRIDE == 0 and (J - k % 3) % STRIDE == 0:
-            result = result + (dw[k] + v * window[(k // 3 - I) // STRIDE * COLUMNS + (J + 2 - k % 3) // STRIDE],)
-        else:
-            result = result + (dw[k],)
-    return result
-
-
-@triton.jit
-def _before_clamp(d, raw, inside, scale, shift, cap, NORM: tl.constexpr, CAP: tl.constexpr):
-    """Return the gradient before the clamp, and the value after it. Both are 0 outside the map."""
+def _clamp(raw, inside, scale, shift, cap, NORM: tl.constexpr, CAP: tl.constexpr):
+    """Return the normalised and clamped value, which is 0 outside the map, and where its derivative is not 0."""
     v = raw
     if NORM:
         v = raw * scale + shift
     if CAP:
         limit = tl.where(inside, cap, 0.0)
-        d = tl.where((v > 0.0) & (v < limit), d, 0.0)
+        live = (v > 0.0) & (v < limit)
         v = tl.minimum(tl.maximum(v, 0.0), limit)
     else:
-        d = tl.where(inside, d, 0.0)
+        live = inside
         v = tl.where(inside, v, 0.0)
-    return d, v
+    return v, live
 
 
 @triton.jit
-def _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM: tl.constexpr):
-    base = weight_sums + program.to(tl.int64) * 9 * C + c
+def _multiply(
+    window, taps, dw, v, live, zero, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, PHASE_H: tl.constexpr,
+    PHASE_W: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Visit the outputs that read pixel (I, J), each with one weight: add to the gradients of pixel and weight."""
+    d = zero
+    TOP: tl.constexpr = (STRIDE - 1 + PHASE_H) // STRIDE
+    LEFT: tl.constexpr = (2 - PHASE_W) // STRIDE
+    result = ()
+    for k in tl.static_range(9):
+        new = dw[k]
+        if (I + PHASE_H - k // 3) % STRIDE == 0 and (J + PHASE_W - k % 3) % STRIDE == 0:
+            g = window[(TOP - (I + PHASE_H - k // 3) // STRIDE) * COLUMNS + LEFT + (J + PHASE_W - k % 3) // STRIDE]
+            d += g * taps[k]
+            new += v * g
+        result = result + (new,)
+    return tl.where(live, d, 0.0), result
+
+
+@triton.jit
+def _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM: tl.constexpr):
+    base = dw_sums + program.to(tl.int64) * 9 * C + c
     for k in tl.static_range(9):
         tl.store(base + k * C, tl.sum(dw[k], 0), mask=c < C)
     if NORM:
@@ -200,55 +203,52 @@ def _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program,
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_backward(
-    x, weight, statistics, dy, dx, weight_sums, norm_sums, N, H, W, out_h, out_w, eighths, pad_h, pad_w, blocks,
-    images, cap,
-    STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr,
+    x, weight, statistics, dy, dx, dw_sums, norm_sums, N, H, W, out_h, out_w, eights, pad_h, pad_w, blocks, images, cap,
+    STRIDE: tl.constexpr, PHASE_H: tl.constexpr, PHASE_W: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr,
     STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the map and of the weights, and the sums for the gradient of the batch norm.
 
-    A step of the loop covers as many rows of x as the stride, which the rows r, r - 1, ... of dy have read.
+    A step of the loop covers as many rows of x as the stride. `window` has the rows of dy that read them, the last one
+    first. PHASE_H and PHASE_W are the paddings modulo the stride.
     """
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
-    u = pad_w // STRIDE + ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * (STRIP // STRIDE)
-    w = u * STRIDE - pad_w
-    left = u - 2 // STRIDE
-    COLUMNS: tl.constexpr = (STRIP - 1) // STRIDE + 2 // STRIDE + 1
-    scale = tl.load(statistics + 2 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
-    shift = tl.load(statistics + 3 * C + c, mask=(c < C) & NORM, other=0.0)[None, :]
+    w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
+    left = w // STRIDE + pad_w // STRIDE - (2 - PHASE_W) // STRIDE
+    COLUMNS: tl.constexpr = (STRIP - 1 + PHASE_W) // STRIDE + (2 - PHASE_W) // STRIDE + 1
+    OLDER: tl.constexpr = 2 // STRIDE  # rows of the window from earlier steps
+    scale, shift = _scale_and_shift(statistics, c, C, NORM)
     taps = _taps(weight, c, C)
     zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     one, two = zero, zero
-    dw = _zeros(9, BLOCK_W, BLOCK_C)
-    window = _zeros(2 // STRIDE * COLUMNS, BLOCK_W, BLOCK_C)
+    dw, window = _zeros(9, BLOCK_W, BLOCK_C), _zeros(OLDER * COLUMNS, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
-    # The first steps only fill the window. With stride 1, the last rows of the image before leave zeros in it.
-    first = tl.maximum(pad_h - 2, 0) if STRIDE == 1 else pad_h // 2 - 1
-    last = (pad_h + H - 1) // STRIDE
+    top = pad_h // STRIDE + (STRIDE - 1 + PHASE_H) // STRIDE  # the last row of dy that reads the first rows of x
+    first = tl.maximum(-OLDER, -top)  # rows above dy are zeros, which the last rows of the image before leave
+    last = (H - 1) // STRIDE
     r = first
-    new_dy = _load(dy, n, r, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
-    new_x = _load(x, n, r * STRIDE - pad_h, w, c, H, W, C, n < end, STRIDE, STRIP)
+    new_dy = _load(dy, n, r + top, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
+    new_x = _load(x, n, r * STRIDE, w, c, H, W, C, n < end, STRIDE, STRIP)
     for _ in range((end - n) * (last + 1 - first)):
-        raw, image, h = _as_float(new_x, STRIDE * STRIP), n, r * STRIDE - pad_h
+        raw, image, h = _as_float(new_x, STRIDE * STRIP), n, r * STRIDE
         window = _as_float(new_dy, COLUMNS) + window
         n = tl.where(r == last, n + 1, n)
         r = tl.where(r == last, first, r + 1)
-        new_dy = _load(dy, n, r, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
-        new_x = _load(x, n, r * STRIDE - pad_h, w, c, H, W, C, n < end, STRIDE, STRIP)
+        new_dy = _load(dy, n, r + top, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
+        new_x = _load(x, n, r * STRIDE, w, c, H, W, C, n < end, STRIDE, STRIP)
         for i in tl.static_range(STRIDE):
             row = dx + (image * H + h + i).to(tl.int64) * W * C
             for j in tl.static_range(STRIP):
-                inside = ((w + j >= 0) & (w + j < W) & (h + i >= 0) & (h + i < H))[:, None]
-                d = _map_gradient(window, taps, zero, i, j, STRIDE, COLUMNS)
-                d, v = _before_clamp(d, raw[i * STRIP + j], inside, scale, shift, cap, NORM, CAP)
+                inside = ((w + j < W) & (h >= 0) & (h + i < H))[:, None]
+                v, live = _clamp(raw[i * STRIP + j], inside, scale, shift, cap, NORM, CAP)
+                d, dw = _multiply(window, taps, dw, v, live, zero, i, j, STRIDE, PHASE_H, PHASE_W, COLUMNS)
                 at = row + (w + j)[:, None] * C + c[None, :]
                 tl.store(at, d.to(dx.dtype.element_ty), mask=inside & (c < C)[None, :])
-                dw = _weight_gradient(dw, v, window, i, j, STRIDE, COLUMNS)
                 if NORM:
                     one += d
                     two += d * raw[i * STRIP + j]
-        window = window[: 2 // STRIDE * COLUMNS]
-    _store_sums(weight_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM)
+        window = window[: OLDER * COLUMNS]
+    _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM)

@@ -2,7 +2,7 @@
 
 A map is a matrix of pixels and channels. Sums over pixels are in float32: each program stores its own, and the last
 kernel adds them in a fixed order, so that results do not change from run to run. The number of channels is passed in
-eighths, which tells the compiler that it may read eight channels at once.
+eights, which tells the compiler that it may read eight channels at once.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "rows"])
-def map_sums(x, sums, M, eighths, rows, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+@triton.jit(do_not_specialize=["M", "eights", "rows"])
+def map_sums(x, sums, M, eights, rows, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     """Sum x - pivot and its square. The pivot, the first pixel of the map, avoids the cancellation of large sums."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     pivot = tl.load(x + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
@@ -43,13 +43,13 @@ def _add_programs(sums, c, C, programs, BLOCK_P: tl.constexpr):
     return one, two
 
 
-@triton.jit(do_not_specialize=["programs", "M", "eighths"])
+@triton.jit(do_not_specialize=["programs", "M", "eights"])
 def batch_statistics(
-    pivot, sums, weight, bias, offset, running_mean, running_var, statistics, programs, M, eighths, momentum, eps,
+    pivot, sums, weight, bias, offset, running_mean, running_var, statistics, programs, M, eights, momentum, eps,
     OFFSET: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the statistics from the sums, and update the running statistics."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = c < C
     total, square = _add_programs(sums, c, C, programs, BLOCK_P)
@@ -72,13 +72,13 @@ def batch_statistics(
     tl.store(running_var + c, old_var + momentum * (unbiased - old_var), mask=mask)
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "blocks"])
+@triton.jit(do_not_specialize=["M", "eights", "blocks"])
 def normalise(
-    x, residual, statistics, z, M, eighths, blocks, cap,
+    x, residual, statistics, z, M, eights, blocks, cap,
     CAP: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Normalise, add the residual and clamp."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     m = tl.program_id(0) // blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     mask = (m < M)[:, None] & (c < C)[None, :]
@@ -104,13 +104,13 @@ def _before_clamp(d, v, residual, at, mask, scale, shift, cap, CAP: tl.constexpr
     return d
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "rows"])
+@triton.jit(do_not_specialize=["M", "eights", "rows"])
 def gradient_sums(
-    dz, x, residual, statistics, sums, M, eighths, rows, cap,
+    dz, x, residual, statistics, sums, M, eights, rows, cap,
     CAP: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient before the clamp, and its product with the normalised x."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     mean = tl.load(statistics + c, mask=c < C, other=0.0)
@@ -133,13 +133,13 @@ def gradient_sums(
     tl.store(base + C, tl.sum(two, 0) * rstd, mask=c < C)
 
 
-@triton.jit(do_not_specialize=["programs", "M", "eighths"])
+@triton.jit(do_not_specialize=["programs", "M", "eights"])
 def gradient_coefficients(
-    sums, statistics, coefficients, d_weight, d_bias, d_offset, programs, M, eighths,
+    sums, statistics, coefficients, d_weight, d_bias, d_offset, programs, M, eights,
     OFFSET: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the coefficients of dx = a * d + b * x + c, and the gradients of the parameters."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = c < C
     one, two = _add_programs(sums, c, C, programs, BLOCK_P)
@@ -156,12 +156,12 @@ def gradient_coefficients(
         tl.store(d_offset + c, tl.zeros([BLOCK_C], tl.float32), mask=mask)
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "blocks"])
+@triton.jit(do_not_specialize=["M", "eights", "blocks"])
 def map_gradient(
-    dz, x, residual, statistics, coefficients, dx, d_residual, M, eighths, blocks, cap,
+    dz, x, residual, statistics, coefficients, dx, d_residual, M, eights, blocks, cap,
     CAP: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     m = tl.program_id(0) // blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     mask = (m < M)[:, None] & (c < C)[None, :]

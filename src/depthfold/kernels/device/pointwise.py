@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["M", "K_eighths", "N_eighths", "rows"])
+@triton.jit(do_not_specialize=["M", "K_eights", "N_eights", "rows"])
 def pointwise_forward(
-    x, weight, statistics, pivot, y, sums, M, K_eighths, N_eighths, rows, cap,
+    x, weight, statistics, pivot, y, sums, M, K_eights, N_eights, rows, cap,
     CAP: tl.constexpr, SUMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute y = clamp(norm(x)) W^T for x of [M, K] and W of [N, K], and sum y - pivot and its square."""
-    K = K_eighths * 8
-    N = N_eighths * 8
+    K = K_eights * 8
+    N = N_eights * 8
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     program = tl.program_id(1)
     centre = tl.load(pivot + n, mask=(n < N) & SUMS, other=0.0).to(tl.float32)[None, :]
@@ -46,17 +46,17 @@ def pointwise_forward(
         tl.store(base + N, square, mask=n < N)
 
 
-@triton.jit(do_not_specialize=["M", "K_eighths", "N_eighths", "rows"])
+@triton.jit(do_not_specialize=["M", "K_eights", "N_eights", "rows"])
 def pointwise_backward(
-    x, weight, statistics, dy, dx, weight_sums, norm_sums, M, K_eighths, N_eighths, rows, cap,
+    x, weight, statistics, dy, dx, weight_sums, norm_sums, M, K_eights, N_eights, rows, cap,
     CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient before the clamp with its sums, and the gradient of W, for BLOCK_K columns of x.
 
     A tile holds all N, so that both products read dy once.
     """
-    K = K_eighths * 8
-    N = N_eighths * 8
+    K = K_eights * 8
+    N = N_eights * 8
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     program = tl.program_id(1)
     n = tl.arange(0, BLOCK_N)
@@ -78,8 +78,7 @@ def pointwise_backward(
         if CAP:
             d = tl.where((v > 0.0) & (v < cap), d, 0.0)
             v = tl.minimum(tl.maximum(v, 0.0), cap)
-        v = tl.where(mask, v, 0.0).to(g.dtype)
-        dw = tl.dot(tl.trans(g), v, dw, input_precision="ieee")
+        dw = tl.dot(tl.trans(g), v.to(g.dtype), dw, input_precision="ieee")
         tl.store(dx + at, d.to(dx.dtype.element_ty), mask=mask)
         one += tl.sum(d, 0)
         two += tl.sum(d * raw, 0)

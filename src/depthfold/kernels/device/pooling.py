@@ -33,11 +33,11 @@ def _maximum(values, scale, shift):
     return best
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "blocks", "half"])
+@triton.jit(do_not_specialize=["M", "eights", "blocks", "half"])
 def pool(
-    x, statistics, z, M, eighths, blocks, half, cap, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
+    x, statistics, z, M, eights, blocks, half, cap, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
 ):
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     m = tl.program_id(0) // blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     scale = tl.load(statistics + 2 * C + c, mask=c < C, other=0.0)[None, :]
@@ -58,13 +58,13 @@ def _load_gradient(dz, m, c, C, best, cap, mask, CAP: tl.constexpr):
     return d
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "half", "rows"])
+@triton.jit(do_not_specialize=["M", "eights", "half", "rows"])
 def pool_gradient_sums(
-    dz, x, statistics, sums, M, eighths, half, rows, cap,
+    dz, x, statistics, sums, M, eights, half, rows, cap,
     CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient before the clamp, and its product with the normalised x."""
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     mean = tl.load(statistics + c, mask=c < C, other=0.0)[None, :]
@@ -88,12 +88,12 @@ def pool_gradient_sums(
     tl.store(base + C, tl.sum(two, 0) * rstd, mask=c < C)
 
 
-@triton.jit(do_not_specialize=["M", "eighths", "blocks", "half"])
+@triton.jit(do_not_specialize=["M", "eights", "blocks", "half"])
 def pool_map_gradient(
-    dz, x, statistics, coefficients, dx, M, eighths, blocks, half, cap,
+    dz, x, statistics, coefficients, dx, M, eights, blocks, half, cap,
     CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    C = eighths * 8
+    C = eights * 8
     c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     m = tl.program_id(0) // blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     scale = tl.load(statistics + 2 * C + c, mask=c < C, other=0.0)[None, :]
