@@ -97,7 +97,7 @@ def measure(executor: Executor, steps: int) -> tuple[df.ImportanceTable, float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="steps of each training in the measurement of overhead")
-    parser.add_argument("--blocks", type=int, default=24, help="blocks in the comparison of methods")
+    parser.add_argument("--blocks", type=int, default=20, help="blocks in the comparison of methods")
     parser.add_argument("--only", choices=("methods", "overhead"), help="run only this part")
     options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}, "

@@ -27,7 +27,7 @@ from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, preset, train
 
 BATCH = 64
-EPOCHS = 6  # of the network itself
+EPOCHS = 3  # of the network itself
 TRAINED = Recipe(epochs=1, batch=BATCH, lr=0.05, clip=5.0)
 HEADER = ("method", "s per block", "of trained", "Spearman with trained, seed 0", "median change of accuracy")
 
@@ -45,8 +45,11 @@ def compare_methods(model: nn.Module, most: int) -> None:
     print(f"A network of {traced.depth} layers, trained in {time.perf_counter() - started:.0f} s to {score:.1f}% of "
           f"{task.count('holdout')} hold-out images")  # fmt: skip
     print(f"{len(chosen)} of {len(blocks)} blocks, drawn at random; {torch.get_num_threads()} threads\n", flush=True)
-    found = {name: measure(traced, task, method, chosen, seed) for name, method, seed in _cases()}
-    print("\n".join(text_table(HEADER, list(_rows(found)))))
+    found = {}
+    for name, method, seed in _cases():
+        found[name] = measure(traced, task, method, chosen, seed)
+        print(f"  {name}: {found[name][2]:.0f} s", flush=True)
+    print("", *text_table(HEADER, list(_rows(found))), sep="\n")
 
 
 def _rows(found: dict[str, tuple[float, list[float], float]]) -> Iterator[tuple[str, ...]]:
