@@ -149,7 +149,7 @@ def test_a_resumed_demo_uses_the_same_budget(tmp_path, monkeypatch, quick):
     assert taken("4%", target="cost_model:launch_us=1.0") == "73%"  # and so is another environment
 
 
-def test_other_budget_errors_are_raised(tmp_path):
+def test_other_budget_errors_are_raised(tmp_path, quick):
     with pytest.raises(BudgetError, match="is not a number with a unit"):
         run_demo(quick(tmp_path / "run", budget="soon"), say=pytest.fail)
 
