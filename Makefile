@@ -12,11 +12,12 @@ help:  ## show this list
 
 setup: .venv/installed  ## create .venv and install the pinned requirements
 
+# Modules are compiled on first import, because compiling all of them takes a minute.
 # torch first and pinned, because an unpinned one installs gigabytes of CUDA on machines without a GPU.
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $$(grep '^torch==' requirements.txt)
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile $$(grep '^torch==' requirements.txt)
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	touch $@
 

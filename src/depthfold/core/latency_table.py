@@ -143,7 +143,9 @@ class Calibration:
             if cost is not None and not math.isfinite(cost):
                 raise InvalidValue(f"The {name} of a calibration must be a number, found {cost!r}. Measure again.")
         if (self.per_activation or 0.0) < 0:
-            raise InvalidValue(f"The per_activation of a calibration must be 0 or more, found {self.per_activation!r}.")
+            raise InvalidValue(
+                f"The per_activation of a calibration must be 0 or more, found {self.per_activation!r}. Measure again."
+            )
 
     def in_context(self, time: float, read: float, written: float, activated: float = 0.0) -> float:
         """Return the cost inside a network of a block that takes `time` alone.

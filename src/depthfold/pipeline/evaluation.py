@@ -78,7 +78,7 @@ def evaluate(
 
 
 def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
-    """Measure both networks on the target, the original with its batch norms folded."""
+    """Measure both networks alternately on the target, the original with its batch norms folded."""
     after = shallow.get_submodule(traced.blueprint.at) if traced.blueprint.at else shallow
     both = {"before": sketch(rewrite(traced, traced.network.vanilla)), "after": after}
     return profile_all(both, traced.example_tensors(), target)

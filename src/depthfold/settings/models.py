@@ -102,7 +102,7 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         options |= {} if weights is None else {"weights": weights}
         if name in known and weights is not None:
             members = tuple(library.get_model_weights(name).__members__)
-            if weights.rpartition(".")[2] not in members:
+            if weights.rpartition(".")[2] not in members:  # both DEFAULT and ResNet18_Weights.DEFAULT are names
                 raise InvalidValue(
                     f"torchvision has no weights {weights!r} for {name!r}, and there is no file of that name. "
                     f"{did_you_mean(weights, members)}It has {', '.join(members)}."

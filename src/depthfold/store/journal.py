@@ -72,7 +72,7 @@ class Journal:
             with _journal_errors(self.path, "written"):
                 _write(self._file, plain)
         except BaseException:
-            with contextlib.suppress(OSError):  # half a line on a full disk is a torn tail: dropped on the next open
+            with contextlib.suppress(OSError):  # an incomplete line on a full disk is dropped on the next open
                 os.ftruncate(self._file, size)
             raise
         self._records.append(plain)
@@ -104,7 +104,7 @@ class Journal:
         if lines:
             _check_header(path, lines[0], expected)
         with _journal_errors(path, "written"):
-            os.ftruncate(self._file, whole)  # drop the torn line, if any: the next one must not be glued to it
+            os.ftruncate(self._file, whole)  # drop an incomplete line: the next one must not continue it
             if not lines:
                 _write(self._file, {"format": FORMAT, "version": VERSION, "header": expected})
                 sync(path.parent)  # a new file is on disk only when its folder is
@@ -141,7 +141,7 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: s
 def _lines(path: Path, data: bytes) -> tuple[list[Record], int]:
     """Return the whole lines, and the number of bytes that they take."""
     whole = data.rfind(b"\n") + 1
-    if not whole and data[: len(_START)] != _START[: len(data)]:  # not a torn header, so a file of the user's
+    if not whole and data[: len(_START)] != _START[: len(data)]:  # not an incomplete header, so a file of the user
         raise JournalError(f"{path} is not a journal: it begins with {data[:30]!r}. Use another run folder.")
     lines: list[Record] = []
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):

@@ -96,7 +96,7 @@ def _lines_until(text: str, step: int) -> Iterator[str]:
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 yield line
         except (ValueError, TypeError, KeyError):
-            continue  # torn by a kill
+            continue  # incomplete after a kill
 
 
 def _board(folder: Path, after: int) -> Any:
