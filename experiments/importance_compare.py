@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from scipy.stats import kendalltau, spearmanr
@@ -43,6 +44,12 @@ def correlation(one: ImportanceTable, two: ImportanceTable) -> tuple[float, int]
     return float(spearmanr([x[b] for b in common], [y[b] for b in common]).statistic), len(common)
 
 
+def _cost(value: float | None, reference: float | None) -> tuple[str, str]:
+    if value is None:
+        return "", ""
+    return f"{value:.1f}", f"1/{reference / value:.1f}" if reference else ""
+
+
 def main(run: Path) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
@@ -50,25 +57,26 @@ def main(run: Path) -> None:
         rows[row["key"]] = row
     truth, first = reference(run), load(run, "trained-0")
     known = sorted(path.name[len("importance-") : -len(".json")] for path in run.glob("importance-*.json"))
-    print("| table | seconds | of trained | Spearman with trained, seed 0 | with both seeds | blocks |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    cost = rows.get("table trained-0", {}).get("seconds")
+    print("| table | seconds | of trained | busy | of trained | Spearman with seed 0 | with both seeds | blocks |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    cost = rows.get("table trained-0", {})
     for name in known:
         table, row = load(run, name), rows.get(f"table {name}", {})
-        seconds = row.get("seconds")
-        share = f"1/{cost / seconds:.1f}" if cost and seconds else ""
+        figures = [text for what in ("seconds", "busy") for text in _cost(row.get(what), cost.get(what))]
         to_first, number = correlation(table, first)
         to_both, _ = correlation(table, truth)
-        print(
-            f"| {name} | {f'{seconds:.1f}' if seconds else ''} | {share} | {to_first:.3f} | {to_both:.3f} | {number} |"
-        )
-    print("\n| plan of | share | latency, ms | accuracy, hold-out | test | importance |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for key, row in sorted(rows.items()):
-        if key.startswith("plan "):
-            _, name, share = key.split()
-            figures = [row["latency"], row["holdout"], row["test"], row["importance"]]
-            print(f"| {name} | {share} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |")
+        print(f"| {name} | {' | '.join(figures)} | {to_first:.3f} | {to_both:.3f} | {number} |")
+    plans = {key: row for key, row in rows.items() if key.startswith("plan ")}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for key, row in plans.items():
+        _, name, share, _ = key.split()
+        groups.setdefault((share, name), []).append(row)
+    print("\n| latency | plan of | ms | test accuracy by seed | mean |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for (share, name), found in sorted(groups.items(), reverse=True):
+        scores = [row["test"] for row in found]
+        texts = ", ".join(f"{score:.2f}" for score in scores)
+        print(f"| {float(share):.0%} | {name} | {found[0]['latency']:.3f} | {texts} | {fmean(scores):.2f} |")
     for path in sorted(run.glob("surrogate-*.json")):
         found = Surrogate.loads(path.read_text())
         fitted = [found.predict(plan.importance, plan.blocks) for plan in found.plans]

@@ -7,7 +7,8 @@
     python experiments/importance_compare.py RUN                        # the figures of the page
 
 RUN keeps journals: a command that is stopped resumes there. Every table is measured with the same executor, and its
-seconds count from the call until the table is there, with the start of the worker processes.
+seconds count from the call until the table is there, with the start of the worker processes. "Busy" are the seconds in
+which the GPU was running kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from cifar_networks import load_base, mobilenet_v2, save_base, trace_for_cifar
+from device_seconds import DeviceSeconds
 from importance_controls import controls
 
 import depthfold as df
@@ -46,10 +48,13 @@ TABLES: dict[str, dict[str, Any]] = {
     "trained-0.1": {"method": "trained", "recipe": REFERENCE.replace(lr=0.1), "reinit": False},
 }
 FINETUNING = Recipe(
-    epochs=20, lr=0.1, weight_decay=5e-4, warmup=87, clip=5.0, distillation=0.5, temperature=2.0, **ON_CARD
+    epochs=12, lr=0.1, weight_decay=5e-4, warmup=87, clip=5.0, distillation=0.5, temperature=2.0, **ON_CARD
 )
 PLANS = Recipe(epochs=5, lr=0.05, clip=5.0, distillation=0.9, temperature=2.0, **ON_CARD)
 SHARES = (0.65, 0.5, 0.35)  # of the original's latency
+# The plans that are fine-tuned, in this order: each table with one seed, then those that are compared with three.
+FINETUNED = [(name, 0) for name in ("reference", "brief", "constant", "removed", "entropy", "recalibrated")]
+FINETUNED += [("reference", 1), ("brief", 1), ("reference", 2), ("brief", 2), ("local", 0), ("fit", 0)]
 
 
 def main() -> None:
@@ -89,11 +94,15 @@ def tables(traced: TracedNetwork, task: df.ClassificationTask, options: argparse
             recipe = df.training.preset(recipe)  # type: ignore[attr-defined]
         recipe = _short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), options)
         started = time.perf_counter()
-        table = measure_importance(traced, task, recipe, executor=_executor(options), run=options.run / name, **given)
+        with DeviceSeconds() as device:
+            table = measure_importance(
+                traced, task, recipe, executor=_executor(options), run=options.run / name, **given
+            )
         seconds = time.perf_counter() - started
         file.write_text(table.dumps())
         row = {
             "seconds": seconds,
+            "busy": device.busy,
             "entries": len(table.entries),
             "workers": options.workers,
             "recipe": recipe.to_json(),
@@ -104,25 +113,31 @@ def tables(traced: TracedNetwork, task: df.ClassificationTask, options: argparse
 def plans(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
     """Fine-tune the plan of each table at each latency in the same way, and score it on the test set."""
     latency = _latency(traced, options)
-    done = _rows(options.run)
-    for share in SHARES:
-        for name in options.only or ("reference", "brief", "removed", "entropy", "local", "fit"):
-            key = f"plan {name} {share}"
-            if key in done:
+    known = {(row["plan"], row["recipe"]["seed"]): row for row in _rows(options.run).values() if "plan" in row}
+    for name, seed in FINETUNED:
+        if options.only and name not in options.only:
+            continue
+        frontier = df.solve(latency, _importance(options.run, name), network=traced.network)
+        for share in SHARES:
+            key = f"plan {name} {share} {seed}"
+            if key in _rows(options.run):
                 continue
-            importance = _importance(options.run, name)
-            plan = df.solve(latency, importance, network=traced.network).at(f"{share:.0%}")
-            student = df.rewrite(traced, plan)
-            recipe = _short(FINETUNING, options)
-            teacher = df.rewrite(traced, traced.vanilla).eval()
-            result = train(student, task, recipe, teacher=teacher, device=options.device)
-            score = task.score(student.eval(), "test")
-            row = {
-                "latency": plan.latency, "importance": plan.importance, "activations": sorted(plan.plan.activations),
-                "cuts": list(plan.plan.cuts), "holdout": result.score, "test": score, "seconds": result.seconds,
-                "recipe": recipe.to_json(),
-            }  # fmt: skip
+            found = frontier.at(f"{share:.0%}")
+            plan = str((sorted(found.plan.activations), list(found.plan.cuts)))
+            recipe = _short(FINETUNING.replace(seed=seed), options)
+            row = known.get((plan, seed)) or _finetune(traced, task, found.plan, recipe, options.device)
+            known[plan, seed] = row = row | {"plan": plan, "latency": found.latency, "importance": found.importance}
             _record(options.run, key, row)
+
+
+def _finetune(
+    traced: TracedNetwork, task: df.ClassificationTask, plan: df.Plan, recipe: Recipe, device: str
+) -> dict[str, Any]:
+    student, teacher = df.rewrite(traced, plan), df.rewrite(traced, traced.vanilla).eval()
+    result = train(student, task, recipe, teacher=teacher, device=device)
+    test = task.score(student.eval(), "test")
+    student.to("meta")  # free its memory: a graph refers to itself
+    return {"holdout": result.score, "test": test, "seconds": result.seconds, "recipe": recipe.to_json()}
 
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -183,10 +198,10 @@ def _short(recipe: Recipe, options: argparse.Namespace) -> Recipe:
 
 def _record(run: Path, key: str, row: dict[str, Any]) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    row = {"key": key, "device": device, "torch": torch.__version__, **row}
+    row = {**row, "key": key, "device": device, "torch": torch.__version__}
     with (run / "results.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    print(json.dumps({k: v for k, v in row.items() if k not in ("recipe", "activations", "cuts")}), flush=True)
+    print(json.dumps({k: v for k, v in row.items() if k not in ("recipe", "plan")}), flush=True)
 
 
 def _rows(run: Path) -> dict[str, dict[str, Any]]:
@@ -201,7 +216,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("data", type=Path, help="CIFAR-10 in its binary layout")
     parser.add_argument("run", type=Path)
     parser.add_argument("--only", nargs="+", help="these tables")
-    parser.add_argument("--workers", type=int, default=4, help="processes that share the GPU; 0: this process")
+    parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")
     parser.add_argument("--plans", type=int, default=24)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, help="at most so many steps of batch 8, for a dry run")

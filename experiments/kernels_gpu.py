@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from cifar_networks import mobilenet_v2, trace_for_cifar, vgg19_bn
 from torch import Tensor, nn
 
 import depthfold as df
-from depthfold.demo.network import InvertedResidual
 from depthfold.kernels import fuse, fuse_eval
 from depthfold.vision import import_torchvision
 
@@ -139,26 +139,9 @@ def checks() -> list[tuple[str, tuple[int, ...], int, str]]:
 # --- Steps ---
 
 
-def mobilenet_v2() -> nn.Module:
-    """MobileNetV2-1.0 for 32x32 images: stem and second stage without stride."""
-    model = import_torchvision().models.mobilenet_v2(weights=None, num_classes=10, dropout=0.0)
-    model.features[0][0].stride = (1, 1)
-    for module in model.features[2].modules():
-        if isinstance(module, nn.Conv2d):
-            module.stride = (1, 1)
-    return model
-
-
-def vgg19_bn() -> nn.Module:
-    """VGG19-BN for 32x32 images, with one linear layer."""
-    model = import_torchvision().models.vgg19_bn(weights=None, num_classes=10)
-    model.avgpool, model.classifier = nn.Identity(), nn.Linear(512, 10)
-    return model
-
-
 def student() -> nn.Module:
     """MobileNetV2 after rewrite(), with two merged blocks."""
-    traced = df.trace(mobilenet_v2(), torch.randn(1, 3, 32, 32), ignore=["features.0", "features.18"])
+    traced = trace_for_cifar(mobilenet_v2())
     cuts = [p for p in range(1, traced.depth) if p not in (3, 4, 6, 7)]
     return df.rewrite(traced, df.Plan({p for p in traced.network.activations if p in cuts}, cuts))
 
@@ -166,7 +149,8 @@ def student() -> nn.Module:
 def tiny() -> nn.Module:
     """A network for a dry run."""
     stem = (nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU6())
-    return nn.Sequential(*stem, InvertedResidual(8, 8, 1, 2, 0.0), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 10))
+    block = import_torchvision().models.mobilenetv2.InvertedResidual(8, 8, 1, 2)
+    return nn.Sequential(*stem, block, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 10))
 
 
 class Step:
