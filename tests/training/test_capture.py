@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, capture, train
+from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, scoring, train
 from depthfold.training import stepper as stepper_module
 from depthfold.training.capture import CAPTURED, RECORDERS, StepRunner
 from depthfold.training.stepper import Stepper
@@ -214,7 +214,7 @@ def fused(monkeypatch):
     """Replace fuse() and fuse_eval(), and return the models that were computed with fused kernels."""
     seen = []
     for name in ("fuse", "fuse_eval"):
-        monkeypatch.setattr(capture, name, lambda model: Fused(model, seen))
+        monkeypatch.setattr(scoring, name, lambda model: Fused(model, seen))
     return seen
 
 
@@ -237,7 +237,7 @@ def test_fused_kernels_need_bfloat16_and_channels_last(recorder, fused, changes)
 
 def test_without_fused_kernels_for_a_model_its_steps_are_captured(recorder, fused, monkeypatch):
     for name in ("fuse", "fuse_eval"):
-        monkeypatch.setattr(capture, name, lambda model: None)
+        monkeypatch.setattr(scoring, name, lambda model: None)
     assert train(SmallNet(), SmallTask(), HALF, teacher=SmallNet(seed=4)).execution == CAPTURED
 
 

@@ -28,7 +28,7 @@ from depthfold.training import (
     disable_autocast,
     fork_rng,
     recalibrate,
-    score_precision,
+    scorable,
     train,
 )
 from depthfold.training.stepper import total_steps
@@ -216,11 +216,11 @@ class Entries:
         error = None
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
             reseed(derive_seed(seed, purpose))
-            with score_precision(self.method.recipe.precision, self.device):
-                if self.method.name != "trained" and isinstance(self.task, OutputTask):
-                    score, error = self._closeness(model, self.task)
-                else:
-                    score = float(self.task.score(model, "holdout"))
+            if self.method.name != "trained" and isinstance(self.task, OutputTask):
+                score, error = self._closeness(model, self.task)
+            else:
+                with scorable(model, self.task, self.method.recipe, self.device) as scored:
+                    score = float(self.task.score(scored, "holdout"))
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
@@ -229,9 +229,13 @@ class Entries:
     def _closeness(self, model: nn.Module, task: OutputTask) -> tuple[float, float]:
         """Return minus the mean divergence of the outputs from those of the original, and its standard error."""
         if self._reference is None:
-            self._reference = task.outputs(self._original(), "holdout")
-        found = task.divergences(task.outputs(model, "holdout"), self._reference)
+            self._reference = self._outputs(self._original(), task)
+        found = task.divergences(self._outputs(model, task), self._reference)
         return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
+
+    def _outputs(self, model: nn.Module, task: OutputTask) -> Tensor:
+        with scorable(model, self.task, self.method.recipe, self.device) as scored:
+            return task.outputs(scored, "holdout")
 
     def _original(self) -> nn.Module:
         """Return the original network on the device, which is also the teacher of "brief"."""

@@ -149,15 +149,11 @@ class _Measurement:
         number, done = len(blocks) * len(seeds) + 1, len(blocks) * len(seeds) - sum(map(len, missing.values()))
         scored = BASE in self.journal.results
         step = progress("trainings" if self.setup.method.name == "trained" else "blocks", number, done + scored)
-        if not scored:
-            # First, and in a separate run: if this fails, all others would fail.
-            self._run([Job(key=BASE, payload=None)], step)
-        if BASE not in self.journal.results:
-            raise TableError(
-                "The original network cannot be scored on the hold-out set: "
-                f"{self.journal.failures[BASE].rstrip('.')}. Correct the task or its data, and run again."
-            )
-        self._run([job for seed in seeds for job in self._jobs(missing[seed], seed)], step)
+        first = [] if scored else [Job(key=BASE, payload=None)]
+        if self.setup.method.name == "trained":
+            self._run(first, step)  # separately: if it fails, hours of training would fail for the same reason
+            first = []
+        self._run([*first, *(job for seed in seeds for job in self._jobs(missing[seed], seed))], step)
 
     def _is_missing(self, key: str) -> bool:
         return self.journal.missing(key, retry=self.retry)
@@ -172,7 +168,7 @@ class _Measurement:
         groups = {job.key: job.payload for job in jobs if isinstance(job.payload, Group)}
         again: list[Job] = []
         with contextlib.closing(self.executor.run(self.setup, jobs)) as outcomes:
-            for outcome in outcomes:
+            for outcome in self._after_base(outcomes):
                 group = groups.get(outcome.key)
                 if group is not None and outcome.failure is not None:
                     again += jobs_of(group)
@@ -182,6 +178,26 @@ class _Measurement:
                     step()
         if again:
             self._run(again, step)
+
+    def _after_base(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """Yield the outcomes, but hold back failures until the original network is scored.
+
+        If it cannot be scored, the blocks fail for the same reason, and must be measured again once that is corrected.
+        """
+        held: list[Outcome] = []
+        for outcome in outcomes:
+            if outcome.key == BASE and outcome.failure is not None:
+                self.journal.add(outcome)
+                raise TableError(
+                    f"The original network cannot be scored on the hold-out set: {str(outcome.failure).rstrip('.')}. "
+                    "Correct the task or its data, and run again."
+                )
+            if outcome.failure is not None and BASE not in self.journal.results:
+                held.append(outcome)
+                continue
+            yield outcome
+            if outcome.key == BASE:
+                yield from held
 
 
 def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:

@@ -11,7 +11,7 @@ from depthfold.training import Recipe, preset
 
 MethodName = Literal["trained", "brief", "recalibrated", "local", "fit"]
 
-RECALIBRATION = 8  # batches over which batch norms are recalibrated after "brief", "local" and "fit"
+RECALIBRATION = 4  # batches over which batch norms are recalibrated after "brief", "local" and "fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from depthfold.kernels import fuse, fuse_eval
 from depthfold.tracing.weights import weights
 from depthfold.training.contexts import fork_rng, outputs_of
 from depthfold.training.cuda_graph import CannotCapture, record_cuda_graph
 from depthfold.training.device import DeviceContext
 from depthfold.training.recipe import Recipe
+from depthfold.training.scoring import with_kernels
 from depthfold.training.stepper import Stepper
 from depthfold.training.task import BatchTask, Step, Task
 
@@ -104,7 +104,7 @@ class StepRunner:
             self._why_eager = f"fewer than {FEWEST} steps are left"
             return
         model, teacher, recipe = self._stepper.model, self._teacher, self._stepper.recipe
-        fused = _forward_of(model, recipe), None if teacher is None else _forward_of(teacher, recipe)
+        fused = with_kernels(model, recipe), None if teacher is None else with_kernels(teacher, recipe)
         if fused != (model, teacher):
             problem = self._try(task, batch, step, *fused)
             if problem is None:
@@ -194,13 +194,6 @@ def _fixed(step: Step, teacher: nn.Module | None) -> FixedStep:
         rank=step.rank,
         world_size=step.world_size,
     )
-
-
-def _forward_of(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Return a module that computes the model with fused kernels, or the model itself if they do not apply."""
-    if recipe.precision != "bfloat16" or not recipe.channels_last:
-        return model
-    return (fuse(model) if model.training else fuse_eval(model)) or model
 
 
 def _check_batch(batch: object) -> None:

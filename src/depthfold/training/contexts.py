@@ -125,20 +125,6 @@ def disable_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def score_precision(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Score in the precision of the training run on CUDA, and in the precision of the model elsewhere."""
-    if device.type != "cuda" or precision not in HALF:
-        yield
-        return
-    try:
-        with torch.autocast(device.type, dtype=HALF[precision]):
-            yield
-    finally:
-        # The weights were cast without gradients, so a training step must not find them in the cache.
-        torch.clear_autocast_cache()
-
-
 def _generators(device: torch.device) -> Iterator[torch.Generator]:
     yield torch.default_generator
     if device.type == "cuda":

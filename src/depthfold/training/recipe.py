@@ -168,7 +168,7 @@ PRESETS = MappingProxyType(
         "importance": _PLAIN.replace(epochs=1, lr=0.1),
         # The cheap methods of importance, each with its own recipe. "local" uses Adam, "recalibrated" and "fit" have no
         # learning rate.
-        "brief": Recipe(steps=8, batch=256, lr=0.03, weight_decay=0.0, clip=5.0, distillation=1.0, temperature=2.0),
+        "brief": Recipe(steps=4, batch=256, lr=0.03, weight_decay=0.0, clip=5.0, distillation=1.0, temperature=2.0),
         "recalibrated": Recipe(steps=8, batch=256),
         "local": Recipe(steps=100, batch=256, lr=1e-3),
         "fit": Recipe(steps=4, batch=256),
