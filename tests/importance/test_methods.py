@@ -24,13 +24,11 @@ from depthfold.jobs import Processes
 from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.training import FunctionTask, recalibrate, train
 from tables import latency_table
-from tiny_importance import RECIPE, SIZE, Pair, TinyTask, batch, holdout_score, scores_in, tiny_network
+from tiny_importance import RECIPE, SIZE, UNCHANGED, Pair, TinyTask, batch, holdout_score, scores_in, tiny_network
 
 NETWORK = tiny_network()
 PAIR = df.trace(Pair(), torch.zeros(1, 2, SIZE, SIZE))
 CHEAP = ("brief", "recalibrated", "local", "fit")
-# The blocks of one layer with the network's own activations.
-UNCHANGED = {FlaggedSpan(l - 1, l, a, b) for l, a, b in ((1, 1, 1), (2, 1, 1), (3, 1, 0), (4, 0, 1), (5, 1, 0))}
 
 
 def loss(model, step):

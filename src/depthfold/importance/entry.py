@@ -213,31 +213,34 @@ class Entries:
     def _score(self, model: nn.Module, purpose: str, seed: int) -> tuple[float, float | None]:
         """Return the score on the hold-out set, and its standard error if it compares outputs."""
         model.eval()
-        error = None
-        with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
-            reseed(derive_seed(seed, purpose))
-            with score_precision(self.method.recipe.precision, self.device):
-                if self.method.name != "trained" and isinstance(self.task, OutputTask):
-                    score, error = self._closeness(model, self.task)
-                else:
-                    score = float(self.task.score(model, "holdout"))
+        error, precision = None, score_precision(self.method.recipe.precision, self.device)
+        with torch.no_grad(), disable_autocast(self.device), precision, fork_rng(self.device) as reseed:
+            if self.method.name != "trained" and isinstance(self.task, OutputTask):
+                if self._reference is None:
+                    # With its own seed, so that no result depends on which one is the first of this worker.
+                    reseed(derive_seed(self.method.recipe.seed, "original"))
+                    self._reference = self.task.outputs(self._original(), "holdout")
+                reseed(derive_seed(seed, purpose))
+                score, error = _closeness(self.task, self.task.outputs(model, "holdout"), self._reference)
+            else:
+                reseed(derive_seed(seed, purpose))
+                score = float(self.task.score(model, "holdout"))
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
         return score, error
-
-    def _closeness(self, model: nn.Module, task: OutputTask) -> tuple[float, float]:
-        """Return minus the mean divergence of the outputs from those of the original, and its standard error."""
-        if self._reference is None:
-            self._reference = task.outputs(self._original(), "holdout")
-        found = task.divergences(task.outputs(model, "holdout"), self._reference)
-        return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
 
     def _original(self) -> nn.Module:
         """Return the original network on the device, which is also the teacher of "brief"."""
         if self._teacher is None:
             self._teacher = rewrite(self.traced, self.traced.vanilla).eval().to(self.device)
         return self._teacher
+
+
+def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Return minus the mean divergence of the outputs from the reference, and its standard error."""
+    found = task.divergences(outputs, reference)
+    return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
 
 
 def _free(*students: nn.Module) -> None:
