@@ -1,10 +1,10 @@
-"""Make the files that the demo ships: its trained network, its part of Fashion-MNIST and, on request, the importances.
+"""Make the files that the demo ships: its trained network and its part of Fashion-MNIST.
 
-    python experiments/demo_network.py FASHION_MNIST RUN [--device cuda:0] [--importances 4]
+    python experiments/demo_network.py FASHION_MNIST RUN [--device cuda:0]
 
 The network is trained on the training set without a tenth of each class, and scored on the whole test set. RUN holds
 the checkpoints: if you run the script again after an interruption, training resumes. It takes about 40 minutes on two
-ARM cores. With --importances, this many workers measure the importance table on the shipped images.
+ARM cores.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ import safetensors.torch
 import torch
 
 import depthfold as df
-from depthfold import demo
-from depthfold.demo.demo import IMPORTANCE_RECIPE, SHIPPED
-from depthfold.demo.network import SmallMobileNet
-from depthfold.jobs import Processes
+from depthfold.demo.network import SHIPPED, SmallMobileNet
 from depthfold.tasks.datasets import FashionMnist
 
 RECIPE = df.Recipe(
@@ -41,7 +38,6 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--device", help="for example cuda:0; by default, the device that accelerate selects")
-    parser.add_argument("--importances", type=int, metavar="WORKERS", help="also measure the importance table")
     options = parser.parse_args()
     torch.manual_seed(0)
     task = df.ClassificationTask.fashion_mnist(options.data)
@@ -64,18 +60,6 @@ def main() -> None:
         "script": "experiments/demo_network.py",
     }
     (SHIPPED / "network.json").write_text(json.dumps(record, indent=1) + "\n")
-    if options.importances:
-        (SHIPPED / "importance.json").write_text(importances(options).dumps() + "\n")
-
-
-def importances(options: argparse.Namespace) -> df.ImportanceTable:
-    """Measure the importances of the shipped network on the shipped images, as `demo --measure-importance` does."""
-    on_gpu = options.device is not None and options.device != "cpu"
-    devices = {"devices": (options.device,), "workers_per_device": options.importances}
-    executor = Processes(**devices) if on_gpu else Processes(workers=options.importances, threads=1)
-    network = df.trace(demo.model(), torch.randn(1, 1, 28, 28))
-    recipe = df.Recipe(**IMPORTANCE_RECIPE)
-    return df.measure_importance(network, demo.task(), recipe, reinit=False, executor=executor, run=options.run)
 
 
 def ship(data: Path, part: str, number: int) -> None:

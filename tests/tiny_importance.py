@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import Plan
+from depthfold.core import FlaggedSpan, Plan
 from depthfold.tracing import student_parts
 from depthfold.training import Recipe
 
@@ -75,6 +75,8 @@ ACTIVATIONS = {
     (4, 5, 1, 0): {1, 2, 4},
     (4, 5, 1, 1): {1, 2, 4, 5},
 }
+# The blocks of one layer with the network's own activations, which change nothing.
+UNCHANGED = {FlaggedSpan(*ends) for ends in ((0, 1, 1, 1), (1, 2, 1, 1), (2, 3, 1, 0), (3, 4, 0, 1), (4, 5, 1, 0))}
 
 
 def tiny_network(seed=0):

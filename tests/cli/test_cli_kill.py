@@ -1,36 +1,53 @@
 """`depthfold compress` killed with -9 in every stage and run again: it resumes, to the same result bit for bit."""
 
+import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
 from depthfold.core import SolvedPlan
 
-# The command line in a process that kills itself when it syncs a certain file for the n-th time. Every stage ends with
-# a sync, and that is the worst moment: the bytes are written, but the file is not complete yet.
+# The command line in processes that kill themselves when they sync a certain file for the n-th time. Every stage ends
+# with a sync, and that is the worst moment: the bytes are written, but the file is not complete yet. All of them are
+# forks of one process that has imported the libraries, which takes longer than a run.
 SCRIPT = """
-import os, signal, sys
-name, number = sys.argv[1], int(sys.argv[2])
+import importlib, json, os, signal, sys
+import torch._dynamo, torch.export
+import accelerate
+import depthfold.settings.stages
+from depthfold.cli import main
+
+importlib.import_module("depthfold.latency.profile").peak_memory = lambda *_: (None, "not measured in these tests")
 sync = os.fsync
 
-def fsync(handle):
-    global number
-    if name and name in os.readlink(f"/proc/self/fd/{handle}"):
-        number -= 1
-        if number == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    sync(handle)
 
-os.fsync = fsync
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background jobs ignore Ctrl-C
-import importlib
-importlib.import_module("depthfold.latency.profile").peak_memory = lambda *_: (None, "not measured in these tests")
-from depthfold.cli import main
-sys.argv = ["depthfold", *sys.argv[3:]]
-main()
+def run(name, number, output, *arguments):
+    def fsync(handle):
+        nonlocal number
+        if name and name in os.readlink(f"/proc/self/fd/{handle}"):
+            number -= 1
+            if number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        sync(handle)
+
+    os.fsync = fsync
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background jobs ignore Ctrl-C
+    for stream, end in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{output}.{end}", os.O_CREAT | os.O_WRONLY), stream)
+    sys.argv = ["depthfold", *arguments]
+    main()
+
+
+for line in sys.stdin:
+    if not (child := os.fork()):
+        run(*json.loads(line))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 # In the order of the stages: each kill happens in the run that the previous kill left.
 STAGES = (
@@ -52,15 +69,34 @@ STAGES = (
 )
 
 
-def start(name, number, *arguments):
-    command = [sys.executable, "-c", SCRIPT, name, str(number), *map(str, arguments)]
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Return a function that runs the command line in a process that is killed as given, and waits for it."""
+    folder, numbers = tmp_path_factory.mktemp("output"), itertools.count()
     # One thread, as in this process: sums in another order differ in their last bits.
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    command = [sys.executable, "-c", SCRIPT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables) as parent:
+
+        def run(name, number, *arguments):
+            output = folder / str(next(numbers))
+            print(json.dumps([name, number, str(output), *map(str, arguments)]), file=parent.stdin, flush=True)
+            returncode = int(parent.stdout.readline())
+            return Done(returncode, *(output.with_suffix(end).read_text() for end in (".out", ".err")))
+
+        yield run
+        parent.stdin.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kill needs /proc, which only Linux has")
-def test_a_run_killed_in_every_stage_resumes_to_the_same_result(workshop, compressed, tmp_path):
+def test_a_run_killed_in_every_stage_resumes_to_the_same_result(start, workshop, compressed, tmp_path):
     run, whole = tmp_path / "killed", workshop / "whole"
     first = ("compress", "--config", workshop / "tiny.toml", "--run", run)
     for name, number in STAGES:
@@ -75,7 +111,7 @@ def test_a_run_killed_in_every_stage_resumes_to_the_same_result(workshop, compre
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_an_interrupted_run_says_how_to_resume(workshop, tmp_path):
+def test_an_interrupted_run_says_how_to_resume(start, workshop, tmp_path):
     """The user's loss sends a real SIGINT in the middle of the trainings, as a terminal would."""
     (tmp_path / "net.py").write_text(
         (workshop / "net.py").read_text()

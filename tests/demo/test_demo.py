@@ -1,6 +1,7 @@
 """The demo: the shipped files, and a run with a budget that can and with one that cannot be met."""
 
 import json
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from depthfold.demo import demo_settings, run_demo
 from depthfold.demo.demo import reachable_budget
 from depthfold.demo.network import SHIPPED, InvertedResidual
 from depthfold.errors import BudgetError
+from depthfold.reporting import Findings
 from depthfold.settings import Settings
 
 
@@ -66,54 +68,74 @@ def memory_not_measured():
         yield
 
 
+# The demo's images, but few to score, because scoring all takes as long as the rest of these runs.
+FEW = """
+import depthfold as df
+from depthfold import demo
+
+def task():
+    source = demo.task().source
+    train, test = (source.read(part) for part in ("train", "test"))
+    few = [(part.images.pixels[:number], part.labels[:number]) for part, number in ((train, 2_000), (test, 100))]
+    return df.ClassificationTask.tensors(train=few[0], test=few[1], holdout=0.03)
+"""
+
+
 @pytest.fixture(scope="module")
-def made_up_importances(tmp_path_factory):
-    """Write an importance table that counts removed activations: measuring one takes a minute."""
+def quick(tmp_path_factory):
+    """Return a function for the demo's settings with the cost model, hardly any training and made-up importances."""
+    folder = tmp_path_factory.mktemp("quick")
+    (folder / "few.py").write_text(FEW)
     traced = df.trace(demo.model(), demo.task().example())
     own = traced.network.activations
-    entries = [
+    entries = [  # the number of removed activations: measuring importances takes a minute
         Score(span=block, samples=(-float(len(own & set(range(block.i + 1, block.j)))),))
         for block in traced.flagged_spans()
     ]
     table = df.ImportanceTable(fingerprint=traced.network.fingerprint, entries=tuple(entries))
-    file = tmp_path_factory.mktemp("importance") / "importance.json"
-    file.write_text(table.dumps())
-    return file
-
-
-@pytest.fixture
-def quick(made_up_importances):
-    """Return a function for the demo's settings with the cost model and hardly any training."""
+    (folder / "importance.json").write_text(table.dumps())
+    given = {"importance": str(folder / "importance.json"), "data": f"{folder / 'few.py'}:task"}
 
     def settings(run, **changes) -> Settings:
-        changes = {"target": "cost_model", "export": ("model.pt2",), "importance": str(made_up_importances)} | changes
+        changes = {"target": "cost_model", "export": ("model.pt2",)} | given | changes
         settings = replace(demo_settings(run), **changes)
         return replace(settings, recipe=dict(settings.recipe) | {"steps": 2, "batch": 8, "warmup": 0})
 
     return settings
 
 
-def test_the_demo_writes_all_results(tmp_path, quick):
-    done = run_demo(quick(tmp_path / "run", budget="80%"), say=pytest.fail)
-    assert done.findings.after.latency <= 0.8 * done.findings.before.latency
-    for name in ("report.html", "result/config.json", "model.pt2", "config.toml"):
-        assert (tmp_path / "run" / name).exists(), name
-
-
-def test_the_command_prints_a_table_and_the_paths_of_the_results(tmp_path, monkeypatch, quick):
-    monkeypatch.setattr(demo, "demo_settings", lambda run: quick(run, budget="80%"))
-    done = depthfold("demo", "--run", tmp_path / "run")
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, quick):
+    """Return the run of a demo with a budget of 80%, and what the command prints."""
+    run = tmp_path_factory.mktemp("demo") / "run"
+    with pytest.MonkeyPatch.context() as patch, without_memory():
+        patch.setattr(demo, "demo_settings", lambda run: quick(run, budget="80%"))
+        done = depthfold("demo", "--run", run)
     assert done.exit_code == 0, done.output
+    return run, done.output
+
+
+def test_the_demo_writes_all_results(finished):
+    run, output = finished
+    findings = Findings.loads((run / "findings.json").read_text())
+    assert findings.after.latency <= 0.8 * findings.before.latency
+    for name in ("report.html", "result/config.json", "model.pt2", "config.toml"):
+        assert (run / name).exists(), name
+    assert "The demo continues with" not in output
+
+
+def test_the_command_prints_a_table_and_the_paths_of_the_results(finished):
+    _, output = finished
     for text in ("Run the same command again to resume.", "before", "after", "x as fast", "accuracy, test", "points"):
-        assert text in done.output
-    last = [Path(line.strip()) for line in done.output.splitlines()[-3:]]
+        assert text in output
+    last = [Path(line.strip()) for line in output.splitlines()[-3:]]
     assert [file.name for file in last] == ["report.html", "result", "model.pt2"]
     assert all(file.exists() for file in last)
 
 
-def test_a_budget_that_cannot_be_met_is_replaced_by_one_that_can(tmp_path, quick):
-    said = []
-    done = run_demo(quick(tmp_path / "run", budget="3%"), say=said.append)
+def test_a_budget_that_cannot_be_met_is_replaced_by_one_that_can(tmp_path, quick, finished):
+    run, said = shutil.copytree(finished[0], tmp_path / "run"), []  # with its latency table
+    done = run_demo(quick(run, budget="3%", export=()), say=said.append)
     assert len(said) == 1
     assert said[0].startswith("No plan meets the budget of 3% with a margin of 2%: the fastest one takes")
     assert "which this machine can meet" in said[0]
@@ -135,7 +157,8 @@ def test_a_resumed_demo_uses_the_same_budget(tmp_path, monkeypatch, quick):
     said = []
 
     def taken(budget, **changes):
-        found = run_demo(quick(tmp_path / "run", budget=budget, **changes), say=said.append)
+        settings = quick(tmp_path / "run", budget=budget, data=demo_settings("run").data, **changes)
+        found = run_demo(settings, say=said.append)
         assert tomllib.loads((tmp_path / "run/config.toml").read_text())["budget"] == found
         return found
 

@@ -1,6 +1,7 @@
 """measure_latency() in a process that is killed with SIGKILL, and then resumed."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,12 +57,19 @@ def finish(run):
     return df.LatencyTable.loads(table), text.count("round\n")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the folder of a measurement that is not killed, its table and its number of rounds."""
+    run = tmp_path_factory.mktemp("whole")
+    return run, *finish(run)
+
+
 def rounds_in(journal):
     lines = journal.read_bytes().split(b"\n")[1:-1]
     return [line for line in lines if b"samples" in line]
 
 
-def test_killed_measurement_loses_at_most_one_round_and_gives_the_same_table(tmp_path):
+def test_killed_measurement_loses_at_most_one_round_and_gives_the_same_table(tmp_path, whole):
     journal = tmp_path / "killed/latency.jsonl"
     reported = 0
     for rounds in (7, 25):
@@ -75,17 +83,17 @@ def test_killed_measurement_loses_at_most_one_round_and_gives_the_same_table(tmp
         assert reported <= len(rounds_in(journal)) <= reported + 1  # the last round may be on disk but not reported
         reported = len(rounds_in(journal))
     table, rest = finish(journal.parent)
-    whole, all_rounds = finish(tmp_path / "whole")
-    assert table == whole
+    _, right, all_rounds = whole
+    assert table == right
     assert reported + rest == all_rounds == len(rounds_in(journal))
 
 
-def test_incomplete_last_line_is_measured_again_and_a_damaged_line_is_an_error(tmp_path):
-    journal = tmp_path / "torn/latency.jsonl"
-    whole, _ = finish(journal.parent)
+def test_incomplete_last_line_is_measured_again_and_a_damaged_line_is_an_error(tmp_path, whole):
+    run, right, _ = whole
+    journal = shutil.copytree(run, tmp_path / "torn") / "latency.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])
     table, again = finish(journal.parent)
-    assert table == whole and again == 1
+    assert table == right and again == 1
     lines = journal.read_bytes().split(b"\n")
     lines[4] = lines[4][:-5]
     journal.write_bytes(b"\n".join(lines))

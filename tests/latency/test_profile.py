@@ -71,12 +71,15 @@ def test_runtime_that_needs_an_export_refuses_a_data_dependent_network():
 
 
 @pytest.mark.parametrize("target", [COST, "onnxruntime"])
-def test_named_inputs_are_put_in_order(target):
+def test_named_inputs_are_put_in_order(target, without_memory):
     named = {"other": torch.randn(1, 5, 10, 10), "image": X}
     found = profile(TwoInputs(), named, target, timer=QUICK)
     assert found.flops == 2 * 64 * (12 + 4 * 45)
     assert found.environment.input_size == (3, 8, 8)
-    assert found.memory is not None
+
+
+def test_memory_of_named_inputs_is_measured():
+    assert profile(TwoInputs(), {"other": torch.randn(1, 5, 10, 10), "image": X}, COST, timer=QUICK).memory > 0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,9 @@ def test_profile_survives_the_death_of_the_memory_process(monkeypatch, stderr, m
     assert found.memory_reason == f"the process that measures it ended with code -9: {message}"
 
 
-def test_profile_does_not_change_the_module():
+def test_profile_does_not_change_the_module(monkeypatch):
+    # The module is exported for the process that measures memory, which is not started.
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stdout="", stderr=""))
     module = nn.Conv2d(3, 4, 1).double().train()
     profile(module, X.double(), COST, timer=QUICK)
     assert module.training and module.weight.dtype == torch.float64 and not module._forward_pre_hooks
@@ -164,7 +169,7 @@ def test_message_names_the_network_that_fails(without_memory):
         profile_all({"before": nn.Conv2d(3, 4, 1), "after": nn.Conv2d(5, 4, 1)}, X, COST, timer=QUICK)
 
 
-def test_counts_by_hand():
+def test_counts_by_hand(without_memory):
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
     x = torch.randn(2, 3, 10, 10)
     found = profile(module, x, COST, timer=QUICK)
@@ -172,7 +177,6 @@ def test_counts_by_hand():
     assert found.flops == 2 * 2 * 100 * (8 * 27 + 8 * 9)
     assert found.depth == 2
     assert found.latency == pytest.approx(COST.compile(module, (x,)).seconds() * 1000)
-    assert found.memory is not None
 
 
 def test_peak_memory_contains_weights_inputs_and_live_feature_maps():
@@ -199,7 +203,7 @@ def test_memory_process_uses_one_core(monkeypatch):
     assert asked == [1, (0, {3})]
 
 
-def test_profiles_side_by_side(traced):
+def test_profiles_side_by_side(traced, without_memory):
     both = {"before": sketch(rewrite(traced, traced.vanilla)), "after": sketch(rewrite(traced, plans(traced, 3)[2]))}
     text = side_by_side(profile_all(both, torch.randn(1, 3, 32, 32), COST, timer=QUICK))
     assert "before" in text and "after" in text and "times as fast" in text and "multiply-adds" in text

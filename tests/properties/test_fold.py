@@ -32,7 +32,7 @@ def close(found, wanted):
 
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
-def test_rewritten_and_merged_networks_are_exact(spec, seed):
+def test_rewritten_and_merged_networks_are_exact_and_have_the_predicted_shapes(spec, seed):
     model, x = build(spec, seed)
     traced = df.trace(model, x)
     steps, depth = program(model)
@@ -62,21 +62,17 @@ def test_rewritten_and_merged_networks_are_exact(spec, seed):
     called = [node.target for node in shallow.graph.nodes if node.op == "call_module"]
     assert sum(isinstance(shallow.get_submodule(t), torch.nn.modules.conv._ConvNd) for t in called) == convs
     assert not any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in shallow.modules())
+    check_predicted_shapes(traced.network, plan, shallow)
+    assert df.Network.loads(traced.network.dumps()) == traced.network
 
 
-@given(spec=network_specs(), seed=st.integers(0, 2**16))
-def test_merged_convolutions_have_the_predicted_shapes(spec, seed):
-    model, x = build(spec, seed)
-    traced = df.trace(model, x)
-    plan = random_plan(traced.network, Random(seed + 1), largest=50_000)
-    shallow = df.merge(df.rewrite(traced, plan))
-    for span in traced.network.segments(plan):
-        shape = traced.network.merged_shape(span)
-        conv = shallow.get_submodule(traced.network.layers[span.i].where)
+def check_predicted_shapes(network, plan, shallow):
+    for span in network.segments(plan):
+        shape = network.merged_shape(span)
+        conv = shallow.get_submodule(network.layers[span.i].where)
         assert conv.kernel_size == shape.kernel
         assert (conv.stride, conv.dilation, conv.groups) == (shape.stride, shape.dilation, shape.groups)
         assert sum(p.numel() for p in conv.parameters()) == shape.parameters
-    assert df.Network.loads(traced.network.dumps()) == traced.network
 
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))

@@ -12,7 +12,7 @@ from torch import nn
 from depthfold.errors import DataError, InvalidValue
 from depthfold.tasks import ClassificationTask
 from depthfold.tasks.classification import main_output
-from depthfold.training import BatchTask, Recipe, Step, Task, train
+from depthfold.training import BatchTask, OutputTask, Recipe, Step, Task, train
 from depthfold.training.capture import RECORDERS
 from layouts import labels, pictures, write_cifar10, write_cifar100, write_fashion_mnist, write_folder
 from small_training import Recorder, equal
@@ -61,9 +61,9 @@ def readable(count=60, wrong=0):
 PLAIN = ((0.0,), (1.0,))
 
 
-def test_classification_task_is_a_task_with_batches():
+def test_classification_task_is_a_task_with_batches_and_outputs():
     task = ClassificationTask.tensors(train=data())
-    assert isinstance(task, Task) and isinstance(task, BatchTask)
+    assert isinstance(task, Task) and isinstance(task, BatchTask) and isinstance(task, OutputTask)
 
 
 @pytest.mark.parametrize("teacher", [None, linear()], ids=["alone", "taught"])
@@ -161,6 +161,32 @@ def test_score_is_in_per_cent(batch):
     task.score(model, "holdout")  # 6 images
     assert model.seen == [((min(batch, 6 - start), 3, 8, 8), torch.float64) for start in range(0, 6, batch)]
     assert not any(parameter.grad_fn for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 512])
+def test_outputs_are_the_class_scores_in_the_order_of_the_images(batch):
+    x, y = data(30)
+    task = ClassificationTask.tensors(train=data(), test=(x, y), normalise=PLAIN, score_batch=batch)
+    model = linear().double()
+    found = task.outputs(model, "test")
+    assert found.dtype == torch.float64 and not found.requires_grad
+    torch.testing.assert_close(found, model((x / 255).double()).detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_divergence_matches_hand_computation():
+    """Kullback-Leibler, sum of p log(p / q), where p is the distribution of the reference."""
+    torch.manual_seed(0)
+    outputs, reference = 3 * torch.randn(9, 5), 3 * torch.randn(9, 5)
+    outputs[:3], reference[:3] = reference[:3] + 8, reference[:3] - 8  # the same distributions
+    outputs[3], reference[4] = torch.tensor([60.0, 0, 0, 0, 0]), torch.tensor([0.0, 0, 0, 0, 60])
+    found = ClassificationTask.tensors(train=data()).divergences(outputs, reference)
+    expected = []
+    for scores, right in zip(outputs.tolist(), reference.tolist(), strict=True):
+        pairs = zip(softmax(right), softmax(scores), strict=True)
+        expected.append(sum(p * math.log(p / q) for p, q in pairs))
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    same = ClassificationTask.tensors(train=data()).divergences(reference, reference)
+    assert same.tolist() == [0.0] * 9
 
 
 def test_global_random_state_is_not_changed():

@@ -56,14 +56,15 @@ def _listed(entries: Collection[Score], total: int, what: str) -> list[str]:
 def warn_about_holdout(table: ImportanceTable, task: Task, errors: Collection[float]) -> None:
     """Give a SmallHoldout warning if the scores of blocks of several layers differ by little more than chance.
 
-    `errors` are the standard errors of scores that compare outputs. Otherwise they follow from the accuracies of a
-    ClassificationTask; those of other scores are not known.
+    `errors` are the standard errors of these scores if they compare outputs. Otherwise they follow from the accuracies
+    of a ClassificationTask; those of other scores are not known.
     """
     scores = [entry.mean for entry in table.entries if entry.samples and len(entry.span.span) > 1]
     if not isinstance(task, ClassificationTask) or len(scores) < 2:
         return
     images, spread = task.count("holdout"), pstdev(scores)
-    error, what = (median(errors), "scores") if errors else (_error_of_accuracy(fmean(scores), images), "accuracies")
+    error = median(errors) if errors else _error_of_accuracy(fmean(scores), images)
+    what, unit = ("scores", "") if errors else ("accuracies", " points")
     if spread >= FACTOR * error:
         return
     advice = "Use a larger hold-out set."
@@ -71,7 +72,7 @@ def warn_about_holdout(table: ImportanceTable, task: Task, errors: Collection[fl
         advice = f"It would take about {math.ceil(images * (FACTOR * error / spread) ** 2)} images (holdout=...)."
     warnings.warn(
         f"The hold-out set of {count(images, 'image')} is too small to tell blocks apart: their {what} have a standard "
-        f"deviation of {spread:.2g}, and each has a standard error of {error:.2g}. {advice}",
+        f"deviation of {spread:.2g}{unit}, and each has a standard error of {error:.2g}{unit}. {advice}",
         SmallHoldout,
         stacklevel=3,
     )

@@ -215,10 +215,15 @@ class Entries:
         model.eval()
         error = None
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
-            reseed(derive_seed(seed, purpose))
             if self.method.name != "trained" and isinstance(self.task, OutputTask):
-                score, error = self._closeness(model, self.task)
+                if self._reference is None:
+                    # With its own seed, so that no result depends on which one is the first of this worker.
+                    reseed(derive_seed(self.method.recipe.seed, "original"))
+                    self._reference = self._outputs(self._original(), self.task)
+                reseed(derive_seed(seed, purpose))
+                score, error = _closeness(self.task, self._outputs(model, self.task), self._reference)
             else:
+                reseed(derive_seed(seed, purpose))
                 with scorable(model, self.task, self.method.recipe, self.device) as scored:
                     score = float(self.task.score(scored, "holdout"))
         if not math.isfinite(score):
@@ -226,15 +231,8 @@ class Entries:
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
         return score, error
 
-    def _closeness(self, model: nn.Module, task: OutputTask) -> tuple[float, float]:
-        """Return minus the mean divergence of the outputs from those of the original, and its standard error."""
-        if self._reference is None:
-            self._reference = self._outputs(self._original(), task)
-        found = task.divergences(self._outputs(model, task), self._reference)
-        return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
-
     def _outputs(self, model: nn.Module, task: OutputTask) -> Tensor:
-        with scorable(model, self.task, self.method.recipe, self.device) as scored:
+        with scorable(model, task, self.method.recipe, self.device) as scored:
             return task.outputs(scored, "holdout")
 
     def _original(self) -> nn.Module:
@@ -242,6 +240,12 @@ class Entries:
         if self._teacher is None:
             self._teacher = rewrite(self.traced, self.traced.vanilla).eval().to(self.device)
         return self._teacher
+
+
+def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Return minus the mean divergence of the outputs from the reference, and its standard error."""
+    found = task.divergences(outputs, reference)
+    return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
 
 
 def _free(*students: nn.Module) -> None:

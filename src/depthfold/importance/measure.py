@@ -91,7 +91,7 @@ def measure_importance(
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
-    warn_about_holdout(table, task, [result["error"] for result in journal.results.values() if "error" in result])
+    warn_about_holdout(table, task, _standard_errors(measured_as, every_seed, journal))
     return table
 
 
@@ -213,6 +213,13 @@ def _entry(block: FlaggedSpan, measured: FlaggedSpan, seeds: Sequence[int], jour
         reasons = dict.fromkeys(journal.failures[job_key(measured, seed)] for seed in seeds)
         return Score(span=block, reason="; ".join(reasons))
     return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
+
+
+def _standard_errors(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[float]:
+    """Return the known standard errors of the scores of blocks of several layers."""
+    keys = [job_key(block, seed) for block in blocks if len(block.span) > 1 for seed in seeds]
+    results = [journal.results[key] for key in keys if key in journal.results]
+    return [result["error"] for result in results if "error" in result]
 
 
 def _check_arguments(network: object, task: object, executor: object) -> None:

@@ -155,8 +155,8 @@ _PLAIN = Recipe(epochs=180, batch=256, lr=0.05, weight_decay=1e-5, crop="resized
 # they do not vary from image to image (mstd 0.5); and there is no additional colour jitter of 0.4.
 _AUGMENTED = _PLAIN.replace(lr=0.1, label_smoothing=0.1, clip=5.0, randaugment=(2, 15), erasing=0.25)
 
-# With a teacher, all of them distil as in the paper: 0.3 of the teacher's outputs, temperature 1. (In the paper the
-# teacher stays in training mode, here it is in evaluation mode.) Scores and checkpoints come about once an epoch.
+# With a teacher, all but "brief" and "plans" distil as in the paper: 0.3 of its outputs, temperature 1. (In the paper,
+# it stays in training mode; here it is in evaluation mode.) Scores and checkpoints come about once an epoch.
 PRESETS = MappingProxyType(
     {
         "mobilenetv2-1.0": _PLAIN.replace(evaluate=5000, checkpoint=5000),
