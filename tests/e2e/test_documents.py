@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_workshop import without_memory
 from lacking import needs
 from structures import mobilenet_v2
 from tables import plausible_tables
@@ -41,7 +42,8 @@ def test_the_python_of_a_page_runs(page, capsys, tables_on_disk):
         for shown, tried in INSTEAD.get(page.name, {}).items():
             assert shown in page.read_text()
             block = block.replace(shown, tried)
-        exec(compile(block, str(page), "exec"), namespace)
+        with without_memory():
+            exec(compile(block, str(page), "exec"), namespace)
     printed = capsys.readouterr().out
     for line in EXPECTED[page.name]:
         assert line in printed
