@@ -35,8 +35,8 @@ IMPORTANCE_METHOD: MethodName = "recalibrated"
 IMPORTANCE_RECIPE = MappingProxyType({"steps": 2, "batch": 64})
 RECIPE = MappingProxyType(
     {
-        "steps": 240, "batch": 64, "lr": 0.02, "weight_decay": 1e-4, "warmup": 10, "clip": 5.0, "flip": True,
-        "distillation": 0.9, "temperature": 2.0, "ema": 0.98, "evaluate": 80, "checkpoint": 40,
+        "steps": 280, "batch": 64, "lr": 0.02, "weight_decay": 1e-4, "warmup": 10, "clip": 5.0, "flip": True,
+        "distillation": 0.9, "temperature": 2.0, "ema": 0.98, "evaluate": 70, "checkpoint": 35,
     }
 )  # fmt: skip
 
