@@ -1,6 +1,7 @@
 """Frozen data classes that need only the standard library."""
 
 from depthfold.core.budget import Budget
+from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.environment import Environment
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
@@ -15,8 +16,8 @@ from depthfold.core.surrogate import Surrogate, TrainedPlan
 from depthfold.support.document import Document
 
 __all__ = [
-    "Budget", "Calibration", "ConvShape", "Document", "Environment", "FixedPadding", "FlaggedSpan", "Frontier",
-    "ImportanceTable", "LatencyTable", "Layer", "Network", "Padding", "Plan", "Point", "Position", "Profile", "Refusal",
-    "Score", "Segment", "SizeRule", "Skip", "SolvedPlan", "Space", "Span", "Surrogate", "Timing", "TrainedPlan",
-    "as_pad_argument", "check_space", "free_positions", "plan_of", "side_by_side",
+    "NOTHING", "Budget", "Calibration", "ConvShape", "Document", "Drops", "Environment", "FixedPadding", "FlaggedSpan",
+    "Frontier", "ImportanceTable", "LatencyTable", "Layer", "Network", "Padding", "Plan", "Point", "Position",
+    "Profile", "Refusal", "Score", "Segment", "SizeRule", "Skip", "SolvedPlan", "Space", "Span", "Surrogate", "Timing",
+    "TrainedPlan", "as_pad_argument", "check_space", "free_positions", "plan_of", "side_by_side",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import PlanError
@@ -21,15 +22,18 @@ HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 class Plan(Document):
     """A and S of the paper: `activations` are the positions with an activation, and no merging crosses a cut.
 
-    A is a subset of S, except that the last position L can have an activation and is never a cut.
+    A is a subset of S, except that the last position L can have an activation and is never a cut. `dropped` are the
+    convolutions and residual branches that are left out.
     """
 
     FORMAT: ClassVar[str] = "depthfold.plan"
 
     activations: frozenset[Position]
     cuts: tuple[Position, ...]
+    dropped: Drops = NOTHING
 
-    def __init__(self, activations: Iterable[Position], cuts: Iterable[Position]) -> None:
+    def __init__(self, activations: Iterable[Position], cuts: Iterable[Position], dropped: Drops = NOTHING) -> None:
+        object.__setattr__(self, "dropped", dropped)
         object.__setattr__(self, "activations", frozenset(_positions("activations", activations)))
         object.__setattr__(self, "cuts", tuple(sorted(set(_positions("cuts", cuts)))))
         outside = sorted(self.activations - set(self.cuts))
@@ -41,7 +45,8 @@ class Plan(Document):
             )
 
     def __str__(self) -> str:
-        return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}"
+        dropped = f"; without {self.dropped}" if self.dropped else ""
+        return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}{dropped}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,52 @@
+"""Drops: the convolutions and the residual branches that a plan leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from depthfold.core.span import Span
+from depthfold.support.text import count
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Drops:
+    """The `layers` that compute the identity instead, and the `branches` of residuals that compute zero.
+
+    A branch is the span of its skip. At its end, only the value of the skip is left. The layers of a dropped branch are
+    not listed again.
+    """
+
+    layers: tuple[int, ...] = ()
+    branches: tuple[Span, ...] = ()
+
+    def __init__(self, layers: Iterable[int] = (), branches: Iterable[Span] = ()) -> None:
+        object.__setattr__(self, "layers", tuple(sorted(set(layers))))
+        object.__setattr__(self, "branches", tuple(sorted(set(branches))))
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """All layers whose convolution is not computed."""
+        return frozenset(self.layers).union(*(branch.layers for branch in self.branches))
+
+    def within(self, span: Span) -> Drops:
+        """Return the part inside a span."""
+        if not self:
+            return self
+        inside = [branch for branch in self.branches if span.contains(branch)]
+        return Drops([l for l in self.layers if span.i < l <= span.j], inside)
+
+    def __or__(self, other: Drops) -> Drops:
+        return Drops((*self.layers, *other.layers), (*self.branches, *other.branches))
+
+    def __bool__(self) -> bool:
+        return bool(self.layers or self.branches)
+
+    def __str__(self) -> str:
+        parts = [count(len(self.layers), "layer") + f" ({', '.join(map(str, self.layers))})"] if self.layers else []
+        if self.branches:
+            parts.append(f"the branches {', '.join(map(str, self.branches))}")
+        return " and ".join(parts) or "nothing"
+
+
+NOTHING = Drops()
