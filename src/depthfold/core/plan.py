@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import PlanError
-from depthfold.support.document import Document
+from depthfold.support.document import SPARSE, Document
 from depthfold.support.text import count, text_table
 
 HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
@@ -30,7 +30,7 @@ class Plan(Document):
 
     activations: frozenset[Position]
     cuts: tuple[Position, ...]
-    dropped: Drops = NOTHING
+    dropped: Drops = field(default=NOTHING, metadata=SPARSE)
 
     def __init__(self, activations: Iterable[Position], cuts: Iterable[Position], dropped: Drops = NOTHING) -> None:
         object.__setattr__(self, "dropped", dropped)
@@ -55,19 +55,28 @@ class Segment:
 
     `times` are T[i, j, 0] and T[i, j, 1] in milliseconds, without and with an activation at the end. `replaced` is the
     time of its layers one by one, None if one of them was not timed. `shape` is the merged convolution, None if the
-    solver was not given the network.
+    solver was not given the network. `dropped` is what the plan drops inside the segment. If nothing is left of its
+    layers, the shape is the identity, and the compressed network has no convolution there.
     """
 
     span: Span
     times: tuple[float, float]
     replaced: float | None = None
     shape: ConvShape | None = None
+    dropped: Drops = field(default=NOTHING, metadata=SPARSE)
+
+    @property
+    def empty(self) -> bool:
+        """True if all layers are dropped, so that there is no convolution."""
+        return bool(self.dropped) and self.dropped.missing.issuperset(self.span.layers)
 
     def row(self, active: bool) -> tuple[str, ...]:
         """Return the segment as a row of text, with or without an activation at its end."""
         first, last = self.span.layers[0], self.span.layers[-1]
         layers = str(first) if first == last else f"{first}-{last}"
         becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"
+        if self.dropped:
+            becomes = "nothing" if self.empty else f"{becomes}, without {self.dropped}"
         time = self.times[active]
         replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
         saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
@@ -106,6 +115,11 @@ class SolvedPlan(Document):
                 f"The segments of the plan do not start and end at its cuts {list(self.plan.cuts)[:60]}: they are "
                 f"{', '.join(str(segment.span) for segment in self.segments[:60])}."
             )
+        for segment in self.segments:
+            if segment.dropped != (dropped := self.plan.dropped.within(segment.span)):
+                raise PlanError(
+                    f"The segment {segment.span} drops {segment.dropped}, but the plan drops {dropped} there."
+                )
 
     @property
     def speedup(self) -> float | None:
@@ -122,7 +136,7 @@ class SolvedPlan(Document):
             share += f" ({self.speedup:.2f} times as fast)"
         yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
         yield f"{self.plan}; boundaries at {ranges(self.boundaries)}"
-        convolutions = count(len(self.segments), "convolution")
+        convolutions = count(sum(not segment.empty for segment in self.segments), "convolution")
         yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
         yield ""
         rows = [segment.row(segment.span.j in self.plan.activations) for segment in self.segments]
