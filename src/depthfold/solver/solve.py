@@ -6,26 +6,37 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal, get_args
 
-import numpy as np
-
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, Surrogate
+from depthfold.core import (
+    NOTHING,
+    ConvShape,
+    FlaggedSpan,
+    Frontier,
+    ImportanceTable,
+    LatencyTable,
+    Network,
+    Position,
+    Segment,
+    Span,
+    Surrogate,
+)
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
-from depthfold.solver.checks import check_covered, check_tables, no_plan
+from depthfold.solver.chains import Chains
+from depthfold.solver.checks import check_options, check_tables, no_plan
+from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.plans import points
 from depthfold.solver.problem import Normalisation, Problem, checked_alpha
+from depthfold.solver.shapes import Shapes, require_shapes
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.stage_one import (
-    SAVES_NO_TIME,
-    Floats,
-    algorithm_1,
-    algorithm_3,
-    time_along_activations,
-    useless_blocks,
-)
+from depthfold.solver.times import Times
+from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
 from depthfold.support.coerce import as_float
 from depthfold.support.text import at_most, count
+
+# Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
+MergeAlong = Literal["S", "B"]
 
 
 def solve(
@@ -37,6 +48,7 @@ def solve(
     surrogate: Surrogate | None = None,
     network: Network | None = None,
     original: float | None = None,
+    merge_along: MergeAlong = "S",
     max_labels: int = 50_000,
 ) -> Frontier:
     """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
@@ -45,8 +57,11 @@ def solve(
     was fitted to trained plans takes the place of alpha: the importance of a plan is then its predicted score, less the
     intercept. With the `network` the tables are checked against it, and the plans have the shapes of their segments.
     `original` is the measured latency of the original, to which shares and speed-ups refer; by default it is the sum of
-    the single layers in the latency table. At most `max_labels` labels are kept for each position. If that drops
+    the single layers in the latency table. With `merge_along` = "B", every block of the importance table is one
+    segment: LayerMerge's rule, in place of the free choice of S. At most `max_labels` labels are kept for each position. If that drops
     labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
+
+    If entries of the tables drop layers or branches, the network is needed, and the plans say what they drop.
     """
     original = None if original is None else _checked_original(original)
     alpha = None if alpha is None else checked_alpha(alpha)
@@ -55,20 +70,28 @@ def solve(
         _check_surrogate(surrogate, alpha, importance)
     if max_labels < 1:
         raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
+    if merge_along not in get_args(MergeAlong):
+        raise InvalidValue(f"merge_along must be one of {', '.join(map(repr, get_args(MergeAlong)))}.")
     check_tables(latency, importance, network)
+    shapes = require_shapes(network) if latency.drops or importance.drops else None
+    if shapes is not None:
+        check_options(latency, importance, shapes)
     if network is not None and latency.activations is None:
         latency = replace(latency, activations=network.activations)
     if network is not None:
         _warn_if_needed(latency, importance, network)
 
     problem = Problem.of(latency, importance, alpha, over, surrogate)
-    T_opt, S_opt = algorithm_1(problem.T)
-    I_opt, B_opt = algorithm_3(problem.I)
-    check_covered(T_opt, I_opt)
-    fronts = algorithm_2_and_4(T_opt, I_opt, max_labels)
+    times = Times(latency, shapes)
+    stage_one: StageOne
+    if shapes is None and merge_along == "S":
+        stage_one = Separate(problem.T, problem.I)
+    else:
+        stage_one = Chains(times, latency.depth, problem.options, whole_blocks=merge_along == "B")
+    fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
     if latency.depth not in fronts:
         raise no_plan()
-    plans, used = points(fronts, problem.I, S_opt, B_opt, time_along_activations(problem.T))
+    plans, used = points(fronts, stage_one, latency.depth, shapes.drops if shapes else None)
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
         fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
@@ -78,16 +101,16 @@ def solve(
         alpha=alpha,
         normalisation=None if alpha is None else over,
         surrogate=surrogate,
-        lost=_lost(fronts[latency.depth].lost, problem.I, max_labels),
-        segments=_segments(used, latency, network),
+        lost=_lost(fronts[latency.depth].lost, latency.depth, problem.options.values(), max_labels),
+        segments=_segments(used, times, network),
         points=plans,
-        unscored=tuple(entry.span for entry in importance.entries if not entry.samples),
+        unscored=_unscored(importance),
     )
 
 
 def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
     """Warn about blocks that were left out of the importance table for another latency table, but save time here."""
-    left_out = {entry.span for entry in importance.entries if entry.reason == SAVES_NO_TIME}
+    left_out = {entry.span for entry in importance.entries if entry.reason == SAVES_NO_TIME and not entry.dropped}
     if not left_out:
         return
     needed = sorted(left_out - useless_blocks(network, latency, [entry.span for entry in importance.entries]))
@@ -130,12 +153,18 @@ def _checked_normalisation(normalisation: Normalisation | None, alpha: float | N
     return normalisation or "single"
 
 
-def _lost(dropped: float, I: Floats, max_labels: int) -> float:
+def _unscored(importance: ImportanceTable) -> tuple[FlaggedSpan, ...]:
+    """Return the blocks without a score, those that no option gives one."""
+    scored = {entry.span for entry in importance.entries if entry.samples}
+    return tuple(dict.fromkeys(entry.span for entry in importance.entries if entry.span not in scored))
+
+
+def _lost(dropped: float, L: Position, importances: Iterable[float], max_labels: int) -> float:
     """Return a bound on the importance that dropping labels has lost, and warn about it. Zero if none was dropped."""
     if not dropped:
         return 0.0
     # A sum of L entries is off by less than L * L * 2^-53 of the largest entry; two sums are compared.
-    rounding = len(I) ** 2 * float(np.abs(I[np.isfinite(I)]).max()) * 2.0**-50
+    rounding = (L + 1) ** 2 * max(map(abs, importances)) * 2.0**-50
     lost = dropped + rounding
     warnings.warn(
         f"The frontier is thinned to {max_labels} labels for each position: at any budget its plan may be up to "
@@ -146,21 +175,26 @@ def _lost(dropped: float, I: Floats, max_labels: int) -> float:
     return lost
 
 
-def _segments(
-    used: Iterable[tuple[Position, Position]], latency: LatencyTable, network: Network | None
-) -> tuple[Segment, ...]:
+def _segments(used: Iterable[UsedSegment], times: Times, network: Network | None) -> tuple[Segment, ...]:
     """Return every segment of every plan once, with its shape if the network is known."""
-    times, layers = latency.times, latency.layers
+    layers, shapes = times.latency.layers, times.shapes
     segments = []
-    for i, j in used:
+    for i, j, mask in used:
         span = Span(i, j)
         replaced = [time for time in layers[i:j] if time is not None]
         segments.append(
             Segment(
                 span=span,
-                times=times[span],
+                times=times.milliseconds(i, j, mask) or (math.nan, math.nan),
                 replaced=sum_times(replaced) if len(replaced) == len(span) else None,
-                shape=network.merged_shape(span) if network else None,
+                shape=_shape(span, mask, shapes, network),
+                dropped=shapes.drops(mask) if shapes else NOTHING,
             )
         )
     return tuple(segments)
+
+
+def _shape(span: Span, mask: int, shapes: Shapes | None, network: Network | None) -> ConvShape | None:
+    if shapes is not None:
+        return shapes.shape(span.i, span.j, mask)
+    return network.merged_shape(span) if network else None

@@ -1,0 +1,155 @@
+"""All moves: the Pareto-optimal chains of blocks between two activations, if layers can be dropped.
+
+T_opt and I_opt of the paper are independent, because neither depends on the choices of the other. With dropped layers
+they are not: what a block drops decides its importance and the shape of every segment that contains a part of it, and a
+segment may contain parts of several blocks. So from each activation i, blocks are added one after another. After the
+blocks up to m, only this matters for the rest: where the open segment starts (s), and what is dropped in it. For each
+such state the Pareto-optimal labels (time of the closed segments, importance) are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from depthfold.core import Drops, FlaggedSpan, Position
+from depthfold.solver.edges import Edges, Ways
+from depthfold.solver.times import Times
+from depthfold.stage_one import NEVER, Ints
+
+
+class Block(NamedTuple):
+    """One entry of the importance table, with its drops as bits."""
+
+    i: Position
+    j: Position
+    b: int
+    mask: int
+    importance: float
+
+
+class Label(NamedTuple):
+    """A chain of blocks: its last block and the label of those before it. `t` is the time of the closed segments."""
+
+    t: int
+    I: float
+    before: Label | None
+    block: Block | None
+
+
+State = tuple[Position, int]  # the start of the open segment, and the drops in it
+START = Label(0, 0.0, None, None)
+
+
+class Chains:
+    """The chains of blocks between each two activations. With `whole_blocks`, every block is one segment."""
+
+    def __init__(
+        self, times: Times, L: Position, options: Mapping[tuple[FlaggedSpan, Drops], float], whole_blocks: bool = False
+    ) -> None:
+        self.times, self.L, self.whole_blocks = times, L, whole_blocks
+        self.blocks: dict[tuple[Position, bool], list[Block]] = defaultdict(list)  # by their start and the flag there
+        for (block, dropped), importance in options.items():
+            mask = times.shapes.mask(dropped) if times.shapes else 0
+            self.blocks[block.i, block.a].append(Block(block.i, block.j, int(block.b), mask, importance))
+        found = [
+            (j, b, i, label)
+            for i in range(L)
+            for (j, b), labels in self._from(i).items()
+            for label in undominated(labels)
+        ]
+        found.sort(key=lambda edge: edge[:3])
+        self.labels = [label for *_, label in found]
+        l, b, k = (np.array([edge[n] for edge in found], dtype=np.int64) for n in range(3))
+        t = np.array([label.t for label in self.labels], dtype=np.int64)
+        self.edges = Edges(k, l, b, t, np.array([label.I for label in self.labels], dtype=np.float64))
+
+    def ways(self, used: Ints) -> Ways:
+        masks, segments = [], set()
+        rows = Ways.empty(len(used), self.L)
+        for n, e in enumerate(used.tolist()):
+            chain = self._chain(self.labels[e])
+            i, j, b = chain[0].i, chain[-1].j, chain[-1].b
+            mask = functools.reduce(operator.or_, (block.mask for block in chain))
+            cuts = [block.i for block in chain[1:]] if self.whole_blocks else self.times.cuts(i, j, mask, b)
+            rows.cuts[n, [i, *cuts]] = True
+            rows.boundaries[n, [block.i for block in chain]] = True
+            rows.importances[n, [block.j for block in chain]] = [block.importance for block in chain]
+            rows.along_A[n] = self.times.along_activations(i, j, mask, b)
+            segments.update((s, t, self.times.within(s, t, mask)) for s, t in pairwise((i, *cuts, j)))
+            masks.append(mask)
+        return Ways(rows.cuts, rows.boundaries, rows.importances, rows.along_A, masks, frozenset(segments))
+
+    def _chain(self, label: Label) -> list[Block]:
+        chain: list[Block] = []
+        at: Label | None = label
+        while at is not None and at.block is not None:
+            chain.append(at.block)
+            at = at.before
+        return chain[::-1]
+
+    def _from(self, i: Position) -> dict[tuple[Position, int], list[Label]]:
+        """Return the labels of all chains that start with the activation at i and end with one, or at L."""
+        found: dict[tuple[Position, int], list[Label]] = defaultdict(list)
+        states: dict[Position, dict[State, list[Label]]] = {i: {(i, 0): [START]}}
+        for m in range(i, self.L):
+            blocks = self.blocks.get((m, m == i))
+            if m not in states or not blocks:
+                continue
+            for state, labels in states.pop(m).items():
+                kept = undominated(labels)
+                for block in blocks:
+                    if block.b or block.j == self.L:
+                        extra = self._closed(state, m, block)
+                        if extra < NEVER:
+                            found[block.j, block.b] += _extended(kept, extra, block)
+                    elif (block.j, False) in self.blocks:
+                        after = states.setdefault(block.j, {})
+                        for new, extra in self._open(state, m, block):
+                            after.setdefault(new, []).extend(_extended(kept, extra, block))
+        return found
+
+    def _closed(self, state: State, m: Position, block: Block, end: Position = 0) -> int:
+        """Return the time from the start of the open segment to a cut at `end` inside the block, by default its end."""
+        (s, mask), times = state, self.times
+        b = block.b if not end else 0
+        end = end or block.j
+        if self.whole_blocks:
+            return times.segment(m, block.j, block.mask)[b]
+        own = times.within(m, end, block.mask)
+        if s == m:
+            return times.fastest(m, end, own, b)[0]
+        return times.crossing(s, m, end, mask | own, b)
+
+    def _open(self, state: State, m: Position, block: Block) -> Iterable[tuple[State, int]]:
+        """Yield the states after a block without an activation at its end, each with the time until its last cut."""
+        (s, mask), times, j = state, self.times, block.j
+        ends = [j] if self.whole_blocks else [p for p in range(m + 1, j + 1) if p == j or times.ends_after(p, j)]
+        no_cuts = times.no_cuts(block.mask)
+        for p in ends:
+            extra = NEVER if p in no_cuts else self._closed(state, m, block, p)
+            if extra < NEVER:
+                yield (p, times.within(p, j, block.mask) if p < j else 0), extra
+        if not self.whole_blocks and times.ends_after(s, j):
+            yield (s, mask | block.mask), 0
+
+
+def undominated(labels: list[Label]) -> list[Label]:
+    """Return the labels that no other one beats in time and importance, by rising time; of equal ones the first."""
+    if len(labels) == 1:
+        return labels
+    kept: list[Label] = []
+    for label in sorted(labels, key=lambda label: (label[0], -label[1])):
+        if not kept or label[1] > kept[-1][1]:
+            kept.append(label)
+    return kept
+
+
+def _extended(labels: list[Label], time: int, block: Block) -> list[Label]:
+    return [Label(label[0] + time, label[1] + block.importance, label, block) for label in labels]
