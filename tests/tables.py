@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Score, Space, Span, Timing
+from depthfold.core.options import Move, span_options
 
 
 def timing(i: int, j: int, with_one: float, without: float | None = None) -> Timing:
@@ -54,6 +55,29 @@ def plausible_tables(
         for f in blocks
     }
     return latency_table(times), importance_table(values)
+
+
+def tables_with_moves(
+    network: Network, space: Space, moves: Iterable[Move], seed: int
+) -> tuple[LatencyTable, ImportanceTable]:
+    """Random tables for all moves: a kernel takes time with its size and the layers that stay; drops cost accuracy."""
+    rng = random.Random(seed)
+    single = [rng.uniform(0.2, 1.2) for _ in range(network.depth)]
+    damage = [rng.uniform(0.0, 0.02) for _ in range(network.depth)]
+    options = {span: span_options(network, span, moves) for span in network.spans(space)}
+    timings, scores = [], []
+    for span, shapes in options.items():
+        for shape, dropped in shapes.items():
+            kept = [l for l in span.layers if l not in dropped.missing]
+            time = sum(single[l - 1] for l in kept) * (rng.uniform(0.35, 1.2) if len(kept) > 1 else 1.0)
+            timings.append(Timing(span=span, times=(time, time + 0.05), shape=shape if dropped else None))
+    for block in network.flagged_spans(space):
+        removed = sum(damage[l - 1] for l in block.span.inner)
+        for dropped in options[block.span].values():
+            lost = rng.uniform(0.5, 1.5) * (removed + sum(2 * damage[l - 1] for l in dropped.missing))
+            value = rng.gauss(0.003 * (block.a + block.b), 0.002) - lost
+            scores.append(Score(span=block, samples=(value,), dropped=dropped))
+    return LatencyTable(entries=tuple(timings)), ImportanceTable(entries=tuple(scores))
 
 
 def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:

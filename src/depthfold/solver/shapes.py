@@ -72,7 +72,7 @@ class Shapes:
         return any(not any(branch.contains(skip.span) for branch in dropped) for skip in inside)
 
     def at(self, s: Position, t: Position, mask: int) -> int | None:
-        """Return the number of the shape of (s, t] with the drops `mask`, all inside it. None if a skip does not fit."""
+        """Return the number of the shape of (s, t] with drops inside it, None if a skip does not fit."""
         key = (s, t, mask)
         if key not in self._at:
             self._at[key] = self._composed(s, t, mask)

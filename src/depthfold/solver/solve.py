@@ -58,8 +58,8 @@ def solve(
     intercept. With the `network` the tables are checked against it, and the plans have the shapes of their segments.
     `original` is the measured latency of the original, to which shares and speed-ups refer; by default it is the sum of
     the single layers in the latency table. With `merge_along` = "B", every block of the importance table is one
-    segment: LayerMerge's rule, in place of the free choice of S. At most `max_labels` labels are kept for each position. If that drops
-    labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
+    segment: LayerMerge's rule, in place of the free choice of S. At most `max_labels` labels are kept for each
+    position. If that drops labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
 
     If entries of the tables drop layers or branches, the network is needed, and the plans say what they drop.
     """

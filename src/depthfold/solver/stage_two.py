@@ -40,10 +40,10 @@ class Front:
 def algorithm_2_and_4(edges: Edges, L: Position, max_labels: int) -> dict[Position, Front]:
     """Return the labels (t, D) of every position that can be reached:
 
-        D[l, t, b] = max over the edges (k, l, b) of D[k, t - T, 1] + I, with the time T and the importance I of the edge
+        D[l, t, b] = max over the edges e from k to l of D[k, t - t_e, 1] + I_e
 
-    In the paper there is one edge for each (k, l, b), with T_opt[k, l, b] and I_opt[k, l, 1, b]. Algorithm 2 is the case
-    in which all flags are 1: then I_opt[k, l, 1, 1] is I[k, l].
+    In the paper there is one edge for each k, l and b, with T_opt[k, l, b] and I_opt[k, l, 1, b]. Algorithm 2 is the
+    case in which all flags are 1: then I_opt[k, l, 1, 1] is I[k, l].
     """
     # Erratum: the paper also sets D[0, t, 0] = 0, so a network could start with a = 0. Position 0 has the flag 1.
     fronts = {0: Front(t=_one(0), D=np.zeros(1), parent=_one(-1), edge=_one(-1), first=0)}
