@@ -219,7 +219,7 @@ class Network(Document):
         }
         return digest(structure)
 
-    @property
+    @cached_property
     def activations(self) -> frozenset[Position]:
         """The positions where the network has an activation."""
         return frozenset(l for l, layer in enumerate(self.layers, start=1) if layer.activation is not None)

@@ -36,7 +36,8 @@ def span_options(
         for shape, dropped in _Search(network, span, weights or {}).options():
             found.setdefault(shape, dropped)
     if "drop-branches" in moves and (branches := _tiling(network, span)):
-        found[network.merged_shape(span, Drops(branches=branches))] = Drops(branches=branches)
+        # The shape is that of all layers only if these are depth-wise 1x1 convolutions.
+        found.setdefault(network.merged_shape(span, Drops(branches=branches)), Drops(branches=branches))
     return found
 
 

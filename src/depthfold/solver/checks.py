@@ -104,12 +104,8 @@ def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Sh
 
 def _may_become(whole: ConvShape, shape: ConvShape) -> bool:
     """Return False if dropping layers that keep channels and size cannot change the one shape to the other."""
-    same = (shape.in_channels, shape.out_channels, shape.stride) == (
-        whole.in_channels,
-        whole.out_channels,
-        whole.stride,
-    )
-    return same and shape != whole
+    channels = (shape.in_channels, shape.out_channels) == (whole.in_channels, whole.out_channels)
+    return channels and shape.stride == whole.stride and shape != whole
 
 
 def check_covered(T_opt: Ints, I_opt: Floats) -> None:
