@@ -137,7 +137,7 @@ def moves_instance(seed: int) -> tuple[Network, LatencyTable, ImportanceTable]:
         options[span] = [shapes[shape] for shape in chosen]
         for shape in shapes if rng.random() < 0.5 else chosen:
             own = shape if shapes[shape] else None
-            if rng.random() < 0.05 and len(span) > 1:
+            if rng.random() < 0.05:
                 timings.append(Timing(span=span, reason="out of memory", shape=own))
             else:
                 time = abs(value()) if rng.random() > 0.1 else 0.0
@@ -156,7 +156,7 @@ def _more_options(rng: random.Random, network: Network, span: Span) -> dict[Conv
     """The options of all moves, and sometimes a mixture of dropped layers and branches."""
     shapes = span_options(network, span, get_args(Move))
     inside = [branch for branch in sorted(network.droppable_branches) if span.contains(branch)]
-    if inside and rng.random() < 0.5:
+    if inside and rng.random() < 0.8:
         branch = rng.choice(inside)
         others = [l for l in network.droppable_layers & set(span.layers) if l not in branch.layers]
         dropped = Drops([l for l in others if rng.random() < 0.5], [branch])
