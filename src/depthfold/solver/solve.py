@@ -71,7 +71,8 @@ def solve(
     if max_labels < 1:
         raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
     if merge_along not in get_args(MergeAlong):
-        raise InvalidValue(f"merge_along must be one of {', '.join(map(repr, get_args(MergeAlong)))}.")
+        known = ", ".join(map(repr, get_args(MergeAlong)))
+        raise InvalidValue(f"merge_along must be one of {known}, found {merge_along!r}.")
     check_tables(latency, importance, network)
     shapes = require_shapes(network) if latency.drops or importance.drops else None
     if shapes is not None:
