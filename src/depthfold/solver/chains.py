@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthfold.core import Drops, FlaggedSpan, Position
-from depthfold.solver.edges import Edges, Ways
+from depthfold.solver.edges import Edges, UsedSegment, Ways
 from depthfold.solver.times import Times
 from depthfold.stage_one import NEVER, Ints
 
@@ -71,7 +71,8 @@ class Chains:
         self.edges = Edges(k, l, b, t, np.array([label.I for label in self.labels], dtype=np.float64))
 
     def ways(self, used: Ints) -> Ways:
-        masks, segments = [], set()
+        masks: list[int] = []
+        segments: set[UsedSegment] = set()
         rows = Ways.empty(len(used), self.L)
         for n, e in enumerate(used.tolist()):
             chain = self._chain(self.labels[e])
