@@ -3,8 +3,8 @@
 T_opt and I_opt of the paper are independent, because neither depends on the choices of the other. With dropped layers
 they are not: what a block drops decides its importance and the shape of every segment that contains a part of it, and a
 segment may contain parts of several blocks. So from each activation i, blocks are added one after another. After the
-blocks up to m, only this matters for the rest: where the open segment starts (s), and what is dropped in it. For each
-such state the Pareto-optimal labels (time of the closed segments, importance) are kept.
+blocks up to m, only this matters for the rest: where the open segment starts (s), and which shape it has so far. For
+each such state the Pareto-optimal labels (time of the closed segments, importance) are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Label(NamedTuple):
     block: Block | None
 
 
-State = tuple[Position, int]  # the start of the open segment, and the drops in it
+State = tuple[Position, int]  # the start of the open segment, and drops in it that give its shape
 START = Label(0, 0.0, None, None)
 
 
@@ -135,10 +135,13 @@ class Chains:
         no_cuts = times.no_cuts(block.mask)
         for p in ends:
             extra = NEVER if p in no_cuts else self._closed(state, m, block, p)
-            if extra < NEVER:
-                yield (p, times.within(p, j, block.mask) if p < j else 0), extra
+            own = times.like(p, j, times.within(p, j, block.mask)) if p < j else 0
+            if extra < NEVER and own is not None:
+                yield (p, own), extra
         if not self.whole_blocks and times.ends_after(s, j):
-            yield (s, mask | block.mask), 0
+            union = times.like(s, j, mask | block.mask)
+            if union is not None:
+                yield (s, union), 0
 
 
 def undominated(labels: list[Label]) -> list[Label]:
