@@ -183,10 +183,12 @@ def _segments(used: Iterable[UsedSegment], times: Times, network: Network | None
     for i, j, mask in used:
         span = Span(i, j)
         replaced = [time for time in layers[i:j] if time is not None]
+        both = times.milliseconds(i, j, mask)
+        assert both is not None  # a plan merges only segments that have times
         segments.append(
             Segment(
                 span=span,
-                times=times.milliseconds(i, j, mask) or (math.nan, math.nan),
+                times=both,
                 replaced=sum_times(replaced) if len(replaced) == len(span) else None,
                 shape=_shape(span, mask, shapes, network),
                 dropped=shapes.drops(mask) if shapes else NOTHING,
