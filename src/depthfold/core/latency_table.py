@@ -266,14 +266,14 @@ class LatencyTable(Document):
         for span in network.segments(plan):
             shape, empty = left_of(network, span, plan.dropped.within(span))
             entry = entries.get((span, shape))
-            own = entry.times if entry else self.empty_times(span) if empty else None
-            if own is None:
+            both = entry.times if entry else self.empty_times(span) if empty else None
+            if both is None:
                 why = f" ({entry.reason})" if entry else ""
                 raise TableError(
                     f"The latency table has no time for {span}{f' as {shape}' if shape else ''}{why}, which the plan "
                     "merges. Measure it, or predict a plan whose segments have times."
                 )
-            times.append(own[span.j in active])
+            times.append(both[span.j in active])
         return sum_times(times)
 
     def empty_times(self, span: Span) -> tuple[float, float] | None:

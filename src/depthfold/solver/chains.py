@@ -3,8 +3,8 @@
 T_opt and I_opt of the paper are independent, because neither depends on the choices of the other. With dropped layers
 they are not: what a block drops decides its importance and the shape of every segment that contains a part of it, and a
 segment may contain parts of several blocks. So from each activation i, blocks are added one after another. After the
-blocks up to m, only this matters for the rest: where the open segment starts (s), and what is dropped in it. For each
-such state the Pareto-optimal labels (time of the closed segments, importance) are kept.
+blocks up to m, only this matters for the rest: where the open segment starts (s), and which shape it has so far. For
+each such state the Pareto-optimal labels (time of the closed segments, importance) are kept.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from depthfold.core import Drops, FlaggedSpan, Position
-from depthfold.solver.edges import Edges, Ways
+from depthfold.solver.edges import Edges, UsedSegment, Ways
 from depthfold.solver.times import Times
 from depthfold.stage_one import NEVER, Ints
 
 
 class Block(NamedTuple):
-    """One entry of the importance table, with its drops as bits."""
+    """One entry of the importance table, with its drops as bits. `n` is its number."""
 
+    n: int
     i: Position
     j: Position
     b: int
@@ -43,7 +44,8 @@ class Label(NamedTuple):
     block: Block | None
 
 
-State = tuple[Position, int]  # the start of the open segment, and the drops in it
+State = tuple[Position, int]  # the start of the open segment, and drops in it that give its shape
+Extensions = list[tuple[State, int]]
 START = Label(0, 0.0, None, None)
 
 
@@ -55,9 +57,10 @@ class Chains:
     ) -> None:
         self.times, self.L, self.whole_blocks = times, L, whole_blocks
         self.blocks: dict[tuple[Position, bool], list[Block]] = defaultdict(list)  # by their start and the flag there
-        for (block, dropped), importance in options.items():
+        self._after: dict[tuple[State, int], Extensions] = {}
+        for n, ((block, dropped), importance) in enumerate(options.items()):
             mask = times.shapes.mask(dropped) if times.shapes else 0
-            self.blocks[block.i, block.a].append(Block(block.i, block.j, int(block.b), mask, importance))
+            self.blocks[block.i, block.a].append(Block(n, block.i, block.j, int(block.b), mask, importance))
         found = [
             (j, b, i, label)
             for i in range(L)
@@ -71,7 +74,8 @@ class Chains:
         self.edges = Edges(k, l, b, t, np.array([label.I for label in self.labels], dtype=np.float64))
 
     def ways(self, used: Ints) -> Ways:
-        masks, segments = [], set()
+        masks: list[int] = []
+        segments: set[UsedSegment] = set()
         rows = Ways.empty(len(used), self.L)
         for n, e in enumerate(used.tolist()):
             chain = self._chain(self.labels[e])
@@ -105,19 +109,28 @@ class Chains:
             for state, labels in states.pop(m).items():
                 kept = undominated(labels)
                 for block in blocks:
-                    if block.b or block.j == self.L:
-                        extra = self._closed(state, m, block)
-                        if extra < NEVER:
-                            found[block.j, block.b] += _extended(kept, extra, block)
-                    elif (block.j, False) in self.blocks:
-                        after = states.setdefault(block.j, {})
-                        for new, extra in self._open(state, m, block):
-                            after.setdefault(new, []).extend(_extended(kept, extra, block))
+                    ends = block.b or block.j == self.L
+                    for new, extra in self._extensions(state, block):
+                        after = found[block.j, block.b] if ends else states.setdefault(block.j, {}).setdefault(new, [])
+                        value = block.importance
+                        after += [Label(label[0] + extra, label[1] + value, label, block) for label in kept]
         return found
 
-    def _closed(self, state: State, m: Position, block: Block, end: Position = 0) -> int:
+    def _extensions(self, state: State, block: Block) -> Extensions:
+        """Return the states after a block, each with the time that is added. They do not depend on the first block."""
+        key = (state, block.n)
+        if key not in self._after:
+            if block.b or block.j == self.L:
+                extra = self._closed(state, block)
+                self._after[key] = [((block.j, 0), extra)] if extra < NEVER else []
+            else:
+                more = (block.j, False) in self.blocks
+                self._after[key] = list(self._open(state, block)) if more else []
+        return self._after[key]
+
+    def _closed(self, state: State, block: Block, end: Position = 0) -> int:
         """Return the time from the start of the open segment to a cut at `end` inside the block, by default its end."""
-        (s, mask), times = state, self.times
+        (s, mask), times, m = state, self.times, block.i
         b = block.b if not end else 0
         end = end or block.j
         if self.whole_blocks:
@@ -127,17 +140,20 @@ class Chains:
             return times.fastest(m, end, own, b)[0]
         return times.crossing(s, m, end, mask | own, b)
 
-    def _open(self, state: State, m: Position, block: Block) -> Iterable[tuple[State, int]]:
+    def _open(self, state: State, block: Block) -> Iterable[tuple[State, int]]:
         """Yield the states after a block without an activation at its end, each with the time until its last cut."""
-        (s, mask), times, j = state, self.times, block.j
+        (s, mask), times, m, j = state, self.times, block.i, block.j
         ends = [j] if self.whole_blocks else [p for p in range(m + 1, j + 1) if p == j or times.ends_after(p, j)]
         no_cuts = times.no_cuts(block.mask)
         for p in ends:
-            extra = NEVER if p in no_cuts else self._closed(state, m, block, p)
-            if extra < NEVER:
-                yield (p, times.within(p, j, block.mask) if p < j else 0), extra
+            extra = NEVER if p in no_cuts else self._closed(state, block, p)
+            own = times.like(p, j, times.within(p, j, block.mask)) if p < j else 0
+            if extra < NEVER and own is not None:
+                yield (p, own), extra
         if not self.whole_blocks and times.ends_after(s, j):
-            yield (s, mask | block.mask), 0
+            union = times.like(s, j, mask | block.mask)
+            if union is not None:
+                yield (s, union), 0
 
 
 def undominated(labels: list[Label]) -> list[Label]:
@@ -149,7 +165,3 @@ def undominated(labels: list[Label]) -> list[Label]:
         if not kept or label[1] > kept[-1][1]:
             kept.append(label)
     return kept
-
-
-def _extended(labels: list[Label], time: int, block: Block) -> list[Label]:
-    return [Label(label[0] + time, label[1] + block.importance, label, block) for label in labels]

@@ -74,10 +74,10 @@ def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Sh
     for span, shape in timed:
         whole = shapes.shape(span.i, span.j, 0)
         if shape is not None and whole is not None and not _may_become(whole, shape):
-            why = "which nothing is dropped for: leave out its shape" if shape == whole else "which it cannot become"
-            raise TableError(
-                f"The latency table has {span} as {shape}, {why}. All layers of the span are {whole} in this network."
-            )
+            why = "is the shape of all its layers. Leave the shape out"
+            if shape != whole:
+                why = f"it cannot become. In this network, all layers of the span are {whole}"
+            raise TableError(f"The latency table has {span} as {shape}, which {why}.")
     for score in importance.entries:
         if not score.dropped:
             continue

@@ -70,12 +70,9 @@ def solve(
         _check_surrogate(surrogate, alpha, importance)
     if max_labels < 1:
         raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
-    if merge_along not in get_args(MergeAlong):
-        raise InvalidValue(f"merge_along must be one of {', '.join(map(repr, get_args(MergeAlong)))}.")
+    _check_rule(merge_along)
     check_tables(latency, importance, network)
-    shapes = require_shapes(network) if latency.drops or importance.drops else None
-    if shapes is not None:
-        check_options(latency, importance, shapes)
+    shapes = _checked_shapes(latency, importance, network)
     if network is not None and latency.activations is None:
         latency = replace(latency, activations=network.activations)
     if network is not None:
@@ -83,11 +80,7 @@ def solve(
 
     problem = Problem.of(latency, importance, alpha, over, surrogate)
     times = Times(latency, shapes)
-    stage_one: StageOne
-    if shapes is None and merge_along == "S":
-        stage_one = Separate(problem.T, problem.I)
-    else:
-        stage_one = Chains(times, latency.depth, problem.options, whole_blocks=merge_along == "B")
+    stage_one = _stage_one(problem, times, merge_along)
     fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
     if latency.depth not in fronts:
         raise no_plan()
@@ -106,6 +99,28 @@ def solve(
         points=plans,
         unscored=_unscored(importance),
     )
+
+
+def _checked_shapes(latency: LatencyTable, importance: ImportanceTable, network: Network | None) -> Shapes | None:
+    """Return the shapes of the network if the tables drop layers, otherwise None."""
+    if not (latency.drops or importance.drops):
+        return None
+    shapes = require_shapes(network)
+    check_options(latency, importance, shapes)
+    return shapes
+
+
+def _stage_one(problem: Problem, times: Times, merge_along: MergeAlong) -> StageOne:
+    """Return the ways between two activations. Without drops and with a free S, those of the paper are much faster."""
+    if times.shapes is None and merge_along == "S":
+        return Separate(problem.T, problem.I)
+    return Chains(times, len(problem.T) - 1, problem.options, whole_blocks=merge_along == "B")
+
+
+def _check_rule(merge_along: object) -> None:
+    if merge_along not in get_args(MergeAlong):
+        known = ", ".join(map(repr, get_args(MergeAlong)))
+        raise InvalidValue(f"merge_along must be one of {known}, found {merge_along!r}.")
 
 
 def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
@@ -182,10 +197,12 @@ def _segments(used: Iterable[UsedSegment], times: Times, network: Network | None
     for i, j, mask in used:
         span = Span(i, j)
         replaced = [time for time in layers[i:j] if time is not None]
+        both = times.milliseconds(i, j, mask)
+        assert both is not None  # a plan merges only segments that have times
         segments.append(
             Segment(
                 span=span,
-                times=times.milliseconds(i, j, mask) or (math.nan, math.nan),
+                times=both,
                 replaced=sum_times(replaced) if len(replaced) == len(span) else None,
                 shape=_shape(span, mask, shapes, network),
                 dropped=shapes.drops(mask) if shapes else NOTHING,
