@@ -137,7 +137,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
             other = _record("rewritten", deep, given.map(perturbed), set())
             sensitivity = output_error(wanted[OUTPUT], other[OUTPUT])
     network = origin.blueprint.network
-    errors = tuple(_segment_errors(nodes, network.merged_shape(nodes.span), wanted, found) for nodes in segments)
+    shapes = [network.merged_shape(nodes.span, origin.plan.dropped) for nodes in segments]
+    errors = tuple(_segment_errors(nodes, shape, wanted, found) for nodes, shape in zip(segments, shapes, strict=True))
     return Verification(errors, output, tolerance, sensitivity)
 
 
