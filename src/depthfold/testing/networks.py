@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass
 from functools import reduce
@@ -46,16 +47,14 @@ def _with_drops(network: Network, plan: Plan, rng: Random, share: float) -> Plan
     drops = [Drops(layers=[l]) for l in sorted(network.droppable_layers) if rng.random() < share]
     drops += [Drops(branches=[b]) for b in sorted(network.droppable_branches) if rng.random() < share / 2]
     rng.shuffle(drops)
-    while True:
-        dropped = reduce(operator.or_, drops, Drops())
+    for each in drops:
+        dropped = plan.dropped | each
         inside = {position for branch in dropped.branches for position in branch.inner}
         candidate = Plan(plan.activations - inside, set(plan.cuts) - inside, dropped)
-        try:
+        with contextlib.suppress(PlanError):  # a residual adds a value to itself, or a skip exceeds its branch
             network.segments(candidate)
-        except PlanError:  # a residual adds a value to itself, or a skip exceeds what is left of its branch
-            drops.pop()
-        else:
-            return candidate
+            plan = candidate
+    return plan
 
 
 def randomise_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
