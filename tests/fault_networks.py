@@ -120,6 +120,7 @@ DROPPING = {
             ((), (), Drops([5], [Span(2, 4)])),
             ((2, 5), (2, 5), Drops((), [Span(2, 5)])),
             ((2,), (2,), Drops((), [Span(2, 4)])),
+            ((2,), (2,), Drops([3], [Span(2, 4), Span(2, 5)])),
         ],
     ),
     "projection": (

@@ -33,7 +33,7 @@ def test_real_networks_merge_exactly_with_random_drops(name):
     x = torch.randn(1, channels, 65, 65, dtype=torch.float64)
     traced = df.trace(model, x)
     seen = Drops()
-    for seed, share in enumerate((0.3, 0.7)):
+    for seed, share in enumerate((0.4, 1.2)):
         plan = random_plan(traced.network, Random(seed), largest=150_000, drops=share)
         seen |= plan.dropped
         student = df.rewrite(traced, plan)
@@ -89,6 +89,7 @@ PLANS = {
     "an empty segment at the end": (df.Plan((1, 3, 5), (1, 3, 5), Drops([6])), {"conv1": 3, "conv2": 5, "conv4": 7}),
     "a branch": (df.Plan((1, 3), (1, 3), Drops((), [Span(1, 3)])), {"conv1": 3, "conv4": 9}),
     "a branch inside a segment": (df.Plan((), (), Drops((), [Span(1, 3)])), {"conv1": 11}),
+    "a branch at the end of a segment": (df.Plan((3,), (3,), Drops((), [Span(1, 3)])), {"conv1": 3, "conv4": 9}),
     "both branches": (df.Plan((), (1,), Drops((), [Span(1, 3), Span(3, 5)])), {"conv1": 3, "conv6": 3}),
     "a branch at the start of a segment": (df.Plan((1,), (1,), Drops((), [Span(1, 3)])), {"conv1": 3, "conv4": 9}),
     "a value added to itself": (df.Plan((), (), Drops([2, 3])), {"conv1": 11}),

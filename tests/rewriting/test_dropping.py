@@ -49,10 +49,10 @@ def same(student, wanted, x=None):
 class Basic(nn.Module):
     """A basic block whose in-place activation is called twice, as in torchvision."""
 
-    def __init__(self, inplace=True, act=None):
+    def __init__(self, inplace=True):
         super().__init__()
         self.conv1, self.bn1, self.conv2, self.bn2 = conv(), nn.BatchNorm2d(4), conv(), nn.BatchNorm2d(4)
-        self.act = act or nn.ReLU(inplace=inplace)
+        self.act = nn.LeakyReLU(0.3, inplace=inplace)  # applied twice, it is another function
 
     def forward(self, x):
         y = self.act(self.bn1(self.conv1(x)))
@@ -86,7 +86,7 @@ def test_first_layer_does_not_overwrite_the_input():
 
 def test_dropped_branch_leaves_its_skip_and_the_activation_after_it():
     student, model = dropped(blocks(), branches=[(1, 3)]), blocks(inplace=False)
-    same(student, lambda x: model[3](F.relu(F.relu6(model[0](x)))))
+    same(student, lambda x: model[3](F.leaky_relu(F.relu6(model[0](x)), 0.3)))
     assert not [name for name in student.state_dict() if name.startswith("2.")]
     assert not [name for name, _ in student.named_modules() if name.startswith(("2.conv", "2.bn"))]
 
@@ -172,11 +172,28 @@ def test_activation_inside_a_dropped_batch_norm_stays():
         assert ("3.act.weight" in without.state_dict()) == (2 in plan.activations)
 
 
-def test_dropout_after_a_dropped_layer_stays_in_training():
-    model = double(nn.Sequential(conv(), nn.ReLU(), conv(), nn.Dropout(0.5, inplace=True), nn.ReLU(), conv()))
+def test_dropout_after_a_dropped_layer_does_not_overwrite_the_skip():
+    def run(net, x):
+        x = net.a(x)
+        return net.c(net.act(net.drop(net.b(x)))) + x
+
+    torch.manual_seed(0)
+    parts = dict(a=conv(), b=conv(), c=conv(), drop=nn.Dropout(0.5, inplace=True), act=nn.ReLU(inplace=True))
+    model = double(Net(run, **parts))
     student = dropped(model, layers=(2,))
-    same(student, lambda x: model[5](model[1](model[0](x))))
+    same(student, lambda x: model.c(F.relu(model.a(x))) + model.a(x))
     student.train()(image().double()).sum().backward()
+
+
+def test_activation_inside_a_dropped_batch_norm_does_not_overwrite_the_skip():
+    def run(net, x):
+        x = net.a(x)
+        return net.c(net.norm(net.b(x))) + x
+
+    torch.manual_seed(0)
+    model = double(Net(run, a=conv(), b=conv(), c=conv(), norm=BatchNormAct2d(4)))
+    assert model.norm.act.inplace
+    same(dropped(model, layers=(2,)), lambda x: model.c(F.relu(model.a(x))) + model.a(x))
 
 
 def test_wrapper_around_a_dropped_convolution_keeps_its_parts():

@@ -128,11 +128,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     merged = {span: merger.merge_segment(span) for span in segments if dropped.kept(span)}
     removed |= remove_no_ops(graph)  # what is left of dropped layers and branches
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
-    outside = (
-        site
-        for site in blueprint.skip_sites
-        if not any(span.contains(site.skip.span) for span in segments) and not dropped.covers(site.skip.span)
-    )
+    outside = (site for site in blueprint.skip_sites if not any(span.contains(site.skip.span) for span in segments))
     fold_remaining_sums(graph, merger.nodes, (name for site in outside for name in site.sums))
     use_plain_layers(graph)
     drop_unused(graph)
