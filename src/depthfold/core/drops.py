@@ -36,6 +36,19 @@ class Drops:
         inside = [branch for branch in self.branches if span.contains(branch)]
         return Drops([l for l in self.layers if span.i < l <= span.j], inside)
 
+    def covers(self, span: Span) -> bool:
+        """Return True if a span lies in a dropped branch, so that nothing of it is computed."""
+        return any(branch.contains(span) for branch in self.branches)
+
+    def kept(self, span: Span) -> tuple[int, ...]:
+        """Return the layers of a span whose convolution is left."""
+        missing = self.missing
+        return tuple(l for l in span.layers if l not in missing)
+
+    def doubles(self, span: Span, residuals: Iterable[Span]) -> bool:
+        """Return True if no layer of a span is left, but a residual inside it, which adds a value to itself."""
+        return not self.kept(span) and any(span.contains(each) and not self.covers(each) for each in residuals)
+
     def __or__(self, other: Drops) -> Drops:
         return Drops((*self.layers, *other.layers), (*self.branches, *other.branches))
 

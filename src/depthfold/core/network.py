@@ -295,7 +295,8 @@ class Network(Document):
         """
         if refusal := self.why_not(span):
             raise PlanError(f"The span {span} cannot be merged: {refusal.why}.")
-        at = {span.i: self.identity_shape(span.i)}
+        start = self.identity_shape(span.i)
+        at = {span.i: start}
         for l in span.layers:
             if branch := next((branch for branch in dropped.branches if branch.i < l <= branch.j), None):
                 at[l] = at[branch.i]  # read only at its end
@@ -304,10 +305,12 @@ class Network(Document):
             if l in dropped.layers:
                 at[l] = at[l - 1]
             else:  # composing with the identity at the front would only take time
-                at[l] = shape if l == span.i + 1 else at[l - 1].then(shape)
+                at[l] = shape if at[l - 1] is start else at[l - 1].then(shape)
             for skip in self.skips_into(l):
                 if skip.source >= span.i:
                     projected = at[skip.source] if skip.projection is None else at[skip.source].then(skip.projection)
+                    if at[l].offset(projected) is None:
+                        raise PlanError(f"The skip {skip.source} -> {l} exceeds what is left of its branch. Drop less.")
                     at[l] = at[l].plus(projected)
         return at[span.j]
 
@@ -348,6 +351,13 @@ class Network(Document):
         segments = tuple(self._between(tuple(sorted(cuts))))
         if problems := [f"{span}, because {refusal.why}" for span in segments if (refusal := self.why_not(span))]:
             raise PlanError(f"The plan merges spans that cannot be merged: {'; '.join(problems)}. Add cuts there.")
+        for span in segments if plan.dropped else ():
+            self.merged_shape(span, plan.dropped)  # skips fit into what is left
+            if plan.dropped.doubles(span, (skip.span for skip in self.skips)):
+                raise PlanError(
+                    f"The plan drops all layers of the segment {span}, so that its residual would add a value to "
+                    "itself. Drop the branch of the residual, or keep a layer."
+                )
         return segments
 
     def _check_dropped(self, plan: Plan, cuts: Set[Position]) -> None:

@@ -1,0 +1,62 @@
+"""What is left of a segment after layers and branches are dropped."""
+
+from dataclasses import replace
+
+import pytest
+
+from depthfold.core import ConvShape, Drops, Network, Plan, Skip, Span
+from depthfold.errors import PlanError
+from structures import chain
+
+
+def residuals(*targets: int) -> Network:
+    """Return five layers with identity skips from position 1 to these positions."""
+    skips = tuple(Skip(source=1, target=target, where=f"add{target}", projection=None) for target in targets)
+    return replace(chain(3, 3, 3, 3, 3), skips=skips)
+
+
+def test_layers_of_dropped_branches_are_not_kept() -> None:
+    dropped = Drops([1, 3], [Span(1, 3)])
+    assert dropped.kept(Span(0, 5)) == (4, 5)
+    assert dropped.kept(Span(0, 3)) == ()
+
+
+def test_branch_covers_itself_and_what_is_inside() -> None:
+    dropped = Drops([4], [Span(1, 3)])
+    assert [dropped.covers(Span(*ends)) for ends in ((1, 3), (2, 3), (1, 4), (3, 4))] == [True, True, False, False]
+
+
+def test_shape_of_the_only_kept_layer_is_unchanged() -> None:
+    network = chain(3, 1, 3)
+    point = network.layers[1]
+    wide = replace(network, layers=(network.layers[0], replace(point, shape=DILATED), network.layers[2]))
+    assert wide.merged_shape(Span(0, 3), Drops([1, 3])) == wide.merged_shape(Span(1, 2)) == DILATED
+
+
+DILATED = ConvShape(
+    in_channels=4, out_channels=4, kernel=(1, 1), stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(2, 2)
+)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "dropped"),
+    [((1, 3, 4), Drops([2, 3])), ((1, 4), Drops([2, 3, 4])), ((1, 4), Drops([4], [Span(1, 3)]))],
+)
+def test_segment_that_only_adds_a_value_to_itself_is_refused(cuts: tuple[int, ...], dropped: Drops) -> None:
+    network = residuals(3) if 3 in cuts else residuals(3, 4)
+    with pytest.raises(PlanError, match=r"drops all layers of the segment \(1, [34]\], so that its residual would add"):
+        network.segments(Plan((), cuts, dropped))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "dropped"),
+    [
+        ((1, 4), Drops([2, 3])),  # layer 4 is left
+        ((), Drops([2, 3, 4])),  # layers 1 and 5 are left
+        ((1, 4), Drops([], [Span(1, 4)])),  # the segment is empty
+        ((1, 2, 3, 4), Drops([2, 3, 4])),  # the additions are not inside a segment
+    ],
+)
+def test_other_segments_without_layers_are_allowed(cuts: tuple[int, ...], dropped: Drops) -> None:
+    network = residuals(3, 4)
+    assert len(network.segments(Plan((), cuts, dropped))) == len(cuts) + 1
