@@ -4,6 +4,7 @@
     python experiments/importance_methods.py tables CIFAR10 RUN [--only brief trained-0]
     python experiments/importance_methods.py plans CIFAR10 RUN          # fine-tune the plans of each table
     python experiments/importance_methods.py surrogate CIFAR10 RUN      # train 24 whole plans
+    python experiments/importance_methods.py start CIFAR10 RUN          # fine-tune from convolutions fitted by least squares
     python experiments/importance_compare.py RUN                        # the figures of the page
 
 RUN keeps journals: a command that is stopped resumes there. Every table is measured with the same executor, and its
@@ -26,7 +27,9 @@ from importance_controls import controls
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
+from depthfold.core import FlaggedSpan
 from depthfold.importance import measure_importance
+from depthfold.importance.fit import fit_block
 from depthfold.jobs import Executor, InProcess, Processes
 from depthfold.pipeline import fit_surrogate
 from depthfold.tracing import TracedNetwork
@@ -67,7 +70,7 @@ def main() -> None:
         base(task, options)
         return
     traced = trace_for_cifar(load_base(options.run / "base.safetensors"))
-    {"tables": tables, "plans": plans, "surrogate": surrogate}[options.what](traced, task, options)
+    {"tables": tables, "plans": plans, "surrogate": surrogate, "start": start}[options.what](traced, task, options)
 
 
 def base(task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -138,6 +141,27 @@ def _finetune(
     test = task.score(student.eval(), "test")
     student.to("meta")  # free its memory: a graph refers to itself
     return {"holdout": result.score, "test": test, "seconds": result.seconds, "recipe": recipe.to_json()}
+
+
+def start(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
+    """Fine-tune the plans of one table again, from merged convolutions that are fitted by least squares."""
+    name = options.only[0] if options.only else "brief"
+    frontier = df.solve(_latency(traced, options), _importance(options.run, name), network=traced.network)
+    for share in SHARES:
+        key, plan = f"start {name} {share}", frontier.at(f"{share:.0%}").plan
+        if key in _rows(options.run):
+            continue
+        student = df.rewrite(traced, plan).to(options.device)
+        fitting = df.training.preset("fit").replace(**(ON_CARD | {"batch": 256}))  # type: ignore[attr-defined]
+        active = traced.network.final_activations(plan)
+        for i, j in reversed([(span.i, span.j) for span in traced.network.segments(plan) if len(span) > 1]):
+            block = FlaggedSpan(i, j, i == 0 or i in active, j in active)
+            fit_block(traced, student, block, task, _short(fitting, options), seed=0)
+        before = task.score(student.eval(), "test")
+        recipe = _short(FINETUNING, options)
+        result = train(student, task, recipe, teacher=df.rewrite(traced, traced.vanilla).eval(), device=options.device)
+        row = {"before": before, "holdout": result.score, "test": task.score(student.eval(), "test")}
+        _record(options.run, key, row | {"seconds": result.seconds, "recipe": recipe.to_json()})
 
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -212,7 +236,7 @@ def _rows(run: Path) -> dict[str, dict[str, Any]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("base", "tables", "plans", "surrogate"))
+    parser.add_argument("what", choices=("base", "tables", "plans", "surrogate", "start"))
     parser.add_argument("data", type=Path, help="CIFAR-10 in its binary layout")
     parser.add_argument("run", type=Path)
     parser.add_argument("--only", nargs="+", help="these tables")
