@@ -4,7 +4,7 @@
     python experiments/importance_methods.py tables CIFAR10 RUN [--only brief trained-0]
     python experiments/importance_methods.py plans CIFAR10 RUN          # fine-tune the plans of each table
     python experiments/importance_methods.py surrogate CIFAR10 RUN      # train 24 whole plans
-    python experiments/importance_methods.py start CIFAR10 RUN          # fine-tune from convolutions fitted by least squares
+    python experiments/importance_methods.py start CIFAR10 RUN          # fine-tune from fitted convolutions
     python experiments/importance_compare.py RUN                        # the figures of the page
 
 RUN keeps journals: a command that is stopped resumes there. Every table is measured with the same executor, and its
@@ -29,8 +29,10 @@ import depthfold as df
 from depthfold.backends.pytorch import PyTorch
 from depthfold.core import FlaggedSpan
 from depthfold.importance import measure_importance
+from depthfold.importance.definition import importance_student
 from depthfold.importance.fit import fit_block
 from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.merging import replace_segment
 from depthfold.pipeline import fit_surrogate
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, train
@@ -153,15 +155,25 @@ def start(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.
             continue
         student = df.rewrite(traced, plan).to(options.device)
         fitting = df.training.preset("fit").replace(**(ON_CARD | {"batch": 256}))  # type: ignore[attr-defined]
-        active = traced.network.final_activations(plan)
-        for i, j in reversed([(span.i, span.j) for span in traced.network.segments(plan) if len(span) > 1]):
-            block = FlaggedSpan(i, j, i == 0 or i in active, j in active)
-            fit_block(traced, student, block, task, _short(fitting, options), seed=0)
+        for span in traced.network.segments(plan):
+            if len(span) > 1:
+                fitted = _fitted(traced, task, span, _short(fitting, options), options.device)
+                replace_segment(student, span, fitted)
         before = task.score(student.eval(), "test")
         recipe = _short(FINETUNING, options)
         result = train(student, task, recipe, teacher=df.rewrite(traced, traced.vanilla).eval(), device=options.device)
         row = {"before": before, "holdout": result.score, "test": task.score(student.eval(), "test")}
         _record(options.run, key, row | {"seconds": result.seconds, "recipe": recipe.to_json()})
+
+
+def _fitted(traced: TracedNetwork, task: df.ClassificationTask, span: df.Span, recipe: Recipe, device: str) -> Any:
+    """Return the convolution that is closest to the original's values at the end of a span."""
+    block = FlaggedSpan(span.i, span.j, True, True)
+    alone = importance_student(traced, block, seed=0, reinit=False).to(device)
+    fit_block(traced, alone, block, task, recipe, seed=0)
+    part = df.tracing.student_parts(alone)[0]  # type: ignore[attr-defined]
+    conv = next(node for node in part.graph.nodes if node.name == traced.blueprint.sites[span.i].conv)
+    return part.get_submodule(str(conv.target))
 
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
