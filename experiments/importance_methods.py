@@ -24,13 +24,14 @@ import torch
 from cifar_networks import load_base, mobilenet_v2, save_base, trace_for_cifar
 from device_seconds import DeviceSeconds
 from importance_controls import controls
+from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
 from depthfold.core import FlaggedSpan
 from depthfold.importance import measure_importance
 from depthfold.importance.definition import importance_student
-from depthfold.importance.fit import fit_block
+from depthfold.importance.fit import fitted_convolution
 from depthfold.jobs import Executor, InProcess, Processes
 from depthfold.merging import replace_segment
 from depthfold.pipeline import fit_surrogate
@@ -166,14 +167,13 @@ def start(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.
         _record(options.run, key, row | {"seconds": result.seconds, "recipe": recipe.to_json()})
 
 
-def _fitted(traced: TracedNetwork, task: df.ClassificationTask, span: df.Span, recipe: Recipe, device: str) -> Any:
+def _fitted(
+    traced: TracedNetwork, task: df.ClassificationTask, span: df.Span, recipe: Recipe, device: str
+) -> nn.Module:
     """Return the convolution that is closest to the original's values at the end of a span."""
     block = FlaggedSpan(span.i, span.j, True, True)
     alone = importance_student(traced, block, seed=0, reinit=False).to(device)
-    fit_block(traced, alone, block, task, recipe, seed=0)
-    part = df.tracing.student_parts(alone)[0]  # type: ignore[attr-defined]
-    conv = next(node for node in part.graph.nodes if node.name == traced.blueprint.sites[span.i].conv)
-    return part.get_submodule(str(conv.target))
+    return fitted_convolution(traced, alone, block, task, recipe, seed=0)
 
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:

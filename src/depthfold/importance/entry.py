@@ -44,15 +44,20 @@ class Group:
     seed: int
 
 
-# The argument of a job: a block and a seed, a group of blocks, or None for the original network.
-Payload = tuple[Ends, int] | Group | None
+# The argument of a job: a block and a seed, a group of blocks, or a seed alone for the original network.
+Payload = tuple[Ends, int] | Group | int
 
-BASE = "base"  # the key of the original network
+BASE = "base"  # the key of the original network starts with it
 TOGETHER = 16  # blocks in a group
 
 
 def job_key(block: FlaggedSpan, seed: int) -> str:
     return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
+
+
+def base_job(seed: int, first: int) -> Job:
+    """Return the job that scores the original network, with the first or another seed."""
+    return Job(key=BASE if seed == first else f"{BASE} seed {seed}", payload=seed)
 
 
 def make_job(block: FlaggedSpan, seed: int) -> Job:
@@ -124,8 +129,8 @@ class Entries:
 
         A block of a group whose loss or score is not finite has the reason instead of a result.
         """
-        if payload is None:
-            return self._measure_unchanged(self.method.recipe.seed)
+        if isinstance(payload, int):
+            return self._measure_unchanged(payload)
         if isinstance(payload, Group):
             return self._measure_group([FlaggedSpan(*ends) for ends in payload.blocks], payload.seed)
         ends, seed = payload

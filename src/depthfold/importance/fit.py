@@ -36,7 +36,14 @@ def too_large(shape: ConvShape) -> str | None:
 def fit_block(
     traced: TracedNetwork, student: nn.Module, block: FlaggedSpan, task: Task, recipe: Recipe, seed: int
 ) -> None:
-    """Replace the block of a student with the convolution that is closest to the original's values at its end.
+    """Replace the block of a student with the convolution that is closest to the original's values at its end."""
+    replace_segment(student, block.span, fitted_convolution(traced, student, block, task, recipe, seed))
+
+
+def fitted_convolution(
+    traced: TracedNetwork, student: nn.Module, block: FlaggedSpan, task: Task, recipe: Recipe, seed: int
+) -> nn.Module:
+    """Return the merged convolution of a student's block that is closest to the original's values at its end.
 
     The target is the value before the activation at j. If a residual that began before i ends at j, its addition stays
     in the network, and the target is the value without it. The images are those of the recipe's steps.
@@ -56,7 +63,7 @@ def fit_block(
             values = recorder.take()
             equations.add(front(values), target.of(values))
     like = torch.empty(0, device=device, dtype=dtype_of(student))
-    replace_segment(student, block.span, as_module(equations.solve(), like))
+    return as_module(equations.solve(), like)
 
 
 class _Target:

@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Plan, Score, Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
-from depthfold.importance.entry import BASE, EntrySetup, Group, job_key, jobs_of, make_groups, make_job
+from depthfold.importance.entry import BASE, EntrySetup, Group, base_job, job_key, jobs_of, make_groups, make_job
 from depthfold.importance.fit import too_large
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.importance.methods import Method, MethodName
@@ -78,15 +79,14 @@ def measure_importance(
         journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars())
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
-        measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
+        bases = measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
     entries = [Score(span=block, reason=reason) for block, reason in left_out.items()]
-    base = journal.results[BASE]["score"]
-    entries += [Score(span=block, samples=(base,) * seeds, seeds=every_seed) for block in unchanged]
+    entries += [Score(span=block, samples=bases, seeds=every_seed) for block in unchanged]
     entries += [_entry(block, measured, every_seed, journal) for block, measured in measured_as.items()]
     table = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
-        base=base,
+        base=fmean(bases),
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
         entries=tuple(entries),
     )
@@ -143,17 +143,22 @@ class _Measurement:
     def __init__(self, setup: EntrySetup, executor: Executor, journal: ImportanceJournal, *, retry: bool) -> None:
         self.setup, self.executor, self.journal, self.retry = setup, executor, journal, retry
 
-    def run(self, blocks: Sequence[FlaggedSpan], seeds: Sequence[int], progress: Progress) -> None:
-        """Measure all blocks with all seeds. Raise TableError if the original network cannot be scored."""
+    def run(self, blocks: Sequence[FlaggedSpan], seeds: Sequence[int], progress: Progress) -> tuple[float, ...]:
+        """Measure all blocks with all seeds, and return the scores of the original network.
+
+        It has one score for each seed, or for "trained" only one. Raise TableError if it cannot be scored.
+        """
+        trained = self.setup.method.name == "trained"
+        bases = [base_job(seed, seeds[0]) for seed in (seeds[:1] if trained else seeds)]
+        first = [job for job in bases if job.key not in self.journal.results]
         missing = {seed: [block for block in blocks if self._is_missing(job_key(block, seed))] for seed in seeds}
-        number, done = len(blocks) * len(seeds) + 1, len(blocks) * len(seeds) - sum(map(len, missing.values()))
-        scored = BASE in self.journal.results
-        step = progress("trainings" if self.setup.method.name == "trained" else "blocks", number, done + scored)
-        first = [] if scored else [Job(key=BASE, payload=None)]
-        if self.setup.method.name == "trained":
+        number, left = len(blocks) * len(seeds) + len(bases), sum(map(len, missing.values())) + len(first)
+        step = progress("trainings" if trained else "blocks", number, number - left)
+        if trained:
             self._run(first, step)  # separately: if it fails, hours of training would fail for the same reason
             first = []
         self._run([*first, *(job for seed in seeds for job in self._jobs(missing[seed], seed))], step)
+        return tuple(self.journal.results[job.key]["score"] for job in bases)
 
     def _is_missing(self, key: str) -> bool:
         return self.journal.missing(key, retry=self.retry)
@@ -186,7 +191,8 @@ class _Measurement:
         """
         held: list[Outcome] = []
         for outcome in outcomes:
-            if outcome.key == BASE and outcome.failure is not None:
+            is_base = outcome.key.startswith(BASE)
+            if is_base and outcome.failure is not None:
                 self.journal.add(outcome)
                 raise TableError(
                     f"The original network cannot be scored on the hold-out set: {str(outcome.failure).rstrip('.')}. "
@@ -196,8 +202,9 @@ class _Measurement:
                 held.append(outcome)
                 continue
             yield outcome
-            if outcome.key == BASE:
+            if is_base:
                 yield from held
+                held = []
 
 
 def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:
