@@ -28,7 +28,7 @@ from depthfold.training import (
     disable_autocast,
     fork_rng,
     recalibrate,
-    scorable,
+    scoring,
     train,
 )
 from depthfold.training.stepper import total_steps
@@ -229,16 +229,16 @@ class Entries:
                 score, error = _closeness(self.task, self._outputs(model, self.task), self._reference)
             else:
                 reseed(derive_seed(seed, purpose))
-                with scorable(model, self.task, self.method.recipe, self.device) as scored:
-                    score = float(self.task.score(scored, "holdout"))
+                with scoring(model, self.method.recipe, self.device):
+                    score = float(self.task.score(model, "holdout"))
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
         return score, error
 
     def _outputs(self, model: nn.Module, task: OutputTask) -> Tensor:
-        with scorable(model, task, self.method.recipe, self.device) as scored:
-            return task.outputs(scored, "holdout")
+        with scoring(model, self.method.recipe, self.device):
+            return task.outputs(model, "holdout")
 
     def _original(self) -> nn.Module:
         """Return the original network on the device, which is also the teacher of "brief"."""

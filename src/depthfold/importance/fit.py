@@ -62,6 +62,7 @@ def fitted_convolution(
             loss_without_gradients(task, original, Step(number=number, seed=seed, recipe=recipe, device=device))
             values = recorder.take()
             equations.add(front(values), target.of(values))
+    original.to("meta")  # free its memory now: a graph refers to itself
     like = torch.empty(0, device=device, dtype=dtype_of(student))
     return as_module(equations.solve(), like)
 
