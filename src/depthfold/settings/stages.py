@@ -107,8 +107,8 @@ def finetune_stage(session: Session) -> Path:
     settings, task = session.settings, session.training_task()
     with session.folder.lock():
         plan, _ = _chosen_plan(settings)
-        student, place = rewrite(session.claim(), plan), _student_folder(settings, plan)
-        teacher = session.model if settings.distil else None
+        traced, place = session.claim(), _student_folder(settings, plan)
+        student, teacher = rewrite(traced, plan), rewrite(traced, traced.vanilla) if settings.distil else None
         finetune(student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress)
         return place
 
