@@ -72,7 +72,7 @@ def measure_importance(
     every_seed = tuple(chosen.recipe.seed + n for n in range(seeds))
     blocks = traced.flagged_spans(space)
     left_out = left_out_blocks(traced.network, blocks, chosen, latency)
-    unchanged = [] if chosen.name == "trained" else _unchanged(traced, blocks)
+    unchanged = [] if chosen.name == "trained" else [block for block in blocks if _is_unchanged(traced.network, block)]
     without = {*left_out, *unchanged}
     measured_as = _measured_as(traced, [block for block in blocks if block not in without], chosen)
     with contextlib.ExitStack() as stack:
@@ -104,19 +104,25 @@ def _scored_by(task: Task, method: Method) -> str:
 def left_out_blocks(
     network: Network, blocks: Sequence[FlaggedSpan], method: Method, latency: LatencyTable | None
 ) -> dict[FlaggedSpan, str]:
-    """Return the blocks that are not measured, with the reasons. Raise TableError for a table of another network."""
-    found = {} if latency is None else dict.fromkeys(useless_blocks(network, latency, blocks), SAVES_NO_TIME)
+    """Return the blocks that are not measured because they cannot help or are too large, with the reasons.
+
+    Raise TableError for a latency table of another network.
+    """
+    found: dict[FlaggedSpan, str] = {}
+    if latency is not None:
+        found = dict.fromkeys(useless_blocks(network, latency, blocks), SAVES_NO_TIME)
     if method.name == "fit":
         for block in blocks:
-            if block not in found and (why := too_large(network.merged_shape(block.span))):
+            if block in found or _is_unchanged(network, block):
+                continue
+            if why := too_large(network.merged_shape(block.span)):
                 found[block] = f"not measured: {why}"
     return found
 
 
-def _unchanged(traced: TracedNetwork, blocks: Iterable[FlaggedSpan]) -> list[FlaggedSpan]:
-    """Return the blocks of one layer with the network's own activations, which change nothing."""
-    network, vanilla = traced.network, traced.vanilla
-    return [block for block in blocks if len(block.span) == 1 and importance_plan(network, block) == vanilla]
+def _is_unchanged(network: Network, block: FlaggedSpan) -> bool:
+    """Return True for a block of one layer with the network's own activations, which changes nothing."""
+    return len(block.span) == 1 and importance_plan(network, block) == network.vanilla
 
 
 def _measured_as(
