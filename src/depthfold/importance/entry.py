@@ -85,13 +85,21 @@ def _ends(block: FlaggedSpan) -> Ends:
 class Result(TypedDict):
     """The score on the hold-out set, the learning curve (step, loss, score) and the duration in seconds.
 
-    `error` is the standard error of a score that compares outputs.
+    `error` is the standard error of a score that compares outputs, and `inputs` the number of inputs compared.
     """
 
     score: float
     curve: list[tuple[int, float, float]]
     seconds: float
     error: NotRequired[float]
+    inputs: NotRequired[int]
+
+
+class Comparison(TypedDict):
+    """The parts of a result that are known only if outputs are compared."""
+
+    error: float
+    inputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +218,15 @@ class Entries:
                 f"The loss is {loss} after {done} steps. Use a smaller learning rate than {recipe.lr:g} (lr)."
             )
         recalibrate(student, self.task, recipe, steps=steps, seed=seed)
-        score, error = self._score(student, "score", seed)
+        score, comparison = self._score(student, "score", seed)
         curve = [] if loss is None else [(done, loss, score)]
         found = Result(score=score, curve=curve, seconds=time.perf_counter() - started)
-        return found if error is None else {**found, "error": error}
+        return found if comparison is None else {**found, **comparison}
 
-    def _score(self, model: nn.Module, purpose: str, seed: int) -> tuple[float, float | None]:
+    def _score(self, model: nn.Module, purpose: str, seed: int) -> tuple[float, Comparison | None]:
         """Return the score on the hold-out set, and its standard error if it compares outputs."""
         model.eval()
-        error = None
+        comparison = None
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
             if self.method.name != "trained" and isinstance(self.task, OutputTask):
                 if self._reference is None:
@@ -226,7 +234,7 @@ class Entries:
                     reseed(derive_seed(self.method.recipe.seed, "original"))
                     self._reference = self._outputs(self._original(), self.task)
                 reseed(derive_seed(seed, purpose))
-                score, error = _closeness(self.task, self._outputs(model, self.task), self._reference)
+                score, comparison = _closeness(self.task, self._outputs(model, self.task), self._reference)
             else:
                 reseed(derive_seed(seed, purpose))
                 with scorable(model, self.task, self.method.recipe, self.device) as scored:
@@ -234,7 +242,7 @@ class Entries:
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
-        return score, error
+        return score, comparison
 
     def _outputs(self, model: nn.Module, task: OutputTask) -> Tensor:
         with scorable(model, task, self.method.recipe, self.device) as scored:
@@ -247,10 +255,11 @@ class Entries:
         return self._teacher
 
 
-def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[float, float]:
+def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[float, Comparison]:
     """Return minus the mean divergence of the outputs from the reference, and its standard error."""
     found = task.divergences(outputs, reference)
-    return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
+    error = (found.std(correction=0) / math.sqrt(len(found))).item()
+    return -found.mean().item(), Comparison(error=error, inputs=len(found))
 
 
 def _free(*students: nn.Module) -> None:

@@ -12,7 +12,17 @@ from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, 
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
-from depthfold.importance.entry import BASE, EntrySetup, Group, base_job, job_key, jobs_of, make_groups, make_job
+from depthfold.importance.entry import (
+    BASE,
+    Comparison,
+    EntrySetup,
+    Group,
+    base_job,
+    job_key,
+    jobs_of,
+    make_groups,
+    make_job,
+)
 from depthfold.importance.fit import too_large
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.importance.methods import Method, MethodName
@@ -91,7 +101,7 @@ def measure_importance(
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
-    warn_about_holdout(table, task, _standard_errors(measured_as, every_seed, journal))
+    warn_about_holdout(table, task, _comparisons(measured_as, every_seed, journal))
     return table
 
 
@@ -228,11 +238,11 @@ def _entry(block: FlaggedSpan, measured: FlaggedSpan, seeds: Sequence[int], jour
     return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
 
 
-def _standard_errors(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[float]:
+def _comparisons(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[Comparison]:
     """Return the known standard errors of the scores of blocks of several layers."""
     keys = [job_key(block, seed) for block in blocks if len(block.span) > 1 for seed in seeds]
     results = [journal.results[key] for key in keys if key in journal.results]
-    return [result["error"] for result in results if "error" in result]
+    return [Comparison(error=one["error"], inputs=one["inputs"]) for one in results if "inputs" in one]
 
 
 def _check_arguments(network: object, task: object, executor: object) -> None:

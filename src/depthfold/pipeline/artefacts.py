@@ -106,7 +106,8 @@ def fitted_surrogate(folder: RunFolder, tables: tuple[LatencyTable, ImportanceTa
     for name, present in _digests(tables).items():
         if made_from.get(name) != present:
             raise RunError(
-                f"The surrogate in {folder.path} was fitted to another {name} table than the present one. Run: {command}"
+                f"The surrogate in {folder.path} was fitted to another {name} table than the present one. "
+                f"Run: {command}"
             )
     return found
 
