@@ -209,6 +209,14 @@ def test_blocks_that_save_no_time_are_left_out(tmp_path):
     assert set(frontier.unscored) == left_out
 
 
+def test_no_block_is_left_out_if_layers_are_reinitialised():
+    latency = latency_table({(s.i, s.j): float(len(s)) for s in PAIR.spans("paper")})
+    recipe = RECIPE.replace(steps=1)
+    assert all(each.samples for each in measure_importance(PAIR, TinyTask(), recipe, latency=latency).entries)
+    kept = measure_importance(PAIR, TinyTask(), recipe, latency=latency, reinit=False)
+    assert [each.span for each in kept.entries if each.reason == SAVES_NO_TIME] == [FlaggedSpan(0, 2, True, True)]
+
+
 def test_latency_table_of_another_network_is_an_error(tmp_path):
     other = latency_table({(0, 1): 1.0, (1, 2): 1.0}, fingerprint=PAIR.network.fingerprint)
     with pytest.raises(TableError, match=r"^The latency table is not of the network 'Tiny': the network has 5 layers"):

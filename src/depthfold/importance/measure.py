@@ -65,7 +65,8 @@ def measure_importance(
     that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
     `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
-    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured.
+    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured, unless
+    layers are reinitialised.
 
     With `reinit`, the default of "trained" and possible only there, a block of one layer is reinitialised before its
     training, as in the paper. Use reinit=False with short trainings: a layer that has not recovered after a few steps
@@ -116,11 +117,11 @@ def left_out_blocks(
 ) -> dict[FlaggedSpan, str]:
     """Return the blocks that are not measured because they cannot help or are too large, with the reasons.
 
-    Raise TableError for a latency table of another network.
+    With `reinit`, a block of one layer costs importance, so splitting a block at an activation may lower the sum. Then
+    blocks that save no time may still be needed. Raise TableError for a latency table of another network.
     """
-    found: dict[FlaggedSpan, str] = {}
-    if latency is not None:
-        found = dict.fromkeys(useless_blocks(network, latency, blocks), SAVES_NO_TIME)
+    useless = frozenset[FlaggedSpan]() if latency is None else useless_blocks(network, latency, blocks)
+    found = {} if method.reinit else dict.fromkeys(useless, SAVES_NO_TIME)
     if method.name == "fit":
         for block in blocks:
             if block in found or _is_unchanged(network, block):
