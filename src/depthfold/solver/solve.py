@@ -109,8 +109,8 @@ def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) 
     if left_out and surrogate.per_block < 0:
         warnings.warn(
             f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "
-            f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans with them may "
-            "be better. Measure the importances without a latency table to include them.",
+            f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans "
+            "with them may be better. Measure the importances without a latency table to include them.",
             UserWarning,
             stacklevel=3,
         )
