@@ -148,7 +148,7 @@ class Entries:
         """Return the result that importances refer to.
 
         It is the original network for "trained". The other methods change every network a little, so they refer to the
-        unchanged network after the same treatment.
+        unchanged network after recalibration and, for "brief", the same steps before it.
         """
         if self.method.name == "trained":
             score, _ = self._score(self._original(), "original", seed)
