@@ -20,6 +20,7 @@ from depthfold.importance import (
     importance_student,
     measure_importance,
 )
+from depthfold.importance.methods import RECALIBRATION
 from depthfold.jobs import Processes
 from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.training import FunctionTask, recalibrate, train
@@ -79,10 +80,12 @@ def test_default_recipe_and_provenance(method):
         return loss(model, step)
 
     table = measure_importance(PAIR, FunctionTask(loss=watched, score=TinyTask().score, identity="own"), method=method)
-    steps = {"brief": 4 + 4, "recalibrated": 8, "local": 100 + 4, "fit": 4 + 4}[method]
-    assert {number for number, _ in seen} == set(range(steps))
-    assert {recipe for _, recipe in seen} == {df.training.preset(method)}
-    assert table.provenance == f"own; seeds 0; {method}; {df.training.preset(method)}"
+    recipe = df.training.preset(method)
+    afterwards = 0 if method == "recalibrated" else RECALIBRATION
+    assert {number for number, _ in seen} == set(range(recipe.steps + afterwards))
+    assert {used for _, used in seen} == {recipe}
+    batches = f"; recalibrated on {RECALIBRATION} batches" if afterwards else ""
+    assert table.provenance == f"own; seeds 0; {method}; {recipe}{batches}"
 
 
 def test_journal_of_another_method_is_refused(tmp_path):
