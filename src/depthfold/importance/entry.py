@@ -19,7 +19,7 @@ from depthfold.importance.local import train_locally
 from depthfold.importance.methods import RECALIBRATION, Method
 from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import TracedNetwork, free_weights
 from depthfold.training import (
     OutputTask,
     Task,
@@ -29,9 +29,9 @@ from depthfold.training import (
     fork_rng,
     recalibrate,
     scorable,
+    total_steps,
     train,
 )
-from depthfold.training.stepper import total_steps
 
 Ends = tuple[int, int, bool, bool]  # the i, j, a and b of a block
 
@@ -158,7 +158,7 @@ class Entries:
             loss = self._distil(student, seed) if self.method.name == "brief" else None
             return self._recalibrated_result(student, seed, loss, started)
         finally:
-            _free(student)
+            free_weights(student)
 
     def _measure(self, block: FlaggedSpan, seed: int) -> Result:
         started, name = time.perf_counter(), self.method.name
@@ -178,7 +178,7 @@ class Entries:
                 fit_block(self.traced, student, block, self.task, self.method.recipe, seed)
             return self._recalibrated_result(student, seed, loss, started)
         finally:
-            _free(student)
+            free_weights(student)
 
     def _measure_group(self, blocks: list[FlaggedSpan], seed: int) -> list[Result | str]:
         started = time.perf_counter()
@@ -197,7 +197,7 @@ class Entries:
                     results.append(str(error))
             return results
         finally:
-            _free(*students.values())
+            free_weights(*students.values())
 
     def _distil(self, student: nn.Module, seed: int) -> float:
         """Train the student with the original as its teacher, and return the last loss."""
@@ -260,13 +260,3 @@ def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[fl
     found = task.divergences(outputs, reference)
     error = (found.std(correction=0) / math.sqrt(len(found))).item()
     return -found.mean().item(), Comparison(error=error, inputs=len(found))
-
-
-def _free(*students: nn.Module) -> None:
-    """Free the weights of networks that are not needed any more.
-
-    A graph refers to itself, so it stays in memory until the garbage collector runs. On a GPU its weights may be a
-    gigabyte, and running the collector may take as long as a training.
-    """
-    for student in students:
-        student.to("meta")

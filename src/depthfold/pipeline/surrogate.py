@@ -22,7 +22,7 @@ from depthfold.store.run_folder import SURROGATE_JOURNAL
 from depthfold.support.coerce import as_whole
 from depthfold.support.digest import digest
 from depthfold.support.text import count
-from depthfold.tracing import TracedNetwork, require_traced
+from depthfold.tracing import TracedNetwork, free_weights, require_traced
 from depthfold.training import Recipe, Task, check_has_holdout, check_task, preset, task_name, train
 
 PLANS = 12
@@ -166,8 +166,7 @@ class PlanSetup:
         try:
             trained = train(student, self.task, self.recipe, teacher=teacher)
         finally:
-            student.to("meta")  # free its memory now: a graph refers to itself
-            teacher.to("meta")
+            free_weights(student, teacher)
         curve = [(point.step, point.loss, point.score) for point in trained.curve]
         return {"score": trained.score, "curve": curve, "seconds": trained.seconds}
 
