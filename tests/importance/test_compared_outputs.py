@@ -30,6 +30,7 @@ from tiny_importance import (
 
 NETWORK = tiny_network()
 PAIR = df.trace(Pair(), torch.zeros(1, 2, SIZE, SIZE))
+pytestmark = pytest.mark.filterwarnings("ignore::depthfold.importance.SmallHoldout")
 CHEAP = ("brief", "recalibrated", "local", "fit")
 
 

@@ -20,6 +20,7 @@ from depthfold.importance import (
     importance_student,
     measure_importance,
 )
+from depthfold.importance.methods import RECALIBRATION
 from depthfold.jobs import Processes
 from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.training import FunctionTask, recalibrate, train
@@ -79,10 +80,12 @@ def test_default_recipe_and_provenance(method):
         return loss(model, step)
 
     table = measure_importance(PAIR, FunctionTask(loss=watched, score=TinyTask().score, identity="own"), method=method)
-    steps = {"brief": 4 + 4, "recalibrated": 8, "local": 100 + 4, "fit": 4 + 4}[method]
-    assert {number for number, _ in seen} == set(range(steps))
-    assert {recipe for _, recipe in seen} == {df.training.preset(method)}
-    assert table.provenance == f"own; seeds 0; {method}; {df.training.preset(method)}"
+    recipe = df.training.preset(method)
+    afterwards = 0 if method == "recalibrated" else RECALIBRATION
+    assert {number for number, _ in seen} == set(range(recipe.steps + afterwards))
+    assert {used for _, used in seen} == {recipe}
+    batches = f"; recalibrated on {RECALIBRATION} batches" if afterwards else ""
+    assert table.provenance == f"own; seeds 0; {method}; {recipe}{batches}"
 
 
 def test_journal_of_another_method_is_refused(tmp_path):
@@ -207,6 +210,14 @@ def test_blocks_that_save_no_time_are_left_out(tmp_path):
     assert all(each == full[each.span] for each in table.entries if each.span not in left_out)
     frontier = df.solve(latency, table, network=NETWORK.network)
     assert set(frontier.unscored) == left_out
+
+
+def test_no_block_is_left_out_if_layers_are_reinitialised():
+    latency = latency_table({(s.i, s.j): float(len(s)) for s in PAIR.spans("paper")})
+    recipe = RECIPE.replace(steps=1)
+    assert all(each.samples for each in measure_importance(PAIR, TinyTask(), recipe, latency=latency).entries)
+    kept = measure_importance(PAIR, TinyTask(), recipe, latency=latency, reinit=False)
+    assert [each.span for each in kept.entries if each.reason == SAVES_NO_TIME] == [FlaggedSpan(0, 2, True, True)]
 
 
 def test_latency_table_of_another_network_is_an_error(tmp_path):

@@ -12,7 +12,17 @@ from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, 
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
-from depthfold.importance.entry import BASE, EntrySetup, Group, base_job, job_key, jobs_of, make_groups, make_job
+from depthfold.importance.entry import (
+    BASE,
+    Comparison,
+    EntrySetup,
+    Group,
+    base_job,
+    job_key,
+    jobs_of,
+    make_groups,
+    make_job,
+)
 from depthfold.importance.fit import too_large
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.importance.methods import Method, MethodName
@@ -55,7 +65,8 @@ def measure_importance(
     that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
     `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
-    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured.
+    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured, unless
+    layers are reinitialised.
 
     With `reinit`, the default of "trained" and possible only there, a block of one layer is reinitialised before its
     training, as in the paper. Use reinit=False with short trainings: a layer that has not recovered after a few steps
@@ -72,7 +83,7 @@ def measure_importance(
     every_seed = tuple(chosen.recipe.seed + n for n in range(seeds))
     blocks = traced.flagged_spans(space)
     left_out = left_out_blocks(traced.network, blocks, chosen, latency)
-    unchanged = [] if chosen.name == "trained" else _unchanged(traced, blocks)
+    unchanged = [] if chosen.name == "trained" else [block for block in blocks if _is_unchanged(traced.network, block)]
     without = {*left_out, *unchanged}
     measured_as = _measured_as(traced, [block for block in blocks if block not in without], chosen)
     with contextlib.ExitStack() as stack:
@@ -91,7 +102,7 @@ def measure_importance(
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
-    warn_about_holdout(table, task, _standard_errors(measured_as, every_seed, journal))
+    warn_about_holdout(table, task, _comparisons(measured_as, every_seed, journal))
     return table
 
 
@@ -104,19 +115,25 @@ def _scored_by(task: Task, method: Method) -> str:
 def left_out_blocks(
     network: Network, blocks: Sequence[FlaggedSpan], method: Method, latency: LatencyTable | None
 ) -> dict[FlaggedSpan, str]:
-    """Return the blocks that are not measured, with the reasons. Raise TableError for a table of another network."""
-    found = {} if latency is None else dict.fromkeys(useless_blocks(network, latency, blocks), SAVES_NO_TIME)
+    """Return the blocks that are not measured because they cannot help or are too large, with the reasons.
+
+    With `reinit`, a block of one layer costs importance, so splitting a block at an activation may lower the sum. Then
+    blocks that save no time may still be needed. Raise TableError for a latency table of another network.
+    """
+    useless = frozenset[FlaggedSpan]() if latency is None else useless_blocks(network, latency, blocks)
+    found = {} if method.reinit else dict.fromkeys(useless, SAVES_NO_TIME)
     if method.name == "fit":
         for block in blocks:
-            if block not in found and (why := too_large(network.merged_shape(block.span))):
+            if block in found or _is_unchanged(network, block):
+                continue
+            if why := too_large(network.merged_shape(block.span)):
                 found[block] = f"not measured: {why}"
     return found
 
 
-def _unchanged(traced: TracedNetwork, blocks: Iterable[FlaggedSpan]) -> list[FlaggedSpan]:
-    """Return the blocks of one layer with the network's own activations, which change nothing."""
-    network, vanilla = traced.network, traced.vanilla
-    return [block for block in blocks if len(block.span) == 1 and importance_plan(network, block) == vanilla]
+def _is_unchanged(network: Network, block: FlaggedSpan) -> bool:
+    """Return True for a block of one layer with the network's own activations, which changes nothing."""
+    return len(block.span) == 1 and importance_plan(network, block) == network.vanilla
 
 
 def _measured_as(
@@ -222,11 +239,11 @@ def _entry(block: FlaggedSpan, measured: FlaggedSpan, seeds: Sequence[int], jour
     return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
 
 
-def _standard_errors(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[float]:
+def _comparisons(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[Comparison]:
     """Return the known standard errors of the scores of blocks of several layers."""
     keys = [job_key(block, seed) for block in blocks if len(block.span) > 1 for seed in seeds]
     results = [journal.results[key] for key in keys if key in journal.results]
-    return [result["error"] for result in results if "error" in result]
+    return [Comparison(error=one["error"], inputs=one["inputs"]) for one in results if "inputs" in one]
 
 
 def _check_arguments(network: object, task: object, executor: object) -> None:

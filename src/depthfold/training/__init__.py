@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from depthfold.training.metrics import Trained
     from depthfold.training.recalibration import autocast, batch_norms, loss_without_gradients, recalibrate
     from depthfold.training.recipe import Recipe, preset
+    from depthfold.training.stepper import learning_rate, total_steps
     from depthfold.training.task import (
         BatchTask,
         FunctionTask,
@@ -41,6 +42,7 @@ __getattr__ = lazy_getattr(
         "metrics": "Trained",
         "recalibration": "autocast batch_norms loss_without_gradients recalibrate",
         "recipe": "Recipe preset",
+        "stepper": "learning_rate total_steps",
         "task": "BatchTask FunctionTask OutputTask Split Step Task "
         "check_has_holdout check_task derive_seed has_holdout task_name",
     },
@@ -49,6 +51,6 @@ __getattr__ = lazy_getattr(
 __all__ = [
     "LAST", "BatchTask", "DeviceContext", "FunctionTask", "OutputTask", "Recipe", "Split", "Step", "Task",
     "Trained", "autocast", "batch_norms", "check_has_holdout", "check_task", "derive_seed", "device_context",
-    "disable_autocast", "fork_rng", "has_holdout", "load_weights", "loss_without_gradients", "moved_to",
-    "preserve_modes", "preset", "recalibrate", "scoring", "task_name", "train",
+    "disable_autocast", "fork_rng", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients",
+    "moved_to", "preserve_modes", "preset", "recalibrate", "scoring", "task_name", "total_steps", "train",
 ]  # fmt: skip

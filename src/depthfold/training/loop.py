@@ -313,8 +313,9 @@ def train(
       are restored.
     - With a `folder`, checkpoints and metrics are written there. A second call resumes from the last checkpoint, and
       ends with the same weights. `about` describes the model beyond its weights, for example the plan of a student.
-    - On a CUDA device, the steps of a BatchTask are captured in a CUDA graph and replayed, which gives the same weights
-      faster. `Trained.execution` says whether they were, or why not. With `capture=False`, they never are.
+    - On a CUDA device, the steps of a BatchTask are captured in a CUDA graph and replayed, which is faster. It gives
+      the same weights, with fused kernels up to rounding. `Trained.execution` says whether they were, or why not. With
+      `capture=False`, they never are.
     - If the model is in training mode, parts in evaluation mode stay so. If the whole model is in evaluation mode, all
       of it is trained.
     """
