@@ -3,7 +3,8 @@
 A small MobileNetV2 is first trained on the part of Fashion-MNIST that ships with the demo, at 16x16. Then the blocks of
 several layers are measured with every method, in this process: "trained" for one epoch and with two seeds, the others
 with their presets, but all with the same batch. "s per block" includes rewriting the network and scoring it on the
-hold-out images. The row "trained, seed 1" shows how well the reference agrees with itself.
+hold-out images. Importances are in points of accuracy for "trained"; those of the others are minus a
+divergence of outputs. The row "trained, seed 1" shows how well the reference agrees with itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from depthfold.training import Recipe, preset, train
 BATCH = 64
 EPOCHS = 3  # of the network itself
 TRAINED = Recipe(epochs=1, batch=BATCH, lr=0.05, clip=5.0)
-HEADER = ("method", "s per block", "of trained", "Spearman with trained, seed 0", "median change of accuracy")
+HEADER = ("method", "s per block", "of trained", "Spearman with trained, seed 0", "median importance")
 
 
 def compare_methods(model: nn.Module, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Count the seconds in which a GPU was busy."""
+"""Count the seconds in which the first GPU was busy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 import time
 
 INTERVAL = 0.5  # seconds between two samples
-QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+# Of the first GPU: with several, nvidia-smi would print a line for each.
+QUERY = ("nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 class DeviceSeconds:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import depthfold as df
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
-from depthfold.importance.pieces import Recorder
+from depthfold.importance.pieces import ValueRecorder
 from depthfold.tracing import TracedNetwork
 
 
@@ -44,7 +44,7 @@ def entropy_of_states(traced: TracedNetwork, task: df.ClassificationTask, device
     graph = df.rewrite(traced, traced.vanilla).eval()
     part = df.tracing.student_parts(graph)[0]  # type: ignore[attr-defined]
     places = {l: traced.blueprint.sites[l - 1].out for l in sorted(traced.network.activations)}
-    recorder = Recorder(part, places.values())
+    recorder = ValueRecorder(part, places.values())
     graph.to(device)
     found: dict[int, float] = {}
 

@@ -4,6 +4,7 @@
     python experiments/importance_methods.py tables CIFAR10 RUN [--only brief trained-0]
     python experiments/importance_methods.py plans CIFAR10 RUN          # fine-tune the plans of each table
     python experiments/importance_methods.py surrogate CIFAR10 RUN      # train 24 whole plans
+    python experiments/importance_methods.py start CIFAR10 RUN          # fine-tune from fitted convolutions
     python experiments/importance_compare.py RUN                        # the figures of the page
 
 RUN keeps journals: a command that is stopped resumes there. Every table is measured with the same executor, and its
@@ -23,11 +24,16 @@ import torch
 from cifar_networks import load_base, mobilenet_v2, save_base, trace_for_cifar
 from device_seconds import DeviceSeconds
 from importance_controls import controls
+from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
+from depthfold.core import FlaggedSpan
 from depthfold.importance import measure_importance
+from depthfold.importance.definition import importance_student
+from depthfold.importance.fit import fitted_convolution
 from depthfold.jobs import Executor, InProcess, Processes
+from depthfold.merging import replace_segment
 from depthfold.pipeline import fit_surrogate
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, train
@@ -67,7 +73,7 @@ def main() -> None:
         base(task, options)
         return
     traced = trace_for_cifar(load_base(options.run / "base.safetensors"))
-    {"tables": tables, "plans": plans, "surrogate": surrogate}[options.what](traced, task, options)
+    {"tables": tables, "plans": plans, "surrogate": surrogate, "start": start}[options.what](traced, task, options)
 
 
 def base(task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -138,6 +144,36 @@ def _finetune(
     test = task.score(student.eval(), "test")
     student.to("meta")  # free its memory: a graph refers to itself
     return {"holdout": result.score, "test": test, "seconds": result.seconds, "recipe": recipe.to_json()}
+
+
+def start(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
+    """Fine-tune the plans of one table again, from merged convolutions that are fitted by least squares."""
+    name = options.only[0] if options.only else "brief"
+    frontier = df.solve(_latency(traced, options), _importance(options.run, name), network=traced.network)
+    for share in SHARES:
+        key, plan = f"start {name} {share}", frontier.at(f"{share:.0%}").plan
+        if key in _rows(options.run):
+            continue
+        student = df.rewrite(traced, plan).to(options.device)
+        fitting = df.training.preset("fit").replace(**(ON_CARD | {"batch": 256}))  # type: ignore[attr-defined]
+        for span in traced.network.segments(plan):
+            if len(span) > 1:
+                fitted = _fitted(traced, task, span, _short(fitting, options), options.device)
+                replace_segment(student, span, fitted)
+        before = task.score(student.eval(), "test")
+        recipe = _short(FINETUNING, options)
+        result = train(student, task, recipe, teacher=df.rewrite(traced, traced.vanilla).eval(), device=options.device)
+        row = {"before": before, "holdout": result.score, "test": task.score(student.eval(), "test")}
+        _record(options.run, key, row | {"seconds": result.seconds, "recipe": recipe.to_json()})
+
+
+def _fitted(
+    traced: TracedNetwork, task: df.ClassificationTask, span: df.Span, recipe: Recipe, device: str
+) -> nn.Module:
+    """Return the convolution that is closest to the original's values at the end of a span."""
+    block = FlaggedSpan(span.i, span.j, True, True)
+    alone = importance_student(traced, block, seed=0, reinit=False).to(device)
+    return fitted_convolution(traced, alone, block, task, recipe, seed=0)
 
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -212,7 +248,7 @@ def _rows(run: Path) -> dict[str, dict[str, Any]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("base", "tables", "plans", "surrogate"))
+    parser.add_argument("what", choices=("base", "tables", "plans", "surrogate", "start"))
     parser.add_argument("data", type=Path, help="CIFAR-10 in its binary layout")
     parser.add_argument("run", type=Path)
     parser.add_argument("--only", nargs="+", help="these tables")

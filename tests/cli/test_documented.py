@@ -50,6 +50,11 @@ def test_every_setting_is_documented():
         assert re.search(rf"--(no-)?{name.replace('_', '-')}\b|\*\*{name.capitalize()}:", page), name
 
 
+def test_every_command_is_in_the_table():
+    table = re.findall(r"^\| `(\w+)` \|", (DOCS / "command-line.md").read_text(), re.MULTILINE)
+    assert sorted(table) == sorted(typer.main.get_command(app).commands.keys() - {"demo"})  # demo.md has its own page
+
+
 def test_a_documented_user_file_can_be_compressed(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(blocks("own-model.md", "python")[0])
     (tmp_path / "mine.toml").write_text(blocks("own-model.md", "toml")[0])

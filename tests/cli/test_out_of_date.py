@@ -2,10 +2,13 @@
 
 import importlib
 import json
+from dataclasses import replace
 
 import pytest
 
 from cli_workshop import depthfold, refused
+from depthfold.core import ImportanceTable, Surrogate
+from depthfold.pipeline import artefacts
 from depthfold.reporting import Findings
 
 ELSEWHERE = ("--target", "cost_model:launch_us=1.0")
@@ -100,3 +103,30 @@ def test_the_size_of_missing_images_can_be_given(orphan):
     config.write_text(config.read_text().replace('input = "1x8x8"\n', ""))
     assert "If only the size of the images is needed, give --input 3x224x224." in refused("export", "--run", orphan)
     done("export", "--run", orphan, "--input", "1x8x8")
+
+
+def test_a_surrogate_of_other_tables_is_refused(run, tmp_path, monkeypatch):
+    fitted = Surrogate(intercept=0.0, slope=1.0, per_block=0.5, tau=1.0, plans=())
+    monkeypatch.setattr(artefacts, "fit_surrogate", lambda *_, **__: fitted)
+    fit = f"depthfold surrogate --run {run}"
+    assert refused("solve", "--run", run, "--surrogate").endswith(f"has no surrogate.json yet. Run: {fit}")
+    done("surrogate", "--run", run)
+    done("solve", "--run", run, "--surrogate")
+
+    table = ImportanceTable.loads((run / "importance.json").read_text())
+    lower = replace(table, entries=tuple(replace(e, samples=tuple(x - 1 for x in e.samples)) for e in table.entries))
+    other = tmp_path / "other.json"
+    other.write_text(lower.dumps())
+    text = f"The surrogate in {run} was fitted to another importance table than the present one. Run: "
+    put = f"depthfold importance --run {run} --importance {other}"
+    assert refused("solve", "--run", run, "--surrogate", "--importance", other).endswith(f"{text}{put} && {fit}")
+    done(*put.split()[1:])
+    assert refused("solve", "--run", run, "--surrogate").endswith(text + fit)
+    done("surrogate", "--run", run)
+    done("solve", "--run", run, "--surrogate")
+
+    latency = run / "latency.json"
+    slower = json.loads(latency.read_text())
+    slower["entries"][0]["times"] = [2 * time for time in slower["entries"][0]["times"]]
+    latency.write_text(json.dumps(slower))
+    assert "was fitted to another latency table" in refused("solve", "--run", run, "--surrogate")

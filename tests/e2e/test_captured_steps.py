@@ -8,11 +8,11 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 from depthfold.backends.cuda import cuda_settings
 from depthfold.tasks import ClassificationTask
-from depthfold.training import FunctionTask, Recipe, Step, recalibrate, scorable, train
+from depthfold.training import FunctionTask, Recipe, Step, recalibrate, scoring, train
 from layouts import labels, pictures
 from small_training import TASK, SmallNet, SmallTask, batch_of, equal, score
 
@@ -222,12 +222,14 @@ def test_scored_outputs_are_those_of_the_model_up_to_rounding(device):
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU6())
     depthwise = (nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 32, 1))
-    model = nn.Sequential(*layers, *depthwise, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)).to(device)
+    plain = nn.Sequential(*layers, *depthwise, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4))
+    model = fx.symbolic_trace(plain).to(device)
     task = ClassificationTask.tensors(train=(pictures(64), labels(64, 4)), holdout=0.5)
     recalibrate(model, task, HALF, steps=range(2), seed=0)
     model.eval()
-    with torch.no_grad(), scorable(model, task, HALF, torch.device(device)) as scored:
-        found = task.outputs(scored, "holdout")
+    with torch.no_grad(), scoring(model, HALF, torch.device(device)):
+        assert ("forward" in vars(model)) == (device == "cuda")
+        found = task.outputs(model, "holdout")
+    assert "forward" not in vars(model)
     expected = task.outputs(model, "holdout")
-    assert (scored is model) == (device == "cpu")
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

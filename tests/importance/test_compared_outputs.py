@@ -30,6 +30,7 @@ from tiny_importance import (
 
 NETWORK = tiny_network()
 PAIR = df.trace(Pair(), torch.zeros(1, 2, SIZE, SIZE))
+pytestmark = pytest.mark.filterwarnings("ignore::depthfold.importance.SmallHoldout")
 CHEAP = ("brief", "recalibrated", "local", "fit")
 
 
@@ -65,7 +66,7 @@ def treated(plan, method):
     if method == "brief":
         teacher = df.rewrite(NETWORK, NETWORK.vanilla).eval()
         train(student, Comparing(), RECIPE, teacher=teacher, split=None)
-    steps = range(3) if method == "recalibrated" else range(3, 11)
+    steps = range(3) if method == "recalibrated" else range(3, 7)
     recalibrate(student, Comparing(), RECIPE, steps=steps, seed=RECIPE.seed)
     return closeness(student)
 
@@ -94,7 +95,8 @@ def test_blocks_that_change_nothing_have_importance_0_and_are_not_run(method, tm
     rest = {FlaggedSpan(*ends) for ends in ACTIVATIONS} - UNCHANGED
     shared = set() if method in ("local", "fit") else {FlaggedSpan(3, 4, True, True)}
     keys = [json.loads(line)["key"] for line in (run / "importance.jsonl").read_text().splitlines()[1:]]
-    assert sorted(keys) == sorted(["base", *(entry.job_key(span, seed) for span in rest - shared for seed in (5, 6))])
+    bases = ["base", "base seed 6"]
+    assert sorted(keys) == sorted([*bases, *(entry.job_key(span, seed) for span in rest - shared for seed in (5, 6))])
     assert sum(scores_in(tmp_path).values()) == len(keys)
 
 
@@ -154,3 +156,15 @@ def test_a_result_does_not_depend_on_those_before_it(tmp_path):
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:5] + lines[6:]))
     assert measure_importance(NETWORK, Noisy(), RECIPE, method="recalibrated", run=tmp_path) == right
+
+
+def test_each_seed_has_its_own_base(tmp_path):
+    both = measure_importance(NETWORK, Comparing(), RECIPE, method="recalibrated", seeds=2, run=tmp_path)
+    one, two = (
+        measure_importance(NETWORK, Comparing(), RECIPE.replace(seed=seed), method="recalibrated")
+        for seed in (RECIPE.seed, RECIPE.seed + 1)
+    )
+    assert one.base != two.base
+    assert both.base == pytest.approx((one.base + two.base) / 2, rel=1e-12)
+    for block, value in both.importances.items():
+        assert value == pytest.approx((one.importances[block] + two.importances[block]) / 2, abs=1e-12)

@@ -13,7 +13,17 @@ from depthfold.importance import entry, measure_importance
 from depthfold.jobs import RayCluster
 from lacking import library, needs
 from patience import eventually
-from tiny_importance import ACTIVATIONS, RECIPE, TinyTask, running, tiny_network, trainings_in, waiting_in
+from tiny_importance import (
+    ACTIVATIONS,
+    RECIPE,
+    UNCHANGED,
+    TinyTask,
+    running,
+    scores_in,
+    tiny_network,
+    trainings_in,
+    waiting_in,
+)
 
 ray = library("ray")
 pytestmark = needs("ray")
@@ -42,17 +52,12 @@ def right():
     return measure_importance(NETWORK, TinyTask(), RECIPE)
 
 
-def test_one_worker_gives_the_same_table(cluster, right, tmp_path):
-    task, executor = TinyTask(folder=str(tmp_path)), RayCluster(workers=1, runtime_env=HERE)
-    assert measure_importance(NETWORK, task, RECIPE, executor=executor) == right
-    assert trainings_in(tmp_path) == len(ACTIVATIONS)
-
-
-def test_two_workers_give_the_same_table_of_groups(cluster, monkeypatch):
+def test_workers_give_the_same_table_of_groups_and_train_nothing_twice(cluster, monkeypatch, tmp_path):
     grouped = measure_importance(NETWORK, TinyTask(), RECIPE, method="local")
     monkeypatch.setattr(entry, "TOGETHER", 4)
-    executor = RayCluster(workers=2, runtime_env=HERE)
-    assert measure_importance(NETWORK, TinyTask(), RECIPE, method="local", executor=executor) == grouped
+    task, executor = TinyTask(folder=str(tmp_path)), RayCluster(workers=2, runtime_env=HERE)
+    assert measure_importance(NETWORK, task, RECIPE, method="local", executor=executor) == grouped
+    assert len(scores_in(tmp_path)) == sum(scores_in(tmp_path).values()) == len(ACTIVATIONS) - len(UNCHANGED) + 1
 
 
 def test_three_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_path):

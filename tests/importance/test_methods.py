@@ -20,6 +20,7 @@ from depthfold.importance import (
     importance_student,
     measure_importance,
 )
+from depthfold.importance.methods import RECALIBRATION
 from depthfold.jobs import Processes
 from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.training import FunctionTask, recalibrate, train
@@ -52,7 +53,7 @@ def test_brief_learns_from_the_original_and_recalibrates():
 
     def treated(student):
         train(student, DISTILLING, RECIPE, teacher=teacher, split=None)
-        recalibrate(student, DISTILLING, RECIPE, steps=range(3, 11), seed=RECIPE.seed)
+        recalibrate(student, DISTILLING, RECIPE, steps=range(3, 7), seed=RECIPE.seed)
         return holdout_score(student.eval())
 
     for each in (FlaggedSpan(0, 3, True, True), FlaggedSpan(2, 3, True, True), FlaggedSpan(0, 1, True, True)):
@@ -79,10 +80,12 @@ def test_default_recipe_and_provenance(method):
         return loss(model, step)
 
     table = measure_importance(PAIR, FunctionTask(loss=watched, score=TinyTask().score, identity="own"), method=method)
-    steps = {"brief": 8 + 8, "recalibrated": 8, "local": 100 + 8, "fit": 4 + 8}[method]
-    assert {number for number, _ in seen} == set(range(steps))
-    assert {recipe for _, recipe in seen} == {df.training.preset(method)}
-    assert table.provenance == f"own; seeds 0; {method}; {df.training.preset(method)}"
+    recipe = df.training.preset(method)
+    afterwards = 0 if method == "recalibrated" else RECALIBRATION
+    assert {number for number, _ in seen} == set(range(recipe.steps + afterwards))
+    assert {used for _, used in seen} == {recipe}
+    batches = f"; recalibrated on {RECALIBRATION} batches" if afterwards else ""
+    assert table.provenance == f"own; seeds 0; {method}; {recipe}{batches}"
 
 
 def test_journal_of_another_method_is_refused(tmp_path):
@@ -90,7 +93,7 @@ def test_journal_of_another_method_is_refused(tmp_path):
     for method in ("brief", "fit"):
         with pytest.raises(JournalError, match=rf"other inputs \(method: local there, {method} here\)"):
             measure_importance(PAIR, TinyTask(), RECIPE, method=method, run=tmp_path)
-    with pytest.raises(JournalError, match=r"\(method: local there, recalibrated here; recalibration: 8 there, none"):
+    with pytest.raises(JournalError, match=r"\(method: local there, recalibrated here; recalibration: 4 there, none"):
         measure_importance(PAIR, TinyTask(), RECIPE, method="recalibrated", run=tmp_path)
     with pytest.raises(JournalError, match=r"method: local there, trained here; reinit: False there, True here"):
         measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path)
@@ -186,7 +189,8 @@ def test_workers_give_the_same_tables(monkeypatch):
     assert measure_importance(NETWORK, TinyTask(), RECIPE, method="local", seeds=2, executor=executor) == right
     for each in right.entries:
         first, second = each.samples
-        assert (first == second == right.base) if each.span in UNCHANGED else first != second
+        assert first != second
+        assert ((first + second) / 2 == right.base) == (each.span in UNCHANGED)
 
 
 def test_blocks_that_save_no_time_are_left_out(tmp_path):
@@ -206,6 +210,14 @@ def test_blocks_that_save_no_time_are_left_out(tmp_path):
     assert all(each == full[each.span] for each in table.entries if each.span not in left_out)
     frontier = df.solve(latency, table, network=NETWORK.network)
     assert set(frontier.unscored) == left_out
+
+
+def test_no_block_is_left_out_if_layers_are_reinitialised():
+    latency = latency_table({(s.i, s.j): float(len(s)) for s in PAIR.spans("paper")})
+    recipe = RECIPE.replace(steps=1)
+    assert all(each.samples for each in measure_importance(PAIR, TinyTask(), recipe, latency=latency).entries)
+    kept = measure_importance(PAIR, TinyTask(), recipe, latency=latency, reinit=False)
+    assert [each.span for each in kept.entries if each.reason == SAVES_NO_TIME] == [FlaggedSpan(0, 2, True, True)]
 
 
 def test_latency_table_of_another_network_is_an_error(tmp_path):

@@ -10,15 +10,17 @@ import torch
 import depthfold as df
 from depthfold.core import ImportanceTable, LatencyTable, Score, Surrogate, Timing
 from depthfold.errors import InvalidValue, JournalError, TableError
-from depthfold.jobs import Processes
+from depthfold.importance.journal import ImportanceJournal
+from depthfold.jobs import Failure, Outcome, Processes
 from depthfold.pipeline import artefacts, fit_surrogate
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.preflight import checked_options
-from depthfold.pipeline.surrogate import plans_along_frontier
+from depthfold.pipeline.surrogate import plans_along_frontier, surrogate_inputs
 from depthfold.store import RunFolder
+from depthfold.store.run_folder import SURROGATE_JOURNAL
 from depthfold.tracing import student_parts
 from depthfold.training import FunctionTask
-from tiny_importance import RECIPE, TinyTask, tiny_network, trainings_in
+from tiny_importance import RECIPE, SIZE, Pair, TinyTask, tiny_network, trainings_in
 
 TRACED = tiny_network()
 NETWORK = TRACED.network
@@ -104,6 +106,34 @@ def test_failed_plans_are_left_out_and_too_many_are_an_error(tmp_path):
     task = Counting(folder=str(tmp_path), fates=tuple((plan, "nan") for plan in plans[1:]))
     with pytest.raises(TableError, match=r"plans of \d could not be trained. The first failure: not finite: The loss"):
         fit_surrogate(TRACED, task, LATENCY, IMPORTANCE, RECIPE, plans=6, run=tmp_path / "two")
+
+
+def test_too_few_plans_are_an_error_before_any_is_trained(tmp_path):
+    pair = df.trace(Pair(), torch.zeros(1, 2, SIZE, SIZE))
+    latency = LatencyTable(entries=[Timing(span=span, times=(1.0, 1.0)) for span in pair.spans()])
+    blocks = pair.flagged_spans()
+    importance = ImportanceTable(entries=tuple(Score(span=b, samples=(-1.0 * len(b.span) ** 2,)) for b in blocks))
+    task = Counting(folder=str(tmp_path))
+    with pytest.raises(
+        TableError, match=r"^The tables yield only 2 different plans, and a surrogate is fitted to at le"
+    ):
+        fit_surrogate(pair, task, latency, importance, RECIPE)
+    assert not trainings_in(tmp_path)
+    unscored = ImportanceTable(entries=tuple(Score(span=b, reason="failed") for b in blocks))
+    with pytest.raises(TableError, match=r"^The spans of the importance table do not cover the network"):
+        fit_surrogate(pair, task, latency, unscored, RECIPE)
+
+
+def test_too_few_trained_plans_have_the_reason_of_one_of_them(tmp_path):
+    plans, run = [one.plan for one in plans_along_frontier(TRACED, LATENCY, IMPORTANCE, 5)], tmp_path / "run"
+    with ImportanceJournal(run, surrogate_inputs(TRACED, Counting(), RECIPE), name=SURROGATE_JOURNAL) as journal:
+        journal.add(Outcome(key="other", failure=Failure(kind="error", message="of another plan")))
+    task = Counting(folder=str(tmp_path), fates=tuple((plan, "nan") for plan in plans[:2]))
+    # Three of five are more than half, but fewer than a fit needs.
+    with pytest.raises(
+        TableError, match=r"^2 plans of 5 could not be trained. The first failure: not finite: The loss"
+    ):
+        fit_surrogate(TRACED, task, LATENCY, IMPORTANCE, RECIPE, plans=5, run=run)
 
 
 def test_bad_arguments_are_refused():

@@ -12,7 +12,7 @@ import depthfold as df
 from depthfold.core import as_pad_argument
 from depthfold.importance import importance_student
 from depthfold.importance.fit import _Target
-from depthfold.importance.pieces import Recorder, cut_out, end_of, input_of, start_of
+from depthfold.importance.pieces import ValueRecorder, cut_out, end_of, input_of, start_of
 from depthfold.merging import replace_segment
 from depthfold.merging.kernels import as_module, segment_kernel
 from depthfold.testing.strategies import network_specs
@@ -40,11 +40,11 @@ def test_pieces_and_replaced_segments_compute_the_same(spec, seed):
     piece = cut_out(graph, start_of(traced, block.i), end)
     front = cut_out(graph, start_of(traced, block.i), input_of(graph, origin.blueprint, block))
     target = _Target(traced, student_parts(original)[0], block)
-    recorder = Recorder(student_parts(original)[0], (*piece.inputs, *front.inputs, *target.names))
+    recorder = ValueRecorder(student_parts(original)[0], (*piece.inputs, *front.inputs, *target.names))
     original(x)
     values = recorder.take()
     recorded = copy.deepcopy(student)
-    own = Recorder(student_parts(recorded)[0], [end.name])
+    own = ValueRecorder(student_parts(recorded)[0], [end.name])
     recorded(x)
     close(piece(values), own.take()[end.name])
 

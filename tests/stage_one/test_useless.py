@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import depthfold as df
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Surrogate
 from depthfold.errors import TableError
 from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
 from oracle import exhaustive_frontier
@@ -144,6 +145,34 @@ def test_solver_warns_if_a_block_that_was_left_out_would_save_time_now():
     text = r"leaves out 3 blocks that saved no time .*; the first is \(0, 2\], flags 11\. Measure the importances again"
     with pytest.warns(UserWarning, match=text) as caught:
         df.solve(fast, table, network=network)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:The importance table leaves out")
+def test_leaving_them_out_may_change_the_frontier_if_every_block_costs_something():
+    surrogate = Surrogate(intercept=0.0, slope=1.0, per_block=-2.0, tau=1.0, plans=())
+    changed = 0
+    for network, latency, importance in itertools.islice(instances(), 50):
+        useless = useless_blocks(network, latency, [entry.span for entry in importance.entries])
+        fronts = (df.solve(latency, t, surrogate=surrogate) for t in (importance, left_out(importance, useless)))
+        full, short = ([(plan.latency, plan.importance) for plan in front] for front in fronts)
+        changed += full != short
+    assert changed
+
+
+def test_solver_warns_if_blocks_were_left_out_and_the_surrogate_prefers_fewer_blocks():
+    network = chain(3, 3, 3)
+    blocks, slow = network.flagged_spans("full"), latency_table({(s.i, s.j): len(s) for s in network.spans("full")})
+    whole = importance_table({(f.i, f.j, f.a, f.b): -1.0 for f in blocks})
+    table = left_out(whole, useless_blocks(network, slow, blocks))
+    more, fewer = (Surrogate(intercept=0.0, slope=1.0, per_block=value, tau=1.0, plans=()) for value in (0.25, -0.25))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        df.solve(slow, table, surrogate=more)
+        df.solve(slow, whole, surrogate=fewer)
+    text = r"leaves out 3 blocks whose merging saves no time, .* lower scores for more blocks \(per_block = -0.25\)"
+    with pytest.warns(UserWarning, match=text) as caught:
+        df.solve(slow, table, surrogate=fewer)
     assert caught[0].filename == __file__
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
-from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, scoring, train
+from depthfold.training import DeviceContext, FunctionTask, Recipe, Step, forwards, train
 from depthfold.training import stepper as stepper_module
 from depthfold.training.capture import CAPTURED, RECORDERS, StepRunner
 from depthfold.training.stepper import Stepper
@@ -202,11 +202,14 @@ class Fused(nn.Module):
 
     def __init__(self, model, seen):
         super().__init__()
-        self.model, self.seen = model, seen
+        self.model, self.seen, self.closed = model, seen, False
 
     def forward(self, x):
         self.seen.append(self.model)
-        return self.model(x)
+        return type(self.model).forward(self.model, x)
+
+    def close(self):
+        self.closed = True
 
 
 @pytest.fixture
@@ -214,15 +217,19 @@ def fused(monkeypatch):
     """Replace fuse() and fuse_eval(), and return the models that were computed with fused kernels."""
     seen = []
     for name in ("fuse", "fuse_eval"):
-        monkeypatch.setattr(scoring, name, lambda model: Fused(model, seen))
+        monkeypatch.setattr(forwards, name, lambda model: Fused(model, seen))
     return seen
 
 
 HALF = RECIPE.replace(precision="bfloat16", channels_last=True)
 
 
+def graph(seed=0):
+    return fx.symbolic_trace(SmallNet(seed=seed))
+
+
 def test_fused_kernels_compute_student_and_teacher(recorder, fused):
-    model, teacher = SmallNet(), SmallNet(seed=4)
+    model, teacher = graph(), graph(seed=4)
     found = train(model, SmallTask(), HALF, teacher=teacher)
     assert found.execution == f"{CAPTURED}, fused kernels"
     assert [id(each) for each in fused] == [id(model), id(teacher)] * 11
@@ -231,14 +238,14 @@ def test_fused_kernels_compute_student_and_teacher(recorder, fused):
 
 @pytest.mark.parametrize("changes", [{"precision": "float32"}, {"channels_last": False}], ids=str)
 def test_fused_kernels_need_bfloat16_and_channels_last(recorder, fused, changes):
-    assert train(SmallNet(), SmallTask(), HALF.replace(**changes)).execution == CAPTURED
+    assert train(graph(), SmallTask(), HALF.replace(**changes)).execution == CAPTURED
     assert fused == []
 
 
 def test_without_fused_kernels_for_a_model_its_steps_are_captured(recorder, fused, monkeypatch):
     for name in ("fuse", "fuse_eval"):
-        monkeypatch.setattr(scoring, name, lambda model: None)
-    assert train(SmallNet(), SmallTask(), HALF, teacher=SmallNet(seed=4)).execution == CAPTURED
+        monkeypatch.setattr(forwards, name, lambda model: None)
+    assert train(graph(), SmallTask(), HALF, teacher=graph(seed=4)).execution == CAPTURED
 
 
 def test_if_fused_kernels_fail_the_plain_step_is_captured(recorder, fused, monkeypatch):
@@ -247,7 +254,57 @@ def test_if_fused_kernels_fail_the_plain_step_is_captured(recorder, fused, monke
         raise ValueError("no compiler\nfound")
 
     monkeypatch.setattr(Fused, "forward", fails)
-    model = SmallNet()
+    model = graph()
     found = train(model, SmallTask(), HALF)
     assert found.execution == f"{CAPTURED}, without fused kernels: the capture failed with ValueError: no compiler"
     assert equal(model, eager(SmallTask(), HALF)[0])
+
+
+def test_if_fused_kernels_cannot_be_built_the_plain_step_is_captured(recorder, monkeypatch):
+    def fails(model):
+        raise ImportError("no driver")
+
+    monkeypatch.setattr(forwards, "fuse", fails)
+    found = train(graph(), SmallTask(), HALF)
+    assert found.execution == f"{CAPTURED}, without fused kernels: the capture failed with ImportError: no driver"
+
+
+def test_only_graphs_have_fused_kernels(recorder, fused):
+    """The trace of another model may freeze what its Python code computes."""
+    model = graph()
+    model.forward = lambda x: 2 * type(model).forward(model, x)  # replaced by the user
+    for each in (SmallNet(), model):
+        assert train(each, SmallTask(), HALF).execution == CAPTURED
+    assert fused == []
+
+
+def test_a_loss_may_use_the_modules_of_the_model(recorder, fused):
+    class Penalised(SmallTask):
+        def batch_loss(self, model, batch, step):
+            scales = [module.weight.abs().sum() for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+            return super().batch_loss(model, batch, step) + 0.1 * sum(scales)
+
+    model = graph()
+    assert train(model, Penalised(), HALF).execution == f"{CAPTURED}, fused kernels"
+    assert fused
+    assert equal(model, eager(Penalised(), HALF)[0])
+    assert not equal(model, eager(SmallTask(), HALF)[0])
+    assert "forward" not in vars(model)
+
+
+def test_a_score_falls_back_if_a_kernel_fails(fused, monkeypatch):
+    model, x = graph().eval(), torch.randn(3, 2, 5, 5)
+    wanted = model(x)
+
+    def fails(self, x):
+        raise ValueError("no compiler")
+
+    monkeypatch.setattr(Fused, "forward", fails)
+    with forwards.FusedForwards((model,), HALF) as found:
+        found.fall_back()
+        with pytest.warns(RuntimeWarning, match="scored without them: ValueError: no compiler"):
+            first = model(x)
+        second = model(x)  # without another warning
+    assert torch.equal(first, wanted)
+    assert torch.equal(second, wanted)
+    assert "forward" not in vars(model)

@@ -44,7 +44,7 @@ class SmallMobileNet(nn.Sequential):
 
 
 def task() -> ClassificationTask:
-    """Return the task: 10,000 training images of Fashion-MNIST, 300 of them held out, and 5,000 test images."""
+    """Return the task: 10,000 training images of Fashion-MNIST, 200 of them held out, and 5,000 test images."""
     return ClassificationTask.fashion_mnist(SHIPPED, holdout=0.02)
 
 

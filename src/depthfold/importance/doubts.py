@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from statistics import fmean, median, pstdev
 
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import TableError
+from depthfold.importance.entry import Comparison
 from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.support.text import count
 from depthfold.tasks import ClassificationTask
@@ -53,29 +54,46 @@ def _listed(entries: Collection[Score], total: int, what: str) -> list[str]:
     return [f"{count(len(entries), 'block')} of {total} {what}:", *(f"  {e.span}: {e.reason}" for e in entries)]
 
 
-def warn_about_holdout(table: ImportanceTable, task: Task, errors: Collection[float]) -> None:
+def warn_about_holdout(table: ImportanceTable, task: Task, comparisons: Sequence[Comparison]) -> None:
     """Give a SmallHoldout warning if the scores of blocks of several layers differ by little more than chance.
 
-    `errors` are the standard errors of these scores if they compare outputs. Otherwise they follow from the accuracies
-    of a ClassificationTask; those of other scores are not known.
+    `comparisons` have the standard errors of these scores if they compare outputs. Otherwise they follow from the
+    accuracies of a ClassificationTask; those of other scores are not known.
     """
     scores = [entry.mean for entry in table.entries if entry.samples and len(entry.span.span) > 1]
-    if not isinstance(task, ClassificationTask) or len(scores) < 2:
+    if len(scores) < 2:
         return
-    images, spread = task.count("holdout"), pstdev(scores)
-    error = median(errors) if errors else _error_of_accuracy(fmean(scores), images)
-    what, unit = ("scores", "") if errors else ("accuracies", " points")
+    classifies = isinstance(task, ClassificationTask)
+    if comparisons:
+        number, error = comparisons[0]["inputs"], median(one["error"] for one in comparisons)
+        what, unit = "scores", ""
+    elif isinstance(task, ClassificationTask):
+        number = task.count("holdout")
+        error = _error_of_accuracy(fmean(scores), number)
+        what, unit = "accuracies", " points"
+    else:
+        return
+    spread = pstdev(scores)
     if spread >= FACTOR * error:
         return
-    advice = "Use a larger hold-out set."
-    if spread:
-        advice = f"It would take about {math.ceil(images * (FACTOR * error / spread) ** 2)} images (holdout=...)."
+    advice, images = "Use a larger hold-out set.", "image" if classifies else "input"
+    if needed := _needed(number, spread, error):
+        advice = f"It would take about {count(needed, images)}{' (holdout=...)' if classifies else ''}."
     warnings.warn(
-        f"The hold-out set of {count(images, 'image')} is too small to tell blocks apart: their {what} have a standard "
+        f"The hold-out set of {count(number, images)} is too small to tell blocks apart: their {what} have a standard "
         f"deviation of {spread:.2g}{unit}, and each has a standard error of {error:.2g}{unit}. {advice}",
         SmallHoldout,
         stacklevel=3,
     )
+
+
+def _needed(number: int, spread: float, error: float) -> int | None:
+    """Return how many inputs it takes until the spread is FACTOR standard errors; None if there is no estimate.
+
+    The variance of the scores is that of the true scores plus that of the error. Only the latter falls with the inputs.
+    """
+    true = spread**2 - error**2
+    return math.ceil(number * (FACTOR**2 - 1) * error**2 / true) if true > 0 else None
 
 
 def _error_of_accuracy(accuracy: float, images: int) -> float:

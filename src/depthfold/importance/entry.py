@@ -19,7 +19,7 @@ from depthfold.importance.local import train_locally
 from depthfold.importance.methods import RECALIBRATION, Method
 from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import TracedNetwork, free_weights
 from depthfold.training import (
     OutputTask,
     Task,
@@ -28,10 +28,10 @@ from depthfold.training import (
     disable_autocast,
     fork_rng,
     recalibrate,
-    scorable,
+    scoring,
+    total_steps,
     train,
 )
-from depthfold.training.stepper import total_steps
 
 Ends = tuple[int, int, bool, bool]  # the i, j, a and b of a block
 
@@ -44,15 +44,20 @@ class Group:
     seed: int
 
 
-# The argument of a job: a block and a seed, a group of blocks, or None for the original network.
-Payload = tuple[Ends, int] | Group | None
+# The argument of a job: a block and a seed, a group of blocks, or a seed alone for the original network.
+Payload = tuple[Ends, int] | Group | int
 
-BASE = "base"  # the key of the original network
+BASE = "base"  # the key of the original network starts with it
 TOGETHER = 16  # blocks in a group
 
 
 def job_key(block: FlaggedSpan, seed: int) -> str:
     return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
+
+
+def base_job(seed: int, first: int) -> Job:
+    """Return the job that scores the original network, with the first or another seed."""
+    return Job(key=BASE if seed == first else f"{BASE} seed {seed}", payload=seed)
 
 
 def make_job(block: FlaggedSpan, seed: int) -> Job:
@@ -80,13 +85,21 @@ def _ends(block: FlaggedSpan) -> Ends:
 class Result(TypedDict):
     """The score on the hold-out set, the learning curve (step, loss, score) and the duration in seconds.
 
-    `error` is the standard error of a score that compares outputs.
+    `error` is the standard error of a score that compares outputs, and `inputs` the number of inputs compared.
     """
 
     score: float
     curve: list[tuple[int, float, float]]
     seconds: float
     error: NotRequired[float]
+    inputs: NotRequired[int]
+
+
+class Comparison(TypedDict):
+    """The parts of a result that are known only if outputs are compared."""
+
+    error: float
+    inputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +137,8 @@ class Entries:
 
         A block of a group whose loss or score is not finite has the reason instead of a result.
         """
-        if payload is None:
-            return self._measure_unchanged(self.method.recipe.seed)
+        if isinstance(payload, int):
+            return self._measure_unchanged(payload)
         if isinstance(payload, Group):
             return self._measure_group([FlaggedSpan(*ends) for ends in payload.blocks], payload.seed)
         ends, seed = payload
@@ -135,7 +148,7 @@ class Entries:
         """Return the result that importances refer to.
 
         It is the original network for "trained". The other methods change every network a little, so they refer to the
-        unchanged network after the same treatment.
+        unchanged network after recalibration and, for "brief", the same steps before it.
         """
         if self.method.name == "trained":
             score, _ = self._score(self._original(), "original", seed)
@@ -145,7 +158,7 @@ class Entries:
             loss = self._distil(student, seed) if self.method.name == "brief" else None
             return self._recalibrated_result(student, seed, loss, started)
         finally:
-            _free(student)
+            free_weights(student)
 
     def _measure(self, block: FlaggedSpan, seed: int) -> Result:
         started, name = time.perf_counter(), self.method.name
@@ -165,7 +178,7 @@ class Entries:
                 fit_block(self.traced, student, block, self.task, self.method.recipe, seed)
             return self._recalibrated_result(student, seed, loss, started)
         finally:
-            _free(student)
+            free_weights(student)
 
     def _measure_group(self, blocks: list[FlaggedSpan], seed: int) -> list[Result | str]:
         started = time.perf_counter()
@@ -184,7 +197,7 @@ class Entries:
                     results.append(str(error))
             return results
         finally:
-            _free(*students.values())
+            free_weights(*students.values())
 
     def _distil(self, student: nn.Module, seed: int) -> float:
         """Train the student with the original as its teacher, and return the last loss."""
@@ -205,15 +218,15 @@ class Entries:
                 f"The loss is {loss} after {done} steps. Use a smaller learning rate than {recipe.lr:g} (lr)."
             )
         recalibrate(student, self.task, recipe, steps=steps, seed=seed)
-        score, error = self._score(student, "score", seed)
+        score, comparison = self._score(student, "score", seed)
         curve = [] if loss is None else [(done, loss, score)]
         found = Result(score=score, curve=curve, seconds=time.perf_counter() - started)
-        return found if error is None else {**found, "error": error}
+        return found if comparison is None else {**found, **comparison}
 
-    def _score(self, model: nn.Module, purpose: str, seed: int) -> tuple[float, float | None]:
+    def _score(self, model: nn.Module, purpose: str, seed: int) -> tuple[float, Comparison | None]:
         """Return the score on the hold-out set, and its standard error if it compares outputs."""
         model.eval()
-        error = None
+        comparison = None
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
             if self.method.name != "trained" and isinstance(self.task, OutputTask):
                 if self._reference is None:
@@ -221,19 +234,19 @@ class Entries:
                     reseed(derive_seed(self.method.recipe.seed, "original"))
                     self._reference = self._outputs(self._original(), self.task)
                 reseed(derive_seed(seed, purpose))
-                score, error = _closeness(self.task, self._outputs(model, self.task), self._reference)
+                score, comparison = _closeness(self.task, self._outputs(model, self.task), self._reference)
             else:
                 reseed(derive_seed(seed, purpose))
-                with scorable(model, self.task, self.method.recipe, self.device) as scored:
-                    score = float(self.task.score(scored, "holdout"))
+                with scoring(model, self.method.recipe, self.device):
+                    score = float(self.task.score(model, "holdout"))
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")
-        return score, error
+        return score, comparison
 
     def _outputs(self, model: nn.Module, task: OutputTask) -> Tensor:
-        with scorable(model, task, self.method.recipe, self.device) as scored:
-            return task.outputs(scored, "holdout")
+        with scoring(model, self.method.recipe, self.device):
+            return task.outputs(model, "holdout")
 
     def _original(self) -> nn.Module:
         """Return the original network on the device, which is also the teacher of "brief"."""
@@ -242,17 +255,8 @@ class Entries:
         return self._teacher
 
 
-def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[float, float]:
+def _closeness(task: OutputTask, outputs: Tensor, reference: Tensor) -> tuple[float, Comparison]:
     """Return minus the mean divergence of the outputs from the reference, and its standard error."""
     found = task.divergences(outputs, reference)
-    return -found.mean().item(), (found.std(correction=0) / math.sqrt(len(found))).item()
-
-
-def _free(*students: nn.Module) -> None:
-    """Free the weights of networks that are not needed any more.
-
-    A graph refers to itself, so it stays in memory until the garbage collector runs. On a GPU its weights may be a
-    gigabyte, and running the collector may take as long as a training.
-    """
-    for student in students:
-        student.to("meta")
+    error = (found.std(correction=0) / math.sqrt(len(found))).item()
+    return -found.mean().item(), Comparison(error=error, inputs=len(found))

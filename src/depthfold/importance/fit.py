@@ -9,14 +9,22 @@ from torch import Tensor, fx, nn
 from depthfold.algebra import Kernel
 from depthfold.core import ConvShape, FlaggedSpan, as_pad_argument
 from depthfold.errors import DepthfoldError
-from depthfold.importance.pieces import Recorder, cut_out, input_of, start_of
+from depthfold.importance.pieces import ValueRecorder, cut_out, input_of, start_of
 from depthfold.merging import replace_segment
 from depthfold.merging.kernels import as_module
 from depthfold.rewriting import rewrite
 from depthfold.rewriting.activations import remove_activation
-from depthfold.tracing import TracedNetwork, device_of, dtype_of, student_parts
-from depthfold.training import Recipe, Step, Task, derive_seed, disable_autocast, fork_rng, loss_without_gradients
-from depthfold.training.stepper import total_steps
+from depthfold.tracing import TracedNetwork, device_of, dtype_of, free_weights, student_parts
+from depthfold.training import (
+    Recipe,
+    Step,
+    Task,
+    derive_seed,
+    disable_autocast,
+    fork_rng,
+    loss_without_gradients,
+    total_steps,
+)
 
 LARGEST = 2**26  # entries of the normal equations: 512 MiB in float64, or 8,192 weights per output of a dense kernel
 WINDOWS = 2**26  # numbers that are multiplied at once
@@ -36,7 +44,14 @@ def too_large(shape: ConvShape) -> str | None:
 def fit_block(
     traced: TracedNetwork, student: nn.Module, block: FlaggedSpan, task: Task, recipe: Recipe, seed: int
 ) -> None:
-    """Replace the block of a student with the convolution that is closest to the original's values at its end.
+    """Replace the block of a student with the convolution that is closest to the original's values at its end."""
+    replace_segment(student, block.span, fitted_convolution(traced, student, block, task, recipe, seed))
+
+
+def fitted_convolution(
+    traced: TracedNetwork, student: nn.Module, block: FlaggedSpan, task: Task, recipe: Recipe, seed: int
+) -> nn.Module:
+    """Return the merged convolution of a student's block that is closest to the original's values at its end.
 
     The target is the value before the activation at j. If a residual that began before i ends at j, its addition stays
     in the network, and the target is the value without it. The images are those of the recipe's steps.
@@ -47,7 +62,7 @@ def fit_block(
     front = cut_out(graph, start_of(traced, block.i), input_of(graph, origin.blueprint, block))
     front.module.eval()
     target = _Target(traced, student_parts(original)[0], block)
-    recorder = Recorder(student_parts(original)[0], (*front.inputs, *target.names))
+    recorder = ValueRecorder(student_parts(original)[0], (*front.inputs, *target.names))
     equations = NormalEquations(traced.network.merged_shape(block.span), device)
     with torch.no_grad(), disable_autocast(device), fork_rng(device) as reseed:
         for number in range(total_steps(recipe, task)):
@@ -55,8 +70,9 @@ def fit_block(
             loss_without_gradients(task, original, Step(number=number, seed=seed, recipe=recipe, device=device))
             values = recorder.take()
             equations.add(front(values), target.of(values))
+    free_weights(original)
     like = torch.empty(0, device=device, dtype=dtype_of(student))
-    replace_segment(student, block.span, as_module(equations.solve(), like))
+    return as_module(equations.solve(), like)
 
 
 class _Target:

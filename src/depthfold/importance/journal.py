@@ -57,4 +57,6 @@ def _result(found: Any) -> Result:
     curve = decode(tuple[tuple[int, float, float], ...], found["curve"], "curve")
     score, seconds = (decode(float, found[name], name) for name in ("score", "seconds"))
     result = Result(score=score, curve=list(curve), seconds=seconds)
-    return {**result, "error": decode(float, found["error"], "error")} if "error" in found else result
+    if "inputs" not in found:
+        return result
+    return {**result, "error": decode(float, found["error"], "error"), "inputs": decode(int, found["inputs"], "inputs")}

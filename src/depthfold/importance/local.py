@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.core import FlaggedSpan
-from depthfold.importance.pieces import Recorder, cut_out, end_of, start_of
+from depthfold.importance.pieces import ValueRecorder, cut_out, end_of, start_of
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork, device_of, student_parts
+from depthfold.tracing import TracedNetwork, device_of, free_weights, student_parts
 from depthfold.training import (
     Recipe,
     Step,
@@ -22,10 +22,11 @@ from depthfold.training import (
     derive_seed,
     disable_autocast,
     fork_rng,
+    learning_rate,
     loss_without_gradients,
     preserve_modes,
+    total_steps,
 )
-from depthfold.training.stepper import learning_rate, total_steps
 
 SMALLEST = 1e-12  # the least mean square of a target, so that a map of zeros does not divide by zero
 
@@ -81,7 +82,7 @@ def train_locally(
     for student, block in zip(students.values(), blocks.values(), strict=True):
         _share_parameters(student, original, except_for=block.parameters)
     names = [name for block in blocks.values() for name in (*block.piece.inputs, block.target)]
-    recorder = Recorder(student_parts(original)[0], names)
+    recorder = ValueRecorder(student_parts(original)[0], names)
     total = total_steps(recipe, task)
     with contextlib.ExitStack() as stack:
         for student in students.values():
@@ -96,6 +97,7 @@ def train_locally(
             with torch.enable_grad():
                 for block in blocks.values():
                     block.step(values, recipe, lr)
+    free_weights(original)  # all but what the students share
     return {key: 0.0 if block.loss is None else block.loss.item() for key, block in blocks.items()}
 
 

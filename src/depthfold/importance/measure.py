@@ -6,12 +6,23 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Plan, Score, Space
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
-from depthfold.importance.entry import BASE, EntrySetup, Group, job_key, jobs_of, make_groups, make_job
+from depthfold.importance.entry import (
+    BASE,
+    Comparison,
+    EntrySetup,
+    Group,
+    base_job,
+    job_key,
+    jobs_of,
+    make_groups,
+    make_job,
+)
 from depthfold.importance.fit import too_large
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.importance.methods import Method, MethodName
@@ -54,7 +65,8 @@ def measure_importance(
     that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
     `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
-    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured.
+    uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured, unless
+    layers are reinitialised.
 
     With `reinit`, the default of "trained" and possible only there, a block of one layer is reinitialised before its
     training, as in the paper. Use reinit=False with short trainings: a layer that has not recovered after a few steps
@@ -71,27 +83,26 @@ def measure_importance(
     every_seed = tuple(chosen.recipe.seed + n for n in range(seeds))
     blocks = traced.flagged_spans(space)
     left_out = left_out_blocks(traced.network, blocks, chosen, latency)
-    unchanged = [] if chosen.name == "trained" else _unchanged(traced, blocks)
+    unchanged = [] if chosen.name == "trained" else [block for block in blocks if _is_unchanged(traced.network, block)]
     without = {*left_out, *unchanged}
     measured_as = _measured_as(traced, [block for block in blocks if block not in without], chosen)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars())
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
-        measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
+        bases = measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
     entries = [Score(span=block, reason=reason) for block, reason in left_out.items()]
-    base = journal.results[BASE]["score"]
-    entries += [Score(span=block, samples=(base,) * seeds, seeds=every_seed) for block in unchanged]
+    entries += [Score(span=block, samples=bases, seeds=every_seed) for block in unchanged]
     entries += [_entry(block, measured, every_seed, journal) for block, measured in measured_as.items()]
     table = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
-        base=base,
+        base=fmean(bases),
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
-    warn_about_holdout(table, task, _standard_errors(measured_as, every_seed, journal))
+    warn_about_holdout(table, task, _comparisons(measured_as, every_seed, journal))
     return table
 
 
@@ -104,19 +115,25 @@ def _scored_by(task: Task, method: Method) -> str:
 def left_out_blocks(
     network: Network, blocks: Sequence[FlaggedSpan], method: Method, latency: LatencyTable | None
 ) -> dict[FlaggedSpan, str]:
-    """Return the blocks that are not measured, with the reasons. Raise TableError for a table of another network."""
-    found = {} if latency is None else dict.fromkeys(useless_blocks(network, latency, blocks), SAVES_NO_TIME)
+    """Return the blocks that are not measured because they cannot help or are too large, with the reasons.
+
+    With `reinit`, a block of one layer costs importance, so splitting a block at an activation may lower the sum. Then
+    blocks that save no time may still be needed. Raise TableError for a latency table of another network.
+    """
+    useless = frozenset[FlaggedSpan]() if latency is None else useless_blocks(network, latency, blocks)
+    found = {} if method.reinit else dict.fromkeys(useless, SAVES_NO_TIME)
     if method.name == "fit":
         for block in blocks:
-            if block not in found and (why := too_large(network.merged_shape(block.span))):
+            if block in found or _is_unchanged(network, block):
+                continue
+            if why := too_large(network.merged_shape(block.span)):
                 found[block] = f"not measured: {why}"
     return found
 
 
-def _unchanged(traced: TracedNetwork, blocks: Iterable[FlaggedSpan]) -> list[FlaggedSpan]:
-    """Return the blocks of one layer with the network's own activations, which change nothing."""
-    network, vanilla = traced.network, traced.vanilla
-    return [block for block in blocks if len(block.span) == 1 and importance_plan(network, block) == vanilla]
+def _is_unchanged(network: Network, block: FlaggedSpan) -> bool:
+    """Return True for a block of one layer with the network's own activations, which changes nothing."""
+    return len(block.span) == 1 and importance_plan(network, block) == network.vanilla
 
 
 def _measured_as(
@@ -143,17 +160,22 @@ class _Measurement:
     def __init__(self, setup: EntrySetup, executor: Executor, journal: ImportanceJournal, *, retry: bool) -> None:
         self.setup, self.executor, self.journal, self.retry = setup, executor, journal, retry
 
-    def run(self, blocks: Sequence[FlaggedSpan], seeds: Sequence[int], progress: Progress) -> None:
-        """Measure all blocks with all seeds. Raise TableError if the original network cannot be scored."""
+    def run(self, blocks: Sequence[FlaggedSpan], seeds: Sequence[int], progress: Progress) -> tuple[float, ...]:
+        """Measure all blocks with all seeds, and return the scores of the original network.
+
+        It has one score for each seed, or for "trained" only one. Raise TableError if it cannot be scored.
+        """
+        trained = self.setup.method.name == "trained"
+        bases = [base_job(seed, seeds[0]) for seed in (seeds[:1] if trained else seeds)]
+        first = [job for job in bases if job.key not in self.journal.results]
         missing = {seed: [block for block in blocks if self._is_missing(job_key(block, seed))] for seed in seeds}
-        number, done = len(blocks) * len(seeds) + 1, len(blocks) * len(seeds) - sum(map(len, missing.values()))
-        scored = BASE in self.journal.results
-        step = progress("trainings" if self.setup.method.name == "trained" else "blocks", number, done + scored)
-        first = [] if scored else [Job(key=BASE, payload=None)]
-        if self.setup.method.name == "trained":
+        number, left = len(blocks) * len(seeds) + len(bases), sum(map(len, missing.values())) + len(first)
+        step = progress("trainings" if trained else "blocks", number, number - left)
+        if trained:
             self._run(first, step)  # separately: if it fails, hours of training would fail for the same reason
             first = []
         self._run([*first, *(job for seed in seeds for job in self._jobs(missing[seed], seed))], step)
+        return tuple(self.journal.results[job.key]["score"] for job in bases)
 
     def _is_missing(self, key: str) -> bool:
         return self.journal.missing(key, retry=self.retry)
@@ -186,7 +208,8 @@ class _Measurement:
         """
         held: list[Outcome] = []
         for outcome in outcomes:
-            if outcome.key == BASE and outcome.failure is not None:
+            is_base = outcome.key.startswith(BASE)
+            if is_base and outcome.failure is not None:
                 self.journal.add(outcome)
                 raise TableError(
                     f"The original network cannot be scored on the hold-out set: {str(outcome.failure).rstrip('.')}. "
@@ -196,8 +219,9 @@ class _Measurement:
                 held.append(outcome)
                 continue
             yield outcome
-            if outcome.key == BASE:
+            if is_base:
                 yield from held
+                held = []
 
 
 def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:
@@ -215,11 +239,11 @@ def _entry(block: FlaggedSpan, measured: FlaggedSpan, seeds: Sequence[int], jour
     return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
 
 
-def _standard_errors(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[float]:
+def _comparisons(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[Comparison]:
     """Return the known standard errors of the scores of blocks of several layers."""
     keys = [job_key(block, seed) for block in blocks if len(block.span) > 1 for seed in seeds]
     results = [journal.results[key] for key in keys if key in journal.results]
-    return [result["error"] for result in results if "error" in result]
+    return [Comparison(error=one["error"], inputs=one["inputs"]) for one in results if "inputs" in one]
 
 
 def _check_arguments(network: object, task: object, executor: object) -> None:

@@ -57,12 +57,18 @@ class Method:
     def inputs(self) -> dict[str, Any]:
         """Return the settings that importances depend on."""
         found = {"method": self.name, "recipe": self.recipe.to_json(), "reinit": self.reinit}
-        return found | ({"recalibration": RECALIBRATION} if self.name in ("brief", "local", "fit") else {})
+        return found | ({"recalibration": RECALIBRATION} if self._recalibrates_afterwards else {})
 
     def __str__(self) -> str:
         if self.name == "trained":
             return f"{self.recipe}{'' if self.reinit else NO_REINIT}"
-        return f"{self.name}; {self.recipe}"
+        batches = f"; recalibrated on {RECALIBRATION} batches" if self._recalibrates_afterwards else ""
+        return f"{self.name}; {self.recipe}{batches}"
+
+    @property
+    def _recalibrates_afterwards(self) -> bool:
+        """True if batch norms are recalibrated on RECALIBRATION batches after the steps of the recipe."""
+        return self.name in ("brief", "local", "fit")
 
     def _check_recipe(self) -> None:
         if self.name == "brief" and self.recipe.keep == "best":

@@ -28,8 +28,8 @@ class _Record(nn.Module):
         self._values[self._name] = value.detach().clone() if isinstance(value, Tensor) else value
 
 
-class Recorder:
-    """The values of named nodes in the last forward of a graph, which must not be recorded twice."""
+class ValueRecorder:
+    """The values of named nodes in the last forward of a graph. A graph can have only one recorder."""
 
     def __init__(self, graph: fx.GraphModule, names: Iterable[str]) -> None:
         self._values: dict[str, Any] = {}

@@ -62,6 +62,11 @@ class Fused(nn.Module):
         with torch.cuda.device(self._device) if cuda else contextlib.nullcontext():
             return self.module(*args, **kwargs)
 
+    def close(self) -> None:
+        """Drop all tensors and modules, which would stay until the garbage collector runs: a graph refers to itself."""
+        for attributes in (self.module._parameters, self.module._buffers, self.module._modules):
+            attributes.clear()
+
 
 class FusedEval(Fused):
     """A model in evaluation mode with the kernels of this package."""
@@ -90,6 +95,10 @@ class FusedEval(Fused):
             torch._foreach_copy_([own for own, _ in self._weights], [weight for _, weight in self._weights])
         for statistics, norm in self._norms:
             statistics.copy_(fold(norm))
+
+    def close(self) -> None:
+        super().close()
+        self._weights, self._norms = [], []
 
 
 def _graph(model: nn.Module) -> fx.GraphModule | None:

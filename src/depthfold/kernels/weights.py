@@ -13,13 +13,15 @@ from torch import Tensor
 
 
 def prepare(x: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return an input channels-last, in `dtype` or in the precision of autocast if it is enabled."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    """Return a map channels-last, in `dtype` or in the precision of autocast if it is enabled.
+
+    Other inputs stay as they are: autocast does not round them either.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 4:
         return x
     if dtype is None and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    layout = torch.channels_last if x.dim() == 4 else torch.preserve_format
-    return x.to(dtype or x.dtype, memory_format=layout)
+    return x.to(dtype or x.dtype, memory_format=torch.channels_last)
 
 
 def cast(x: Any, *weights: Tensor) -> tuple[Tensor, ...]:

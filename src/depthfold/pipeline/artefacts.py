@@ -90,9 +90,7 @@ def make_surrogate(
     """Return the surrogate of the run; train the plans that its journal lacks if it was not fitted to these tables."""
     latency, importance = tables
     recipe = preset("plans")
-    made_from = surrogate_inputs(traced, task, recipe) | {
-        "latency": digest(latency.to_json()), "importance": digest(importance.to_json())
-    }  # fmt: skip
+    made_from = surrogate_inputs(traced, task, recipe) | _digests(tables)
 
     def build() -> Surrogate:
         return fit_surrogate(
@@ -100,6 +98,23 @@ def make_surrogate(
         )
 
     return folder.make(SURROGATE, Surrogate, made_from, build)
+
+
+def fitted_surrogate(folder: RunFolder, tables: tuple[LatencyTable, ImportanceTable], command: str) -> Surrogate:
+    """Return the surrogate of the run. Raise RunError with the command that fits one if it is not of these tables."""
+    found, made_from = folder.need(SURROGATE, Surrogate, command), folder.made_from(SURROGATE) or {}
+    for name, present in _digests(tables).items():
+        if made_from.get(name) != present:
+            raise RunError(
+                f"The surrogate in {folder.path} was fitted to another {name} table than the present one. "
+                f"Run: {command}"
+            )
+    return found
+
+
+def _digests(tables: tuple[LatencyTable, ImportanceTable]) -> dict[str, str]:
+    latency, importance = tables
+    return {"latency": digest(latency.to_json()), "importance": digest(importance.to_json())}
 
 
 def keep_importance(folder: RunFolder, table: ImportanceTable) -> None:

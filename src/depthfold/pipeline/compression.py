@@ -90,10 +90,9 @@ def compress(
             artefacts.keep_importance(folder, options.importance)
 
         place = artefacts.student_folder(folder, plan.plan, options.recipe, distil=options.distil)
-        student = finetune(
-            rewrite(traced, plan), task, options.recipe, teacher=model if options.distil else None, run=place,
-            progress=progress,
-        )  # fmt: skip
+        # The teacher is the traced graph, which can be computed with fused kernels on a GPU.
+        teacher = rewrite(traced, traced.vanilla) if options.distil else None
+        student = finetune(rewrite(traced, plan), task, options.recipe, teacher=teacher, run=place, progress=progress)
         shallow = merge(student)
         artefacts.save_result(folder, shallow, plan, place)
         for name in options.exports:

@@ -17,12 +17,12 @@ from depthfold.importance.journal import ImportanceJournal
 from depthfold.jobs import Executor, InProcess, Job, Work, check_is_executor
 from depthfold.progress import Progress, progress_bars
 from depthfold.rewriting import rewrite
-from depthfold.solver import fit_to_plans, solve
+from depthfold.solver import FEWEST, fit_to_plans, solve
 from depthfold.store.run_folder import SURROGATE_JOURNAL
 from depthfold.support.coerce import as_whole
 from depthfold.support.digest import digest
 from depthfold.support.text import count
-from depthfold.tracing import TracedNetwork, require_traced
+from depthfold.tracing import TracedNetwork, free_weights, require_traced
 from depthfold.training import Recipe, Task, check_has_holdout, check_task, preset, task_name, train
 
 PLANS = 12
@@ -53,7 +53,7 @@ def fit_surrogate(
     check_task(task)
     check_has_holdout(task)
     check_is_executor(executor)
-    plans = as_whole("The number of plans", plans, InvalidValue, least=4)
+    plans = as_whole("The number of plans", plans, InvalidValue, least=FEWEST)
     chosen = plans_along_frontier(traced, latency, importance, plans)
     jobs = [Job(key=_key(one.plan), payload=one.plan) for one in chosen]
     inputs = surrogate_inputs(traced, task, recipe)
@@ -71,8 +71,8 @@ def fit_surrogate(
         for one in chosen
         if (key := _key(one.plan)) in journal.results
     ]
-    if len(trained) < len(chosen) / 2:
-        first = next(iter(journal.failures.values())).rstrip(".")
+    if len(trained) < max(FEWEST, len(chosen) / 2):
+        first = next(journal.failures[job.key] for job in jobs if job.key in journal.failures).rstrip(".")
         raise TableError(
             f"{count(len(chosen) - len(trained), 'plan')} of {len(chosen)} could not be trained. The first failure: "
             f"{first}. Correct this, and run again."
@@ -108,9 +108,11 @@ def plans_along_frontier(
 ) -> list[Candidate]:
     """Return up to `number` different plans, half of them from a problem in which each block counts extra.
 
-    They are evenly spread over the latencies from the fastest plan to the original network.
+    They are evenly spread over the latencies from the fastest plan to the original network. Raise TableError if there
+    are too few to fit a surrogate.
     """
-    extra = median(abs(value) for value in importance.importances.values())
+    values = [abs(value) for value in importance.importances.values()]
+    extra = median(values) if values else 0.0  # without any, solve() says what is wrong with the table
     chosen: dict[Plan, Candidate] = {}
     for per_block, wanted in ((0.0, number - number // 2), (extra, number)):
         # The surrogate with slope 1 adds per_block to every importance, which is taken off the sum again.
@@ -122,6 +124,11 @@ def plans_along_frontier(
             if len(chosen) < wanted:
                 total = point.importance - per_block * blocks
                 chosen.setdefault(point.plan, Candidate(plan=point.plan, importance=total, blocks=blocks))
+    if len(chosen) < FEWEST:
+        raise TableError(
+            f"The tables yield only {count(len(chosen), 'different plan')}, and a surrogate is fitted to at least "
+            f'{FEWEST}. Use alpha instead, or measure the tables of the larger search space (space="full").'
+        )
     return list(chosen.values())
 
 
@@ -159,8 +166,7 @@ class PlanSetup:
         try:
             trained = train(student, self.task, self.recipe, teacher=teacher)
         finally:
-            student.to("meta")  # free its memory now: a graph refers to itself
-            teacher.to("meta")
+            free_weights(student, teacher)
         curve = [(point.step, point.loss, point.score) for point in trained.curve]
         return {"score": trained.score, "curve": curve, "seconds": trained.seconds}
 

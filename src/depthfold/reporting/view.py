@@ -75,7 +75,7 @@ class ScoredBlock:
     block: FlaggedSpan
     score: float | None
     importance: float | None
-    trainings: int
+    samples: int
     reason: str
 
     @property
@@ -122,7 +122,7 @@ def scored_blocks(findings: Findings) -> tuple[ScoredBlock, ...]:
             block=entry.span,
             score=entry.mean if entry.samples else None,
             importance=entry.mean - base if entry.samples else None,
-            trainings=len(entry.samples),
+            samples=len(entry.samples),
             reason=entry.reason or "",
         )
         for entry in findings.importance.entries

@@ -26,7 +26,7 @@ from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS, SURROGATE
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe
 
@@ -68,12 +68,16 @@ def frontier_stage(session: Session, importance: ImportanceTable | None = None) 
     """Solve with the two tables of the run. `importance` replaces the importance table."""
     settings, folder = session.settings, RunFolder.at(session.settings.need("run"))
     latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
+    fit = _command("surrogate", settings)
     if importance is None:
         importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
+    elif folder.read(IMPORTANCE, ImportanceTable) != importance:  # the surrogate is fitted to the table in the run
+        table = shlex.quote(settings.need("importance"))
+        fit = f"{_command('importance', settings)} --importance {table} && {fit}"
     network = folder.need(NETWORK, Network, _command("latency", settings))
     surrogate = None
     if settings.surrogate:
-        surrogate = folder.need(SURROGATE, Surrogate, _command("surrogate", settings))
+        surrogate = artefacts.fitted_surrogate(folder, (latency, importance), fit)
     return solve(latency, importance, network=network, alpha=settings.alpha, surrogate=surrogate)
 
 
@@ -107,8 +111,8 @@ def finetune_stage(session: Session) -> Path:
     settings, task = session.settings, session.training_task()
     with session.folder.lock():
         plan, _ = _chosen_plan(settings)
-        student, place = rewrite(session.claim(), plan), _student_folder(settings, plan)
-        teacher = session.model if settings.distil else None
+        traced, place = session.claim(), _student_folder(settings, plan)
+        student, teacher = rewrite(traced, plan), rewrite(traced, traced.vanilla) if settings.distil else None
         finetune(student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress)
         return place
 

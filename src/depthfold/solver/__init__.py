@@ -3,6 +3,9 @@
 from depthfold.solver.checks import check_importance
 from depthfold.solver.problem import Normalisation, checked_alpha, normalised
 from depthfold.solver.solve import solve
-from depthfold.solver.surrogate import fit_to_plans, kendall_tau
+from depthfold.solver.surrogate import FEWEST, fit_to_plans, kendall_tau
 
-__all__ = ["Normalisation", "check_importance", "checked_alpha", "fit_to_plans", "kendall_tau", "normalised", "solve"]
+__all__ = [
+    "FEWEST", "Normalisation", "check_importance", "checked_alpha", "fit_to_plans", "kendall_tau",
+    "normalised", "solve",
+]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from depthfold.core import ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver.shapes import Shapes
-from depthfold.stage_one import NEVER, Floats, Ints
+from depthfold.stage_one import NEVER, Floats, Ints, other_network
 
 SHOWN = 5
 
@@ -148,13 +148,8 @@ def _check_kinds(latency: object, importance: object, network: object) -> None:
 
 
 def _check_network(name: str, table: LatencyTable | ImportanceTable, network: Network) -> None:
-    own = network.fingerprint
-    if table.fingerprint not in ("", own) or table.depth > network.depth:
-        raise TableError(
-            f"The {name} table is not of the network {network.name!r}: the network has {network.depth} layers and "
-            f"fingerprint {own!r}, the table {table.depth} and {table.fingerprint or 'none'!r}. Measure it again, or "
-            "give the network that it was measured on."
-        )
+    if table.fingerprint not in ("", network.fingerprint) or table.depth > network.depth:
+        raise other_network(name, table, network)
     # Every search space has the single layers.
     missing = [Span(l - 1, l) for l in range(table.depth + 1, network.depth + 1)]
     _refuse_missing(name, missing, "network", f" (the table ends at position {table.depth} of {network.depth})")

@@ -77,6 +77,8 @@ def solve(
         latency = replace(latency, activations=network.activations)
     if network is not None:
         _warn_if_needed(latency, importance, network)
+    if surrogate is not None:
+        _warn_about_fewer_blocks(surrogate, importance)
 
     problem = Problem.of(latency, importance, alpha, over, surrogate)
     times = Times(latency, shapes)
@@ -134,6 +136,19 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
             f"The importance table leaves out {count(len(needed), 'block')} that saved no time with another latency "
             f"table, but may save time with this one; the first is {needed[0]}. Measure the importances again with "
             "this latency table; only the missing ones are measured.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) -> None:
+    """Warn if blocks were left out, and the surrogate prefers fewer blocks: plans may be better with a merged block."""
+    left_out = sum(entry.reason == SAVES_NO_TIME for entry in importance.entries)
+    if left_out and surrogate.per_block < 0:
+        warnings.warn(
+            f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "
+            f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans "
+            "with them may be better. Measure the importances without a latency table to include them.",
             UserWarning,
             stacklevel=3,
         )

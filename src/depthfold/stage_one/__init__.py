@@ -9,9 +9,9 @@ from depthfold.stage_one.algorithms import (
     time_along_activations,
     time_array,
 )
-from depthfold.stage_one.useless import SAVES_NO_TIME, useless_blocks
+from depthfold.stage_one.useless import SAVES_NO_TIME, other_network, useless_blocks
 
 __all__ = [
-    "NEVER", "SAVES_NO_TIME", "Floats", "Ints", "algorithm_1", "algorithm_3", "time_along_activations", "time_array",
-    "useless_blocks",
+    "NEVER", "SAVES_NO_TIME", "Floats", "Ints", "algorithm_1", "algorithm_3", "other_network",
+    "time_along_activations", "time_array", "useless_blocks",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from depthfold.core import FlaggedSpan, LatencyTable, Network, Position
+from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position
 from depthfold.errors import TableError
 from depthfold.stage_one.algorithms import NEVER, algorithm_1, algorithm_3, time_array
 
@@ -25,19 +25,19 @@ def useless_blocks(network: Network, latency: LatencyTable, blocks: Iterable[Fla
 
     Raise TableError if the latency table is of another network.
     """
-    _check_network(network, latency)
+    if latency.fingerprint not in ("", network.fingerprint) or latency.depth != network.depth:
+        raise other_network("latency", latency, network)
     search = _Search(network, latency, tuple(blocks))
     return frozenset(block for block in search.blocks if search.is_useless(block))
 
 
-def _check_network(network: Network, latency: LatencyTable) -> None:
-    own = network.fingerprint
-    if latency.fingerprint not in ("", own) or latency.depth != network.depth:
-        raise TableError(
-            f"The latency table is not of the network {network.name!r}: the network has {network.depth} layers and "
-            f"fingerprint {own!r}, the table {latency.depth} and {latency.fingerprint or 'none'!r}. Measure the "
-            "latency of this network."
-        )
+def other_network(name: str, table: LatencyTable | ImportanceTable, network: Network) -> TableError:
+    """Return the error for a table that was measured on another network."""
+    return TableError(
+        f"The {name} table is not of the network {network.name!r}: the network has {network.depth} layers and "
+        f"fingerprint {network.fingerprint!r}, the table {table.depth} and {table.fingerprint or 'none'!r}. Measure it "
+        "again, or give the network that it was measured on."
+    )
 
 
 class _Search:

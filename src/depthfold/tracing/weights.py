@@ -25,6 +25,16 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
+def free_weights(*models: nn.Module) -> None:
+    """Free the weights of models that are not needed any more.
+
+    A graph refers to itself, so it stays in memory until the garbage collector runs. On a GPU its weights may be a
+    gigabyte, and running the collector may take as long as a training.
+    """
+    for model in models:
+        model.to("meta")
+
+
 def digest_tensors(tensors: Mapping[str, Tensor], document: str = "") -> str:
     """Return the digest of a document, and of the names, dtypes, shapes and bytes of tensors."""
     return digest(document, *(_digest_tensor(name, tensors[name]) for name in sorted(tensors)))

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from depthfold.training.checkpoints import LAST, load_weights
     from depthfold.training.contexts import disable_autocast, fork_rng, moved_to, preserve_modes
     from depthfold.training.device import DeviceContext, device_context
+    from depthfold.training.forwards import scoring
     from depthfold.training.loop import train
     from depthfold.training.metrics import Trained
     from depthfold.training.recalibration import autocast, batch_norms, loss_without_gradients, recalibrate
     from depthfold.training.recipe import Recipe, preset
-    from depthfold.training.scoring import scorable
+    from depthfold.training.stepper import learning_rate, total_steps
     from depthfold.training.task import (
         BatchTask,
         FunctionTask,
@@ -36,11 +37,12 @@ __getattr__ = lazy_getattr(
         "checkpoints": "LAST load_weights",
         "contexts": "disable_autocast fork_rng moved_to preserve_modes",
         "device": "DeviceContext device_context",
+        "forwards": "scoring",
         "loop": "train",
         "metrics": "Trained",
         "recalibration": "autocast batch_norms loss_without_gradients recalibrate",
         "recipe": "Recipe preset",
-        "scoring": "scorable",
+        "stepper": "learning_rate total_steps",
         "task": "BatchTask FunctionTask OutputTask Split Step Task "
         "check_has_holdout check_task derive_seed has_holdout task_name",
     },
@@ -49,6 +51,6 @@ __getattr__ = lazy_getattr(
 __all__ = [
     "LAST", "BatchTask", "DeviceContext", "FunctionTask", "OutputTask", "Recipe", "Split", "Step", "Task",
     "Trained", "autocast", "batch_norms", "check_has_holdout", "check_task", "derive_seed", "device_context",
-    "disable_autocast", "fork_rng", "has_holdout", "load_weights", "loss_without_gradients", "moved_to",
-    "preserve_modes", "preset", "recalibrate", "scorable", "task_name", "train",
+    "disable_autocast", "fork_rng", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients",
+    "moved_to", "preserve_modes", "preset", "recalibrate", "scoring", "task_name", "total_steps", "train",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ from depthfold.tracing.weights import weights
 from depthfold.training.contexts import fork_rng, outputs_of
 from depthfold.training.cuda_graph import CannotCapture, record_cuda_graph
 from depthfold.training.device import DeviceContext
+from depthfold.training.forwards import FusedForwards
 from depthfold.training.recipe import Recipe
-from depthfold.training.scoring import with_kernels
 from depthfold.training.stepper import Stepper
 from depthfold.training.task import BatchTask, Step, Task
 
@@ -103,24 +103,26 @@ class StepRunner:
         if self._total - step.number < FEWEST:
             self._why_eager = f"fewer than {FEWEST} steps are left"
             return
-        model, teacher, recipe = self._stepper.model, self._teacher, self._stepper.recipe
-        fused = with_kernels(model, recipe), None if teacher is None else with_kernels(teacher, recipe)
-        if fused != (model, teacher):
-            problem = self._try(task, batch, step, *fused)
+        problem, plain = None, FusedForwards((), step.recipe)
+        try:
+            forwards = FusedForwards((self._stepper.model, self._teacher), step.recipe)
+        except Exception as error:  # noqa: BLE001 - Triton may be installed but not usable
+            forwards, problem = plain, _text(error)
+        if forwards:
+            problem = self._try(task, batch, step, forwards)
             if problem is None:
                 self._note = ", fused kernels"
                 return
-            self._note = f", without fused kernels: {problem}"
-        self._why_eager = self._try(task, batch, step, model, teacher)
+            forwards.close()
+        self._note = f", without fused kernels: {problem}" if problem else ""
+        self._why_eager = self._try(task, batch, step, plain)
 
-    def _try(
-        self, task: BatchTask, batch: Batch, step: Step, model: nn.Module, teacher: nn.Module | None
-    ) -> str | None:
+    def _try(self, task: BatchTask, batch: Batch, step: Step, forwards: FusedForwards) -> str | None:
         """Capture this step, and return the reason if that fails. Take back what the steps of the capture changed."""
         before = self._stepper.snapshot()
         try:
             with fork_rng(step.device):
-                self._captured = CapturedStep(self._stepper, model, task, batch, _fixed(step, teacher))
+                self._captured = CapturedStep(self._stepper, forwards, task, batch, _fixed(step, self._teacher))
         except Exception as error:  # noqa: BLE001 - if it is an error of the user's code, the eager step raises it again
             return _text(error)
         finally:
@@ -131,21 +133,21 @@ class StepRunner:
 class CapturedStep:
     """One step of training, recorded with its own tensors for batch, learning rate and loss."""
 
-    def __init__(self, stepper: Stepper, model: nn.Module, task: BatchTask, batch: Batch, step: Step) -> None:
+    def __init__(self, stepper: Stepper, forwards: FusedForwards, task: BatchTask, batch: Batch, step: Step) -> None:
         _check_batch(batch)
-        self._stepper = stepper
+        self._stepper, self._forwards = stepper, forwards
         self._batch = inputs = tuple(torch.empty_like(tensor, device=step.device) for tensor in batch)
         self._loss = output = torch.zeros((), device=step.device)
         stepper.keep_lr_on_device()
         self._load(batch)
 
         def body() -> None:
-            output.copy_(stepper.step(lambda computed: task.batch_loss(computed, inputs, step), model))
+            with forwards:
+                output.copy_(stepper.step(lambda model: task.batch_loss(model, inputs, step)))
 
         before = _addresses(weights(stepper.model))
         self._recording = RECORDERS[step.device.type](body, step.device)
-        # A graph has only the addresses of its tensors. The function keeps them alive, also those of fused kernels.
-        self._body = body
+        self._body = body  # a graph has only the addresses of its tensors; the function keeps them alive
         if _addresses(weights(stepper.model)) != before:
             self.close()
             raise CannotCapture("the forward replaces tensors of the model")
@@ -167,6 +169,7 @@ class CapturedStep:
 
     def close(self) -> None:
         self._recording.reset()
+        self._forwards.close()
 
     @torch.no_grad()
     def _load(self, batch: Batch) -> None:

@@ -28,9 +28,9 @@ from depthfold.training.contexts import (
     teacher_on,
 )
 from depthfold.training.device import DeviceContext, device_context
+from depthfold.training.forwards import scoring
 from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
-from depthfold.training.scoring import scorable
 from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, total_steps
 from depthfold.training.task import Split, Step, Task, check_task, derive_seed
 
@@ -221,10 +221,8 @@ class TrainingRun:
             return False
         self.reseed(derive_seed(self.seed, "score", self.done))  # the same if it is repeated after resuming
         stepper.model.eval()
-        with (
-            torch.no_grad(),
-            scorable(stepper.scored_model, self.task, stepper.recipe, stepper.context.device) as model,
-        ):
+        model = stepper.scored_model
+        with torch.no_grad(), scoring(model, stepper.recipe, stepper.context.device):
             own = _number(self.task.score(model, split))
         stepper.train_mode()
         self.runner.check_addresses()
@@ -315,8 +313,9 @@ def train(
       are restored.
     - With a `folder`, checkpoints and metrics are written there. A second call resumes from the last checkpoint, and
       ends with the same weights. `about` describes the model beyond its weights, for example the plan of a student.
-    - On a CUDA device, the steps of a BatchTask are captured in a CUDA graph and replayed, which gives the same weights
-      faster. `Trained.execution` says whether they were, or why not. With `capture=False`, they never are.
+    - On a CUDA device, the steps of a BatchTask are captured in a CUDA graph and replayed, which is faster. It gives
+      the same weights, with fused kernels up to rounding. `Trained.execution` says whether they were, or why not. With
+      `capture=False`, they never are.
     - If the model is in training mode, parts in evaluation mode stay so. If the whole model is in evaluation mode, all
       of it is trained.
     """

@@ -31,7 +31,8 @@ class Trained:
 
     `loss` is the mean of the last steps. `score` belongs to the weights that the model ends with; `best` is the point
     of the best score. Without a split to score on, both are None and the curve is empty. `execution` says how the steps
-    were taken: "CUDA graph", or "eager: " and the reason.
+    were taken: "CUDA graph", "CUDA graph, fused kernels", "CUDA graph, without fused kernels: " and the reason, or
+    "eager: " and the reason.
     """
 
     steps: int

@@ -160,13 +160,10 @@ class Stepper:
             else:
                 group["lr"] = lr
 
-    def step(self, loss_of: Callable[[nn.Module], Tensor], model: nn.Module | None = None) -> Tensor:
-        """Take one step with the loss of the model, and return the loss, still on the device.
-
-        `model` computes the function of the stepper's model with the same parameters, by default in the same way.
-        """
+    def step(self, loss_of: Callable[[nn.Module], Tensor]) -> Tensor:
+        """Take one step with the loss of the model, and return the loss, still on the device."""
         with torch.autocast(**self.autocast):
-            loss = loss_of(self._trained if model is None else model)
+            loss = loss_of(self._trained)
         _check_loss(loss)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip is not None:

@@ -1,8 +1,10 @@
 """fuse() and fuse_eval() on whole networks."""
 
 import copy
+import gc
 import operator
 import sys
+import weakref
 
 import pytest
 import torch
@@ -222,3 +224,34 @@ def test_without_triton_nothing_is_fused(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     assert fuse(small_vgg().train()) is None
     assert fuse_eval(small_vgg().eval()) is None
+
+
+@pytest.mark.parametrize("make", [fuse, fuse_eval])
+def test_close_frees_the_tensors(make):
+    """Without the garbage collector, which may run much later: a graph refers to itself."""
+    model = small_vgg().train(make is fuse)
+    x = torch.randn(2, 3, 8, 8)
+    fused = make(model, torch.float32) if make is fuse_eval else make(model)
+    wanted, tensors = model(x), [weakref.ref(each) for each in (*fused.parameters(), *fused.buffers())]
+    gc.collect()
+    gc.disable()
+    try:
+        fused(x)
+        fused.close()
+        torch.testing.assert_close(model.eval()(x), model(x))  # the model itself is not changed
+        del model, wanted, fused
+        assert tensors
+        assert not any(each() is not None for each in tensors)
+    finally:
+        gc.enable()
+
+
+def test_nan_stays_nan():
+    """As in PyTorch, so that the loss shows when a training run diverges."""
+    model = small_mobilenet().eval()
+    fused, x = fuse_eval(model, torch.float32), torch.randn(2, 3, 8, 8)
+    x[1, 0, 2, 2] = torch.nan
+    found, wanted = fused(x), model(x)
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert found[1].isnan().any()
+    torch.testing.assert_close(found[0], wanted[0])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from depthfold.kernels.device.clamp import clamp
+
 SIZES = ["N", "H", "W", "out_h", "out_w", "eights", "pad_h", "pad_w", "blocks", "images"]
 
 
@@ -64,7 +66,7 @@ def _activate(
                 inside = ((h + i >= 0) & (h + i < H)) & ((w + j >= 0) & (w + j < W))[:, None]
                 v = v * scale + shift
                 if CAP:
-                    v = tl.minimum(tl.maximum(v, 0.0), tl.where(inside, cap, 0.0))
+                    v = clamp(v, tl.where(inside, cap, 0.0))
                 else:
                     v = tl.where(inside, v, 0.0)
             values = values + (v,)
@@ -161,7 +163,7 @@ def _clamp(raw, inside, scale, shift, cap, NORM: tl.constexpr, CAP: tl.constexpr
     if CAP:
         limit = tl.where(inside, cap, 0.0)
         live = (v > 0.0) & (v < limit)
-        v = tl.minimum(tl.maximum(v, 0.0), limit)
+        v = clamp(v, limit)
     else:
         live = inside
         v = tl.where(inside, v, 0.0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from depthfold.kernels.device.clamp import clamp
+
 
 @triton.jit(do_not_specialize=["M", "eights", "rows"])
 def map_sums(x, sums, M, eights, rows, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
@@ -89,7 +91,7 @@ def normalise(
     if RESIDUAL:
         v += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     if CAP:
-        v = tl.minimum(tl.maximum(v, 0.0), cap)
+        v = clamp(v, cap)
     tl.store(z + at, v.to(z.dtype.element_ty), mask=mask)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from depthfold.kernels.device.clamp import clamp
+
 
 @triton.jit(do_not_specialize=["M", "K_eights", "N_eights", "rows"])
 def pointwise_forward(
@@ -30,7 +32,7 @@ def pointwise_forward(
             shift = tl.load(statistics + 3 * K + k, mask=k < K, other=0.0)[None, :]
             v = a.to(tl.float32) * scale + shift
             if CAP:
-                v = tl.minimum(tl.maximum(v, 0.0), cap)
+                v = clamp(v, cap)
             w = tl.load(weight + n[None, :] * K + k[:, None], mask=(n < N)[None, :] & (k < K)[:, None], other=0.0)
             product = tl.dot(v.to(a.dtype), w, product, input_precision="ieee")
         mask = (m < M)[:, None] & (n < N)[None, :]
@@ -77,7 +79,7 @@ def pointwise_backward(
         d = tl.dot(g, w, input_precision="ieee")
         if CAP:
             d = tl.where((v > 0.0) & (v < cap), d, 0.0)
-            v = tl.minimum(tl.maximum(v, 0.0), cap)
+            v = clamp(v, cap)
         dw = tl.dot(tl.trans(g), v.to(g.dtype), dw, input_precision="ieee")
         tl.store(dx + at, d.to(dx.dtype.element_ty), mask=mask)
         one += tl.sum(d, 0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from depthfold.kernels.device.clamp import clamp
+
 
 @triton.jit
 def _window(x, m, c, M, C, half):
@@ -29,7 +31,7 @@ def _maximum(values, scale, shift):
     """Return the largest normalised value of each window."""
     best = values[0] * scale + shift
     for i in tl.static_range(1, 4):
-        best = tl.maximum(best, values[i] * scale + shift)
+        best = tl.maximum(best, values[i] * scale + shift, propagate_nan=tl.PropagateNan.ALL)
     return best
 
 
@@ -45,7 +47,7 @@ def pool(
     values, _, mask = _window(x, m, c, M, C, half)
     best = _maximum(values, scale, shift)
     if CAP:
-        best = tl.minimum(tl.maximum(best, 0.0), cap)
+        best = clamp(best, cap)
     tl.store(z + m.to(tl.int64)[:, None] * C + c[None, :], best.to(z.dtype.element_ty), mask=mask)
 
 
