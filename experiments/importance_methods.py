@@ -35,7 +35,7 @@ from depthfold.importance.fit import fitted_convolution
 from depthfold.jobs import Executor, InProcess, Processes
 from depthfold.merging import replace_segment
 from depthfold.pipeline import fit_surrogate
-from depthfold.tracing import TracedNetwork
+from depthfold.tracing import TracedNetwork, free_weights
 from depthfold.training import Recipe, train
 
 ON_CARD: dict[str, Any] = {"precision": "bfloat16", "channels_last": True, "crop": "pad", "flip": True, "batch": 512}
@@ -142,7 +142,7 @@ def _finetune(
     student, teacher = df.rewrite(traced, plan), df.rewrite(traced, traced.vanilla).eval()
     result = train(student, task, recipe, teacher=teacher, device=device)
     test = task.score(student.eval(), "test")
-    student.to("meta")  # free its memory: a graph refers to itself
+    free_weights(student, teacher)
     return {"holdout": result.score, "test": test, "seconds": result.seconds, "recipe": recipe.to_json()}
 
 
