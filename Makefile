@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 RUN ?= demo
 
-.PHONY: help setup demo browser test test-here lint bench bench-solve bench-latency bench-importance fuzz zoo clean
+.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -38,7 +38,9 @@ browser:  ## install Debian's chromium, which the tests of the report need
 	else echo "The tests of the report need chromium. As root, run: apt-get install -y chromium" >&2; exit 1; fi; \
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
 
-test: lint browser  ## lint, then run all tests
+test: lint pytest  ## lint, then run all tests
+
+pytest: setup browser
 	$(BIN)/python -m pytest -q -n 2
 
 test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray openvino" skips the tests that need them)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 import depthfold as df
 from depthfold.tracing import TracedNetwork
@@ -49,4 +50,54 @@ def load_base(path: Path) -> nn.Module:
     model = mobilenet_v2()
     tensors = load_file(path)
     model.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in tensors.items()})
+    return model.eval()
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions and a skip. Where the size changes, the skip takes every second pixel and adds zero channels."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.stride, self.more = stride, channels - channels_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.more:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.more // 2, self.more // 2))
+        return F.relu(y + x)
+
+
+class CifarResNet(nn.Module):
+    """The residual network for CIFAR-10 of He et al., with the names of weights that are published for it."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1, self.layer2, self.layer3 = (
+            nn.Sequential(
+                *(BasicBlock(first if n == 0 else channels, channels, stride if n == 0 else 1) for n in range(blocks))
+            )
+            for first, channels, stride in ((16, 16, 1), (16, 32, 2), (32, 64, 2))
+        )
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(x.mean((2, 3)))
+
+
+def load_resnet56(path: Path) -> nn.Module:
+    """Return ResNet-56 with the weights of github.com/akamaster/pytorch_resnet_cifar10 (resnet56-4bfd9763.th)."""
+    model = CifarResNet(9)
+    weights = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    found = model.load_state_dict(
+        {name.removeprefix("module."): tensor for name, tensor in weights.items()}, strict=False
+    )
+    assert not found.unexpected_keys and all("num_batches" in name for name in found.missing_keys), found
     return model.eval()

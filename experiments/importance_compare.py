@@ -5,12 +5,12 @@ python experiments/importance_compare.py RUN        # a folder of experiments/im
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gpu_runs import rows
 from scipy.stats import kendalltau, spearmanr
 
 from depthfold.core import FlaggedSpan, ImportanceTable, Score, Surrogate
@@ -51,22 +51,19 @@ def _cost(value: float | None, reference: float | None) -> tuple[str, str]:
 
 
 def main(run: Path) -> None:
-    rows: dict[str, dict[str, Any]] = {}
-    for line in (run / "results.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        rows[row["key"]] = row
+    results = rows(run)
     truth, first = reference(run), load(run, "trained-0")
     known = sorted(path.name[len("importance-") : -len(".json")] for path in run.glob("importance-*.json"))
     print("| table | seconds | of trained | busy | of trained | Spearman with seed 0 | with both seeds | blocks |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    cost = rows.get("table trained-0", {})
+    cost = results.get("table trained-0", {})
     for name in known:
-        table, row = load(run, name), rows.get(f"table {name}", {})
+        table, row = load(run, name), results.get(f"table {name}", {})
         figures = [text for what in ("seconds", "busy") for text in _cost(row.get(what), cost.get(what))]
         to_first, number = correlation(table, first)
         to_both, _ = correlation(table, truth)
         print(f"| {name} | {' | '.join(figures)} | {to_first:.3f} | {to_both:.3f} | {number} |")
-    plans = {key: row for key, row in rows.items() if key.startswith("plan ")}
+    plans = {key: row for key, row in results.items() if key.startswith("plan ")}
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for key, row in plans.items():
         _, name, share, _ = key.split()

@@ -15,7 +15,6 @@ which the GPU was running kernels.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from cifar_networks import load_base, mobilenet_v2, save_base, trace_for_cifar
 from device_seconds import DeviceSeconds
+from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, short
 from importance_controls import controls
 from torch import nn
 
@@ -32,13 +32,11 @@ from depthfold.core import FlaggedSpan
 from depthfold.importance import measure_importance
 from depthfold.importance.definition import importance_student
 from depthfold.importance.fit import fitted_convolution
-from depthfold.jobs import Executor, InProcess, Processes
 from depthfold.merging import replace_segment
 from depthfold.pipeline import fit_surrogate
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, train
 
-ON_CARD: dict[str, Any] = {"precision": "bfloat16", "channels_last": True, "crop": "pad", "flip": True, "batch": 512}
 BASE = Recipe(epochs=160, lr=0.3, warmup=435, weight_decay=5e-4, **ON_CARD)
 
 # One epoch per entry. The reference has a learning rate that does not undo what the original has learned; the authors'
@@ -53,9 +51,6 @@ TABLES: dict[str, dict[str, Any]] = {
     "fit": {"method": "fit", "recipe": "fit"},
     "trained-0.1": {"method": "trained", "recipe": REFERENCE.replace(lr=0.1), "reinit": False},
 }
-FINETUNING = Recipe(
-    epochs=12, lr=0.1, weight_decay=5e-4, warmup=87, clip=5.0, distillation=0.5, temperature=2.0, **ON_CARD
-)
 PLANS = Recipe(epochs=5, lr=0.05, clip=5.0, distillation=0.9, temperature=2.0, **ON_CARD)
 SHARES = (0.65, 0.5, 0.35)  # of the original's latency
 # The plans that are fine-tuned, in this order: each table with one seed, then those that are compared with three.
@@ -79,11 +74,11 @@ def main() -> None:
 def base(task: df.ClassificationTask, options: argparse.Namespace) -> None:
     """Train the original network, and keep its weights."""
     model = mobilenet_v2()
-    recipe = _short(BASE, options)
+    recipe = short(BASE, options)
     result = train(model, task, recipe, device=options.device)
     save_base(model, options.run / "base.safetensors")
     scores = {split: task.score(model.eval(), split) for split in ("holdout", "test")}  # type: ignore[arg-type]
-    _record(options.run, "base", {"recipe": recipe.to_json(), "seconds": result.seconds, **scores})
+    record(options.run, "base", {"recipe": recipe.to_json(), "seconds": result.seconds, **scores})
 
 
 def tables(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -98,11 +93,11 @@ def tables(traced: TracedNetwork, task: df.ClassificationTask, options: argparse
         recipe = given.pop("recipe")
         if isinstance(recipe, str):
             recipe = df.training.preset(recipe)  # type: ignore[attr-defined]
-        recipe = _short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), options)
+        recipe = short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), options)
         started = time.perf_counter()
         with DeviceSeconds() as device:
             table = measure_importance(
-                traced, task, recipe, executor=_executor(options), run=options.run / name, **given
+                traced, task, recipe, executor=executor(options), run=options.run / name, **given
             )
         seconds = time.perf_counter() - started
         file.write_text(table.dumps())
@@ -113,37 +108,27 @@ def tables(traced: TracedNetwork, task: df.ClassificationTask, options: argparse
             "workers": options.workers,
             "recipe": recipe.to_json(),
         }
-        _record(options.run, f"table {name}", row)
+        record(options.run, f"table {name}", row)
 
 
 def plans(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
     """Fine-tune the plan of each table at each latency in the same way, and score it on the test set."""
     latency = _latency(traced, options)
-    known = {(row["plan"], row["recipe"]["seed"]): row for row in _rows(options.run).values() if "plan" in row}
+    known = {(row["plan"], row["recipe"]["seed"]): row for row in rows(options.run).values() if "plan" in row}
     for name, seed in FINETUNED:
         if options.only and name not in options.only:
             continue
         frontier = df.solve(latency, _importance(options.run, name), network=traced.network)
         for share in SHARES:
             key = f"plan {name} {share} {seed}"
-            if key in _rows(options.run):
+            if key in rows(options.run):
                 continue
             found = frontier.at(f"{share:.0%}")
             plan = str((sorted(found.plan.activations), list(found.plan.cuts)))
-            recipe = _short(FINETUNING.replace(seed=seed), options)
-            row = known.get((plan, seed)) or _finetune(traced, task, found.plan, recipe, options.device)
+            recipe = short(FINETUNING.replace(seed=seed), options)
+            row = known.get((plan, seed)) or finetune(traced, task, found.plan, recipe, options.device)
             known[plan, seed] = row = row | {"plan": plan, "latency": found.latency, "importance": found.importance}
-            _record(options.run, key, row)
-
-
-def _finetune(
-    traced: TracedNetwork, task: df.ClassificationTask, plan: df.Plan, recipe: Recipe, device: str
-) -> dict[str, Any]:
-    student, teacher = df.rewrite(traced, plan), df.rewrite(traced, traced.vanilla).eval()
-    result = train(student, task, recipe, teacher=teacher, device=device)
-    test = task.score(student.eval(), "test")
-    student.to("meta")  # free its memory: a graph refers to itself
-    return {"holdout": result.score, "test": test, "seconds": result.seconds, "recipe": recipe.to_json()}
+            record(options.run, key, row)
 
 
 def start(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
@@ -152,19 +137,19 @@ def start(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.
     frontier = df.solve(_latency(traced, options), _importance(options.run, name), network=traced.network)
     for share in SHARES:
         key, plan = f"start {name} {share}", frontier.at(f"{share:.0%}").plan
-        if key in _rows(options.run):
+        if key in rows(options.run):
             continue
         student = df.rewrite(traced, plan).to(options.device)
         fitting = df.training.preset("fit").replace(**(ON_CARD | {"batch": 256}))  # type: ignore[attr-defined]
         for span in traced.network.segments(plan):
             if len(span) > 1:
-                fitted = _fitted(traced, task, span, _short(fitting, options), options.device)
+                fitted = _fitted(traced, task, span, short(fitting, options), options.device)
                 replace_segment(student, span, fitted)
         before = task.score(student.eval(), "test")
-        recipe = _short(FINETUNING, options)
+        recipe = short(FINETUNING, options)
         result = train(student, task, recipe, teacher=df.rewrite(traced, traced.vanilla).eval(), device=options.device)
         row = {"before": before, "holdout": result.score, "test": task.score(student.eval(), "test")}
-        _record(options.run, key, row | {"seconds": result.seconds, "recipe": recipe.to_json()})
+        record(options.run, key, row | {"seconds": result.seconds, "recipe": recipe.to_json()})
 
 
 def _fitted(
@@ -178,15 +163,15 @@ def _fitted(
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
     """Train 24 whole plans of the first table, and fit the surrogate of each table to them."""
-    latency, recipe = _latency(traced, options), _short(PLANS, options)
+    latency, recipe = _latency(traced, options), short(PLANS, options)
     for name in options.only or ("brief",):
         started = time.perf_counter()
         found = fit_surrogate(
             traced, task, latency, _importance(options.run, name), recipe, plans=options.plans,
-            executor=_executor(options), run=options.run / f"surrogate-{name}",
+            executor=executor(options), run=options.run / f"surrogate-{name}",
         )  # fmt: skip
         (options.run / f"surrogate-{name}.json").write_text(found.dumps())
-        _record(options.run, f"surrogate {name}", {"seconds": time.perf_counter() - started, "fit": str(found)})
+        record(options.run, f"surrogate {name}", {"seconds": time.perf_counter() - started, "fit": str(found)})
 
 
 def _latency(traced: TracedNetwork, options: argparse.Namespace) -> df.LatencyTable:
@@ -199,7 +184,7 @@ def _latency(traced: TracedNetwork, options: argparse.Namespace) -> df.LatencyTa
         batch = 512 if options.device == "cuda" else 2
         started = time.perf_counter()
         table = df.measure_latency(trace_for_cifar(model, batch), target, run=options.run / "latency")
-        _record(
+        record(
             options.run, "latency", {"seconds": time.perf_counter() - started, "environment": str(table.environment)}
         )
         file.write_text(table.dumps())
@@ -213,37 +198,6 @@ def _importance(run: Path, name: str) -> df.ImportanceTable:
     from importance_compare import reference
 
     return reference(run)
-
-
-def _executor(options: argparse.Namespace) -> Executor:
-    if options.workers == 0:
-        return InProcess()
-    if options.device == "cpu":
-        return Processes(workers=options.workers)
-    return Processes(devices=("cuda:0",), workers_per_device=options.workers)
-
-
-def _short(recipe: Recipe, options: argparse.Namespace) -> Recipe:
-    """Return the recipe, or for a dry run on the CPU a shorter one."""
-    if options.steps is None:
-        return recipe
-    return recipe.replace(
-        steps=min(options.steps, recipe.steps or options.steps), batch=8, warmup=0, precision="float32"
-    )
-
-
-def _record(run: Path, key: str, row: dict[str, Any]) -> None:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    row = {**row, "key": key, "device": device, "torch": torch.__version__}
-    with (run / "results.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(json.dumps({k: v for k, v in row.items() if k not in ("recipe", "plan")}), flush=True)
-
-
-def _rows(run: Path) -> dict[str, dict[str, Any]]:
-    file = run / "results.jsonl"
-    rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-    return {row["key"]: row for row in rows}
 
 
 def _arguments() -> argparse.Namespace:

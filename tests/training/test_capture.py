@@ -120,7 +120,7 @@ def test_a_score_that_moves_the_weights_leads_to_a_new_capture(recorder):
             return score(model, split)
 
     model = SmallNet()
-    train(model, Moving(), RECIPE)
+    assert train(model, Moving(), RECIPE).execution == CAPTURED
     assert equal(model, eager(Moving())[0])
     assert (recorder.recordings, recorder.replays, recorder.resets) == (2, 8, 2)  # two steps are left after the second
 
@@ -300,8 +300,7 @@ def test_a_score_falls_back_if_a_kernel_fails(fused, monkeypatch):
         raise ValueError("no compiler")
 
     monkeypatch.setattr(Fused, "forward", fails)
-    with forwards.FusedForwards((model,), HALF) as found:
-        found.fall_back()
+    with forwards.FusedForwards((model,), HALF, fallback=True):
         with pytest.warns(RuntimeWarning, match="scored without them: ValueError: no compiler"):
             first = model(x)
         second = model(x)  # without another warning

@@ -65,6 +65,7 @@ class StepRunner:
         self._stepper, self._task, self._teacher, self._total = stepper, task, teacher, total
         self._why_eager = why_eager(task, stepper.recipe, stepper.context) if capture else "capture=False"
         self._captured: CapturedStep | None = None
+        self._has_captured = False  # some step, which may be closed by now
         self._note = ""
 
     @property
@@ -101,7 +102,8 @@ class StepRunner:
     def _capture(self, task: BatchTask, batch: Batch, step: Step) -> None:
         """Capture this step, with fused kernels if they apply. If that fails, take the remaining steps eagerly."""
         if self._total - step.number < FEWEST:
-            self._why_eager = f"fewer than {FEWEST} steps are left"
+            if not self._has_captured:
+                self._why_eager = f"fewer than {FEWEST} steps are left"
             return
         problem, plain = None, FusedForwards((), step.recipe)
         try:
@@ -123,6 +125,7 @@ class StepRunner:
         try:
             with fork_rng(step.device):
                 self._captured = CapturedStep(self._stepper, forwards, task, batch, _fixed(step, self._teacher))
+            self._has_captured = True
         except Exception as error:  # noqa: BLE001 - if it is an error of the user's code, the eager step raises it again
             return _text(error)
         finally:

@@ -20,30 +20,27 @@ class FusedForwards:
 
     A task still gets the models themselves, so it can use their modules and parameters. Models without a fused forward
     compute as usual: kernels need bfloat16 and channels_last, and a graph that trace() has compared with the model.
+    With `fallback`, a model whose kernels fail, for example because there is no compiler, computes as usual from then
+    on.
     """
 
-    def __init__(self, models: tuple[nn.Module | None, ...], recipe: Recipe) -> None:
+    def __init__(self, models: tuple[nn.Module | None, ...], recipe: Recipe, *, fallback: bool = False) -> None:
         applies = recipe.precision == "bfloat16" and recipe.channels_last
         found = [(model, _fused(model)) for model in models if model is not None] if applies else []
         self._fused = [(model, fused) for model, fused in found if fused is not None]
+        self._fallback = fallback
 
     def __bool__(self) -> bool:
         return bool(self._fused)
 
     def __enter__(self) -> Self:
         for model, fused in self._fused:
-            _set_forward(model, fused.forward)
+            _set_forward(model, _with_fallback(fused, model) if self._fallback else fused.forward)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for model, _fused in self._fused:
+    def __exit__(self, *error: object) -> None:
+        for model, _ in self._fused:
             del vars(model)["forward"]
-
-    def fall_back(self) -> None:
-        """If a kernel fails, for example because there is no compiler, use the models' own forwards from then on."""
-        for model, fused in self._fused:
-            if "forward" in vars(model):
-                _set_forward(model, _with_fallback(fused, model))
 
     def close(self) -> None:
         """Free the tensors of the fused forwards, and the references to those of the models."""
@@ -94,9 +91,8 @@ def scoring(model: nn.Module, recipe: Recipe, device: torch.device) -> Iterator[
         # The weights are cast without gradients, so a training step must not find them in the cache.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(channels_last(model, enabled=recipe.channels_last))
-        fused = FusedForwards((model,), recipe)
+        fused = FusedForwards((model,), recipe, fallback=True)
         stack.callback(fused.close)
         stack.enter_context(fused)
-        fused.fall_back()
         stack.enter_context(torch.autocast(device.type, dtype=HALF[recipe.precision]))
         yield
