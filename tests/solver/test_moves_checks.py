@@ -68,7 +68,7 @@ def test_layer_that_cannot_be_dropped_is_refused() -> None:
     build = Builder(4, 16)
     build.add(4)
     build.add(4, padding=0)
-    with pytest.raises(TableError, match=r"has \(0, 2\], flags 11 without 1 layer \(2\), but not all of that can be"):
+    with pytest.raises(TableError, match=r"has \(0, 2\], flags 11 without layer 2, but not all of that can be"):
         solve(*two_layers(), network=build.network("net"))
 
 
