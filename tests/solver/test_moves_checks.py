@@ -54,7 +54,7 @@ def test_tables_with_drops_need_the_network() -> None:
         ({"shape": shape(4, 4, kernel=5)}, r"\(0, 2\] as 5x5, 4 -> 4, which is the shape of all its layers"),
         (
             {"dropped": Drops(branches=[Span(0, 2)])},
-            r"without the branches \(0, 2\], but not all of that can be dropped",
+            r"without the branch \(0, 2\], but not all of that can be dropped",
         ),
     ],
 )
