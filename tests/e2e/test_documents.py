@@ -103,6 +103,5 @@ EXPECTED = {
         "10 spans, 11 more shapes with dropped layers",
         "with dropped layers, 5 layers, base score",
         "ms by A  dropped layers",
-        ", all dropped",
     ),
 }
