@@ -52,6 +52,8 @@ def examine(name: str) -> dict[str, Any]:
         "refusal": refusal,
         "layers": traced.depth,
         "skips": len(traced.network.skips),
+        "droppable layers": len(traced.network.droppable_layers),
+        "droppable branches": len(traced.network.droppable_branches),
         "paper": len(traced.spans("paper")),
         "full": len(traced.spans("full")),
         "refusals": dict(Counter(refusal.code for refusal in traced.network.refusals).most_common()),

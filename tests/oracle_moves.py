@@ -24,6 +24,7 @@ class Blocks(NamedTuple):
 def every_chain(importance: ImportanceTable) -> Iterator[Blocks]:
     """Every chain of entries in which the flags of neighbours agree."""
     entries: dict[tuple[int, bool], list[tuple[FlaggedSpan, Drops, Fraction]]] = {}
+    L = importance.depth
     for entry in importance.entries:
         if entry.samples:
             value = Fraction(entry.samples[0])
@@ -34,7 +35,7 @@ def every_chain(importance: ImportanceTable) -> Iterator[Blocks]:
             active = so_far.activations | ({block.j} if block.b else set())
             union = Drops(so_far.dropped.layers + dropped.layers, so_far.dropped.branches + dropped.branches)
             total = so_far.importance + value
-            if block.j == importance.depth:
+            if block.j == L:
                 yield Blocks(active, so_far.boundaries, union, total)
             else:
                 yield from walk(block.j, block.b, Blocks(active, (*so_far.boundaries, block.j), union, total))
@@ -49,21 +50,20 @@ class Segments:
         self.network = network
         self.entries = {(entry.span, entry.shape): entry.times for entry in latency.entries}
         self.outside = latency.calibration.outside if latency.calibration else 0.0
-        self.seen: dict[tuple[int, int, Drops], tuple[int, int] | None] = {}
+        self.spans = {entry.span for entry in latency.entries}
+        self.seen: dict[tuple[object, ...], tuple[int, int] | None] = {}
 
     def times(self, s: int, t: int, dropped: Drops) -> tuple[int, int] | None:
-        inside = Drops(
-            [l for l in dropped.layers if s < l <= t],
-            [branch for branch in dropped.branches if s <= branch.i and branch.j <= t],
-        )
-        key = (s, t, inside)
+        layers = tuple(l for l in dropped.layers if s < l <= t)
+        branches = tuple(branch for branch in dropped.branches if s <= branch.i and branch.j <= t)
+        key = (s, t, layers, branches)
         if key not in self.seen:
-            found = self._times(Span(s, t), inside)
+            found = self._times(Span(s, t), Drops(layers, branches))
             self.seen[key] = None if found is None else (rounded_up(found[0]), rounded_up(found[1]))
         return self.seen[key]
 
     def _times(self, span: Span, dropped: Drops) -> tuple[float, float] | None:
-        if not any(known == span for known, _ in self.entries):
+        if span not in self.spans:
             return None
         if not dropped:
             return self.entries.get((span, None))

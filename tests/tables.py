@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -123,16 +124,19 @@ def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
 
 
 def moves_instance(seed: int) -> tuple[Network, LatencyTable, ImportanceTable]:
-    """Up to 7 layers of a random network, with tables for all moves: ties, missing entries, two times, no pattern."""
+    """Up to 7 layers of a random network, with tables for all moves: ties, missing entries, two times, no pattern.
+
+    Three seeds share a network, because its options take as long to find as its frontier.
+    """
     rng = random.Random(seed)
-    network = random_network(rng, rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7)))
+    network, options_of = _network_with_options(seed // 3)
     space: Space = rng.choice(("paper", "full"))
     value, shift = _values(rng), rng.choice((0.0, 3.0, 3.0, -3.0))
     share = rng.choice((1.0, 0.5, 0.5)) if network.depth < 6 else 0.3
     timings, scores = [], []
     options: dict[Span, list[Drops]] = {}
     for span in network.spans(space):
-        shapes = _more_options(rng, network, span)
+        shapes = _more_options(rng, network, span, options_of[span])
         chosen = [shape for shape in shapes if not shapes[shape] or rng.random() < share]
         options[span] = [shapes[shape] for shape in chosen]
         for shape in shapes if rng.random() < 0.5 else chosen:
@@ -152,9 +156,18 @@ def moves_instance(seed: int) -> tuple[Network, LatencyTable, ImportanceTable]:
     return network, LatencyTable(entries=tuple(timings)), ImportanceTable(entries=tuple(scores))
 
 
-def _more_options(rng: random.Random, network: Network, span: Span) -> dict[ConvShape, Drops]:
+@functools.lru_cache(maxsize=4)
+def _network_with_options(number: int) -> tuple[Network, dict[Span, dict[ConvShape, Drops]]]:
+    rng = random.Random(f"network {number}")
+    network = random_network(rng, rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7)))
+    return network, {span: span_options(network, span, get_args(Move)) for span in network.spans("full")}
+
+
+def _more_options(
+    rng: random.Random, network: Network, span: Span, options: dict[ConvShape, Drops]
+) -> dict[ConvShape, Drops]:
     """The options of all moves, and sometimes a mixture of dropped layers and branches."""
-    shapes = span_options(network, span, get_args(Move))
+    shapes = dict(options)
     inside = [branch for branch in sorted(network.droppable_branches) if span.contains(branch)]
     if inside and rng.random() < 0.8:
         branch = rng.choice(inside)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from depthfold.core import ConvShape, Drops, Network, Plan, Skip, Span
+from depthfold.core import ConvShape, Drops, Network, Plan, Segment, Skip, Span
 from depthfold.errors import PlanError
-from structures import chain
+from structures import chain, shape
 
 
 def residuals(*targets: int) -> Network:
@@ -60,3 +60,26 @@ def test_segment_that_only_adds_a_value_to_itself_is_refused(cuts: tuple[int, ..
 def test_other_segments_without_layers_are_allowed(cuts: tuple[int, ...], dropped: Drops) -> None:
     network = residuals(3, 4)
     assert len(network.segments(Plan((), cuts, dropped))) == len(cuts) + 1
+
+
+@pytest.mark.parametrize(
+    ("dropped", "text"),
+    [
+        (Drops(), "nothing"),
+        (Drops([3]), "layer 3"),
+        (Drops([5, 3]), "layers 3, 5"),
+        (Drops(branches=[Span(3, 5)]), "the branch (3, 5]"),
+        (Drops([2], [Span(5, 7), Span(3, 5)]), "layer 2 and the branches (3, 5], (5, 7]"),
+    ],
+)
+def test_drops_are_printed_in_plain_words(dropped: Drops, text: str) -> None:
+    assert str(dropped) == text
+    assert str(Plan([1], [1], dropped)) == f"Plan: activations at 1; cuts at 1{f'; drops {text}' if dropped else ''}"
+
+
+def test_row_of_a_segment_says_what_is_left() -> None:
+    part = Segment(span=Span(1, 3), times=(0.5, 0.75), replaced=2.0, shape=shape(8, 8), dropped=Drops([2]))
+    assert part.row(True) == ("2-3", "3x3, 8 -> 8, without layer 2", "0.75", "2", "1.25")
+    empty = Segment(span=Span(1, 3), times=(0.0, 0.25), replaced=2.0, dropped=Drops(branches=[Span(1, 3)]))
+    assert empty.row(False)[:3] == ("2-3", "nothing, all dropped", "0")
+    assert empty.row(True)[:3] == ("2-3", "only an activation, all dropped", "0.25")

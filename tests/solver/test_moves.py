@@ -50,7 +50,7 @@ def test_whole_blocks_equal_every_plan(batch: int) -> None:
 
 def test_instances_cover_every_kind() -> None:
     count: Counter[str] = Counter()
-    for seed in range(0, BATCH * BATCHES, 4):
+    for seed in range(0, BATCH * BATCHES, 8):
         network, latency, importance = moves_instance(seed)
         count += Counter(kinds_of_tables(network, latency, importance))
         try:

@@ -54,7 +54,7 @@ def test_tables_with_drops_need_the_network() -> None:
         ({"shape": shape(4, 4, kernel=5)}, r"\(0, 2\] as 5x5, 4 -> 4, which is the shape of all its layers"),
         (
             {"dropped": Drops(branches=[Span(0, 2)])},
-            r"without the branches \(0, 2\], but not all of that can be dropped",
+            r"without the branch \(0, 2\], but not all of that can be dropped",
         ),
     ],
 )
@@ -68,7 +68,7 @@ def test_layer_that_cannot_be_dropped_is_refused() -> None:
     build = Builder(4, 16)
     build.add(4)
     build.add(4, padding=0)
-    with pytest.raises(TableError, match=r"has \(0, 2\], flags 11 without 1 layer \(2\), but not all of that can be"):
+    with pytest.raises(TableError, match=r"has \(0, 2\], flags 11 without layer 2, but not all of that can be"):
         solve(*two_layers(), network=build.network("net"))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from depthfold.core.span import Span
-from depthfold.support.text import count
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,9 +55,11 @@ class Drops:
         return bool(self.layers or self.branches)
 
     def __str__(self) -> str:
-        parts = [count(len(self.layers), "layer") + f" ({', '.join(map(str, self.layers))})"] if self.layers else []
+        parts = []
+        if self.layers:
+            parts.append(f"layer{'s' if len(self.layers) > 1 else ''} {', '.join(map(str, self.layers))}")
         if self.branches:
-            parts.append(f"the branches {', '.join(map(str, self.branches))}")
+            parts.append(f"the branch{'es' if len(self.branches) > 1 else ''} {', '.join(map(str, self.branches))}")
         return " and ".join(parts) or "nothing"
 
 

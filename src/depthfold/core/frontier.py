@@ -38,6 +38,15 @@ class Point:
     boundaries: tuple[Position, ...]
     dropped: Drops = field(default=NOTHING, metadata=SPARSE)
 
+    def spans(self, depth: int) -> tuple[Span, ...]:
+        """Return the spans of the segments of a network with `depth` layers."""
+        return tuple(Span(i, j) for i, j in pairwise((0, *self.cuts, depth)))
+
+    def convolutions(self, depth: int) -> int:
+        """Return the number of convolutions of a network with `depth` layers: segments that are not all dropped."""
+        missing = self.dropped.missing
+        return sum(not missing.issuperset(span.layers) for span in self.spans(depth))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frontier(Document):
@@ -152,12 +161,10 @@ class Frontier(Document):
         share = speedup = "?"
         if self.original and point.latency:
             share, speedup = f"{point.latency / self.original:.1%}", f"{self.original / point.latency:.2f}x"
-        missing = point.dropped.missing
-        ends = pairwise((0, *point.cuts, self.depth))
-        convolutions = sum(not missing.issuperset(range(i + 1, j + 1)) for i, j in ends)
         return (
             f"{point.latency:.4g}", share, speedup, f"{point.importance:.4g}", str(len(point.activations)),
-            str(convolutions), f"{point.latency_by_activations:.4g}", *([str(len(missing))] if self._drops else []),
+            str(point.convolutions(self.depth)), f"{point.latency_by_activations:.4g}",
+            *([str(len(point.dropped.missing))] if self._drops else []),
         )  # fmt: skip
 
     @property
@@ -177,8 +184,7 @@ class Frontier(Document):
         return {(segment.span, segment.dropped): segment for segment in self.segments}
 
     def _solved(self, point: Point, known: _Segments) -> SolvedPlan:
-        spans = [Span(i, j) for i, j in pairwise((0, *point.cuts, self.depth))]
-        keys = [(span, point.dropped.within(span)) for span in spans]
+        keys = [(span, point.dropped.within(span)) for span in point.spans(self.depth)]
         if lacking := [key for key in keys if key not in known]:
             span, dropped = lacking[0]
             raise InvalidValue(

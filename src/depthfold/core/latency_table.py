@@ -320,7 +320,7 @@ class LatencyTable(Document):
         timed = len(self.times)
         missing, dropping = (sum(entry.times is None for entry in self.entries),
                              sum(entry.shape is not None for entry in self.entries))  # fmt: skip
-        without = f", {dropping} more shapes with dropped layers" if dropping else ""
+        without = f", {count(dropping, 'more shape')} with dropped layers" if dropping else ""
         without += f", {missing} without a time" if missing else ""
         total = "unknown" if self.original is None else f"{self.original:.4g} ms"
         return (

@@ -45,7 +45,7 @@ class Plan(Document):
             )
 
     def __str__(self) -> str:
-        dropped = f"; without {self.dropped}" if self.dropped else ""
+        dropped = f"; drops {self.dropped}" if self.dropped else ""
         return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}{dropped}"
 
 
@@ -76,7 +76,8 @@ class Segment:
         layers = str(first) if first == last else f"{first}-{last}"
         becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"
         if self.dropped:
-            becomes = "nothing" if self.empty else f"{becomes}, without {self.dropped}"
+            left = "only an activation" if active else "nothing"
+            becomes = f"{left}, all dropped" if self.empty else f"{becomes}, without {self.dropped}"
         time = self.times[active]
         replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
         saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
@@ -126,6 +127,11 @@ class SolvedPlan(Document):
         """The original's latency divided by the plan's."""
         return self.original / self.latency if self.original and self.latency else None
 
+    @property
+    def convolutions(self) -> int:
+        """The number of convolutions: one for each segment that is not empty."""
+        return sum(not segment.empty for segment in self.segments)
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -136,7 +142,7 @@ class SolvedPlan(Document):
             share += f" ({self.speedup:.2f} times as fast)"
         yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
         yield f"{self.plan}; boundaries at {ranges(self.boundaries)}"
-        convolutions = count(sum(not segment.empty for segment in self.segments), "convolution")
+        convolutions = count(self.convolutions, "convolution")
         yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
         yield ""
         rows = [segment.row(segment.span.j in self.plan.activations) for segment in self.segments]
