@@ -10,7 +10,7 @@ import pytest
 
 from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.options import Move
-from depthfold.errors import InvalidValue, TableError
+from depthfold.errors import InvalidValue, PlanError, TableError
 from depthfold.solver import solve
 from depthfold.solver.chains import Chains
 from depthfold.solver.edges import Separate
@@ -92,7 +92,7 @@ def test_shapes_equal_those_of_the_network() -> None:
             assert shapes.drops(mask) == dropped
             try:
                 expected = network.merged_shape(span, dropped)
-            except InvalidValue:
+            except PlanError:
                 expected = None
             assert shapes.shape(span.i, span.j, mask) == expected
             compared += bool(dropped)

@@ -9,7 +9,7 @@ from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.network import Network
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
-from depthfold.errors import InvalidValue, PlanError
+from depthfold.errors import InvalidValue
 
 # What a search may do: merge layers (the paper), leave out convolutions, leave out branches of residuals.
 Move = Literal["merge", "drop-layers", "drop-branches"]
@@ -30,35 +30,28 @@ def span_options(
     layers. At least one convolution stays, or all layers belong to dropped branches: then the shape is the identity.
     The first option drops nothing.
     """
-    moves = check_moves(moves)
+    chosen = check_moves(moves)
     found = {network.merged_shape(span): NOTHING}
-    if "drop-layers" in moves:
+    if "drop-layers" in chosen:
         for shape, dropped in _Search(network, span, weights or {}).options():
             found.setdefault(shape, dropped)
-    if "drop-branches" in moves and (branches := _tiling(network, span)):
+    if "drop-branches" in chosen and (branches := _tiling(network, span)):
         # The shape is that of all layers only if these are depth-wise 1x1 convolutions.
         found.setdefault(network.merged_shape(span, Drops(branches=branches)), Drops(branches=branches))
     return found
 
 
 def left_of(network: Network, span: Span, dropped: Drops) -> tuple[ConvShape | None, bool]:
-    """Return the key of a span in the latency table if a part of it is dropped, and True if nothing is left of it.
+    """Return the key of a segment in the latency table if a part of it is dropped, and True if nothing is left of it.
 
-    The key is the shape of the merged convolution, None if it is that of all layers. Raise PlanError if all layers are
-    dropped inside a residual that stays: the span would compute 2x.
+    The key is the shape of the merged convolution, None if it is that of all layers.
     """
     if not dropped:
         return None, False
     shape = network.merged_shape(span, dropped)
-    if not dropped.missing.issuperset(span.layers):
-        return (None if shape == network.merged_shape(span) else shape), False
-    for skip in network.skips:
-        if span.contains(skip.span) and not any(branch.contains(skip.span) for branch in dropped.branches):
-            raise PlanError(
-                f"All layers of the segment {span} are dropped, but the residual {skip.source} -> {skip.target} inside "
-                "it stays: it would compute 2x. Drop its branch, or remove a cut."
-            )
-    return shape, True
+    if dropped.missing.issuperset(span.layers):
+        return shape, True
+    return (None if shape == network.merged_shape(span) else shape), False
 
 
 def check_moves(moves: Iterable[str]) -> frozenset[str]:
