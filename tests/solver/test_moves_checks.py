@@ -15,9 +15,8 @@ from depthfold.solver import solve
 from depthfold.solver.chains import Chains
 from depthfold.solver.edges import Separate
 from depthfold.solver.problem import Problem
-from depthfold.solver.shapes import Shapes
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.solver.times import Times
+from depthfold.stage_one import Shapes, Times
 from structures import Builder, chain, mobilenet_v2, resnet34, shape
 from tables import plausible_tables, random_network, small_instance, tables_with_moves, two_times_instance
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from depthfold.core.drops import NOTHING, Drops
-from depthfold.core.network import Network
+from depthfold.core.network import Network, Space
 from depthfold.core.shape import ConvShape
-from depthfold.core.span import Position, Span
+from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue
 
 # What a search may do: merge layers (the paper), leave out convolutions, leave out branches of residuals.
@@ -18,6 +18,24 @@ MERGE: tuple[Move, ...] = ("merge",)
 Options = dict[ConvShape, Drops]
 _Kept = tuple[int, ...]
 _State = tuple[tuple[Position, ConvShape], ...]
+
+
+class BlockOption(NamedTuple):
+    """A block and what it drops: the key of an entry of the importance table."""
+
+    block: FlaggedSpan
+    dropped: Drops = NOTHING
+
+    def __str__(self) -> str:
+        return f"{self.block} without {self.dropped}" if self.dropped else str(self.block)
+
+
+def block_options(
+    network: Network, space: Space = "paper", moves: Iterable[Move] = MERGE, weights: Mapping[int, float] | None = None
+) -> tuple[BlockOption, ...]:
+    """Return every flagged span of a search space with all options of its span: the keys of the importance table."""
+    spans = {span: tuple(span_options(network, span, moves, weights).values()) for span in network.spans(space)}
+    return tuple(BlockOption(block, dropped) for block in network.flagged_spans(space) for dropped in spans[block.span])
 
 
 def span_options(

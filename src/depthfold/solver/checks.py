@@ -8,8 +8,7 @@ import numpy as np
 
 from depthfold.core import ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.solver.shapes import Shapes
-from depthfold.stage_one import NEVER, Floats, Ints, other_network
+from depthfold.stage_one import NEVER, Floats, Ints, Shapes, other_network
 
 SHOWN = 5
 

@@ -28,10 +28,8 @@ from depthfold.solver.checks import check_options, check_tables, no_plan
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.plans import points
 from depthfold.solver.problem import Normalisation, Problem, checked_alpha
-from depthfold.solver.shapes import Shapes, require_shapes
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.solver.times import Times
-from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
+from depthfold.stage_one import SAVES_NO_TIME, Shapes, Times, useless_blocks
 from depthfold.support.coerce import as_float
 from depthfold.support.text import at_most, count
 
@@ -107,7 +105,12 @@ def _checked_shapes(latency: LatencyTable, importance: ImportanceTable, network:
     """Return the shapes of the network if the tables drop layers, otherwise None."""
     if not (latency.drops or importance.drops):
         return None
-    shapes = require_shapes(network)
+    if network is None:
+        raise InvalidValue(
+            "The tables have entries with dropped layers, and the shapes of the segments then depend on the network. "
+            "Pass it to solve() as network=."
+        )
+    shapes = Shapes(network)
     check_options(latency, importance, shapes)
     return shapes
 
