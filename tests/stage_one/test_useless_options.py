@@ -120,7 +120,8 @@ def naive(network: Network, latency: LatencyTable, option: BlockOption) -> bool:
 
 def test_leaving_them_out_never_changes_the_frontier() -> None:
     found, naive_fails, kinds = 0, 0, set()
-    for network, latency, importance, options in instances(400):
+    # In seed 401, an option is needed only because of what the block beside it drops.
+    for network, latency, importance, options in instances(410):
         useless = useless_options(network, latency, options)
         found += len(useless)
         kinds |= {(bool(o.dropped.layers), bool(o.dropped.branches), o.block.a and o.block.b) for o in useless}
