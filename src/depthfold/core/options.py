@@ -10,6 +10,7 @@ from depthfold.core.network import Network, Space
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue
+from depthfold.support.text import did_you_mean
 
 # What a search may do: merge layers (the paper), leave out convolutions, leave out branches of residuals.
 Move = Literal["merge", "drop-layers", "drop-branches"]
@@ -34,6 +35,7 @@ def block_options(
     network: Network, space: Space = "paper", moves: Iterable[Move] = MERGE, weights: Mapping[int, float] | None = None
 ) -> tuple[BlockOption, ...]:
     """Return every flagged span of a search space with all options of its span: the keys of the importance table."""
+    moves = require_moves(moves)
     spans = {span: tuple(span_options(network, span, moves, weights).values()) for span in network.spans(space)}
     return tuple(BlockOption(block, dropped) for block in network.flagged_spans(space) for dropped in spans[block.span])
 
@@ -48,7 +50,7 @@ def span_options(
     layers. At least one convolution stays, or all layers belong to dropped branches: then the shape is the identity.
     The first option drops nothing.
     """
-    chosen = check_moves(moves)
+    chosen = require_moves(moves)
     found = {network.merged_shape(span): NOTHING}
     if "drop-layers" in chosen:
         for shape, dropped in _Search(network, span, weights or {}).options():
@@ -72,14 +74,17 @@ def left_of(network: Network, span: Span, dropped: Drops) -> tuple[ConvShape | N
     return (None if shape == network.merged_shape(span) else shape), False
 
 
-def check_moves(moves: Iterable[str]) -> frozenset[str]:
-    """Return the moves as a set. Raise InvalidValue if there is another one, or no "merge"."""
-    given, known = frozenset([moves] if isinstance(moves, str) else moves), get_args(Move)
-    if wrong := sorted(given - set(known)):
-        raise InvalidValue(f"There is no move {wrong[0]!r}. Use some of {', '.join(map(repr, known))}.")
+def require_moves(moves: Iterable[str]) -> tuple[Move, ...]:
+    """Return the moves, each once and in a fixed order. Raise InvalidValue if there is another one, or no "merge"."""
+    known: tuple[Move, ...] = get_args(Move)
+    given = (moves,) if isinstance(moves, str) else tuple(moves)
+    if wrong := [move for move in given if move not in known]:
+        hint = did_you_mean(str(wrong[0]), known)
+        raise InvalidValue(f"There is no move {wrong[0]!r}. {hint}The moves are {', '.join(map(repr, known))}.")
     if "merge" not in given:
-        raise InvalidValue(f'The moves {sorted(given)} lack "merge", which every search makes. Add it.')
-    return given
+        found = ", ".join(map(repr, given)) or "none"
+        raise InvalidValue(f'The moves must include "merge", which every search makes; found {found}. Add it.')
+    return tuple(move for move in known if move in given)
 
 
 def _tiling(network: Network, span: Span) -> tuple[Span, ...]:
