@@ -131,10 +131,13 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
 def timed_networks(
     network: Network, journal: LatencyJournal, times: Times, plans: Iterable[Plan]
 ) -> list[TimedNetwork]:
-    """Return the plans that were timed as whole networks and whose blocks were also timed."""
+    """Return the plans that were timed as whole networks and whose blocks were also timed.
+
+    Plans with dropped layers, which choose() may have timed, are not among them: `times` has only whole spans.
+    """
     found = []
     original = journal.add_plan(network.vanilla)
-    for plan in plans:
+    for plan in (plan for plan in plans if not plan.dropped):
         key = journal.add_plan(plan)
         segments, activations = network.segments(plan), network.final_activations(plan)
         if all(span in times for span in segments):

@@ -97,7 +97,8 @@ def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Sh
         if (span, key) not in timed and not shapes.is_empty(span.i, span.j, mask):
             raise TableError(
                 f"The latency table has no entry for {span} as {shape}, which the importance table has without "
-                f"{score.dropped}. Measure it, or enter it with the reason why it has no value."
+                f"{score.dropped}. Measure it with measure_latency(..., moves=...), or depthfold latency --moves ..., "
+                "or enter it with the reason why it has no value."
             )
 
 

@@ -154,11 +154,14 @@ class _OptionSearch:
     def _parts(self, block: FlaggedSpan, mask: int) -> Iterator[tuple[Position, int, int]]:
         """Yield the activations inside a block that other blocks can keep, and the drops on both sides of each."""
         for m in (m for m in block.span.inner if m in self.activations):
-            both = [
-                [union for union in self.unions(each) or self.masks.get(each, ()) if union & ~mask == 0]
-                for each in (FlaggedSpan(block.i, m, block.a, True), FlaggedSpan(m, block.j, True, block.b))
-            ]
-            yield from ((m, one, two) for one, two in itertools.product(*both))
+            first = self._at_most(FlaggedSpan(block.i, m, block.a, True), mask)
+            second = self._at_most(FlaggedSpan(m, block.j, True, block.b), mask)
+            yield from ((m, one, two) for one, two in itertools.product(first, second))
+
+    def _at_most(self, block: FlaggedSpan, mask: int) -> list[int]:
+        """Return what the blocks that cover the same layers can drop, if it is a part of the mask."""
+        unions = self.unions(block)
+        return [union for union in (self.masks.get(block, []) if unions is None else unions) if union & ~mask == 0]
 
     def _time(self, context: _Context, mask: int) -> int:
         k, l, at_l, left, right = context
