@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from depthfold.core import NOTHING, ConvShape, Drops, FlaggedSpan, ImportanceTable, LatencyTable, Network, Span
-from depthfold.errors import InvalidValue
+from depthfold.errors import PlanError
 from oracle import Plan, rounded_up
 
 
@@ -80,7 +80,7 @@ class Segments:
             return None  # it would compute 2x
         try:
             shape: ConvShape = self.network.merged_shape(span, dropped)
-        except InvalidValue:  # a skip does not fit into the kernel
+        except PlanError:  # a skip does not fit into the kernel
             return None
         if not nothing_left:
             return self.entries.get((span, None if shape == self.network.merged_shape(span) else shape))

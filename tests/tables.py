@@ -22,7 +22,7 @@ from depthfold.core import (
     Timing,
 )
 from depthfold.core.options import Move, span_options
-from depthfold.errors import InvalidValue
+from depthfold.errors import PlanError
 from structures import Builder
 from structures import shape as square
 
@@ -174,7 +174,7 @@ def _more_options(
         others = [l for l in network.droppable_layers & set(span.layers) if l not in branch.layers]
         dropped = Drops([l for l in others if rng.random() < 0.5], [branch])
         if not dropped.missing.issuperset(span.layers):
-            with contextlib.suppress(InvalidValue):  # a skip does not fit
+            with contextlib.suppress(PlanError):  # a skip does not fit
                 shapes.setdefault(network.merged_shape(span, dropped), dropped)
     return shapes
 

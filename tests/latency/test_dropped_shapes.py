@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 import depthfold as df
+from depthfold.backends import get
+from depthfold.core import Drops, Plan
 from depthfold.core.options import span_options
 from depthfold.latency import measure_latency
+from depthfold.latency.journal import LatencyJournal
+from depthfold.latency.measure import timed_networks
+from tiny_importance import tiny_network
 
 MOVES = ("merge", "drop-layers", "drop-branches")
 
@@ -69,3 +74,24 @@ def test_solver_uses_the_entries(traced):
     assert any(point.dropped.branches for point in frontier.points)
     for plan in frontier:
         assert table.predict(traced.network, plan) == plan.latency
+
+
+def test_journal_keeps_the_drops_of_a_plan_and_calibrates_without_it(tmp_path):
+    """choose() times plans with drops, and their segments are not the whole spans."""
+    traced = tiny_network()
+    environment = get("cost_model").environment(traced.example_tensors())
+    network, cuts = traced.network, traced.vanilla.cuts
+    plain, dropping = (Plan(network.activations, cuts, dropped) for dropped in (Drops(), Drops([2])))
+    with LatencyJournal(tmp_path, traced, environment) as journal:
+        assert journal.add_plan(plain) == f"plan {sorted(plain.activations)} {list(plain.cuts)}"  # as before drops
+        keys = {journal.add_plan(plan) for plan in (plain, dropping, Plan(plain.activations, cuts, Drops([3])))}
+        assert len(keys) == 3
+        for plan, share in ((dropping, 0.1), (Plan((), (3,)), 0.5)):
+            journal.add_share(plan, share)
+        journal.rounds[journal.add_plan(network.vanilla)].append((2.0,))
+    with LatencyJournal(tmp_path, traced, environment) as journal:
+        assert set(journal.plans.values()) >= {plain, dropping}
+        journal.rounds[journal.add_plan(network.vanilla)].append((2.0,))
+        times = dict.fromkeys(network.spans("full"), 1.0)
+        timed = timed_networks(network, journal, times, journal.plans.values())
+    assert sorted(each.latency for each in timed) == [1.0, 2.0]

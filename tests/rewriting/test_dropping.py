@@ -9,7 +9,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 import depthfold as df
-from depthfold.core import Drops, Span
+from depthfold.core import Drops, Network, Span
 from depthfold.errors import PlanError
 from depthfold.testing import randomise_statistics
 from nets import Net, agree, conv, image
@@ -235,7 +235,10 @@ def test_projection_before_the_first_kept_layer_is_padded_before_its_bias():
         (Drops([1, 2]), r"drops all layers of the segment \(0, 2\], so that its residual would add a value to itself"),
         (Drops([3]), r"drops layer 3, which cannot be replaced by the identity"),
         (Drops([4, 5]), r"The skip 3 -> 5 exceeds what is left of its branch"),
-        (Drops(branches=[Span(3, 5)]), r"drops the branch \(3, 5\], but no residual with an identity skip"),
+        (
+            Drops(branches=[Span(3, 5)]),
+            r"drops the branch \(3, 5\], which is not that of a residual that adds only",
+        ),
     ],
 )
 def test_impossible_drops_are_refused(drops, message):
@@ -250,14 +253,37 @@ def test_impossible_drops_are_refused(drops, message):
         df.rewrite(traced, df.Plan((), cuts, drops))
 
 
-def test_branch_to_which_another_value_is_added_first_is_refused():
+def with_side(before):
+    """A residual to which another value is also added, before the skip or after it."""
+
     def run(net, x):
         side = net.side(x[:, :, 1:-1])
         x = net.stem(x)
-        return net.b(net.a(x)) + side + x
+        branch = net.b(net.a(x))
+        return branch + side + x if before else branch + x + side
 
+    torch.manual_seed(0)
     side = nn.Conv2d(4, 4, (1, 3), padding=(1, 1))
-    traced = df.trace(Net(run, side=side, stem=conv(), a=conv(), b=conv()), image())
+    return double(Net(run, side=side, stem=conv(), a=conv(), b=conv()))
+
+
+def test_branch_to_which_another_value_is_added_first_cannot_be_dropped():
+    """The other value would be lost with the branch."""
+    traced = df.trace(with_side(before=True), image().double())
+    (skip,) = traced.network.skips
+    assert skip.side
+    assert not traced.network.droppable_branches
+    assert Network.loads(traced.network.dumps()) == traced.network
+    with pytest.raises(PlanError, match=r"that adds only the identity\. Drop only"):
+        df.rewrite(traced, df.Plan((), set(range(1, 4)) - set(skip.span.inner), Drops(branches=[skip.span])))
+
+
+def test_value_that_is_added_after_the_skip_stays():
+    model, x = with_side(before=False), image().double()
+    traced = df.trace(model, x)
     (branch,) = traced.network.droppable_branches
-    with pytest.raises(PlanError, match=r"but add adds another value to it before add_1 adds the skip\. Keep this"):
-        df.rewrite(traced, df.Plan((), set(range(1, 4)) - set(branch.inner), Drops(branches=[branch])))
+    student = df.rewrite(traced, df.Plan((), set(range(1, 4)) - set(branch.inner), Drops(branches=[branch])))
+    with torch.no_grad():
+        wanted = model.stem(x) + model.side(x[:, :, 1:-1])
+        agree(student(x), wanted)
+        agree(df.merge(student)(x), wanted)

@@ -10,14 +10,13 @@ import pytest
 
 from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.options import Move
-from depthfold.errors import InvalidValue, TableError
+from depthfold.errors import InvalidValue, PlanError, TableError
 from depthfold.solver import solve
 from depthfold.solver.chains import Chains
 from depthfold.solver.edges import Separate
 from depthfold.solver.problem import Problem
-from depthfold.solver.shapes import Shapes
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.solver.times import Times
+from depthfold.stage_one import Shapes, Times
 from structures import Builder, chain, mobilenet_v2, resnet34, shape
 from tables import plausible_tables, random_network, small_instance, tables_with_moves, two_times_instance
 
@@ -92,7 +91,7 @@ def test_shapes_equal_those_of_the_network() -> None:
             assert shapes.drops(mask) == dropped
             try:
                 expected = network.merged_shape(span, dropped)
-            except InvalidValue:
+            except PlanError:
                 expected = None
             assert shapes.shape(span.i, span.j, mask) == expected
             compared += bool(dropped)

@@ -279,11 +279,11 @@ class Network(Document):
 
     @cached_property
     def droppable_branches(self) -> frozenset[Span]:
-        """The spans of the residuals whose branch can be left out: the only skip there is the identity."""
+        """The spans of the residuals whose branch can be left out: the identity is the only value added to it."""
         return frozenset(
             skip.span
             for skip in self.skips
-            if skip.projection is None
+            if not (skip.projection or skip.side)
             and len([*self.skips_into(skip.target)]) == 1
             and not any(other.crosses(skip.span) for other in self.skips)
         )
@@ -369,10 +369,10 @@ class Network(Document):
         for branch in plan.dropped.branches:
             if branch not in self.droppable_branches:
                 raise PlanError(
-                    f"The plan drops the branch {branch}, but no residual with an identity skip has this branch. Drop "
-                    "only those of network.droppable_branches."
+                    f"The plan drops the branch {branch}, which is not that of a residual that adds only the identity. "
+                    "Drop only those of network.droppable_branches."
                 )
-            if inside := sorted(cuts.intersection(branch.inner)):
+            if inside := sorted(cuts & set(branch.inner)):
                 raise PlanError(
                     f"The plan drops the branch {branch} and has a cut at {inside[0]} inside it. Remove it."
                 )

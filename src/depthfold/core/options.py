@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from depthfold.core.drops import NOTHING, Drops
-from depthfold.core.network import Network
+from depthfold.core.network import Network, Space
 from depthfold.core.shape import ConvShape
-from depthfold.core.span import Position, Span
-from depthfold.errors import InvalidValue, PlanError
+from depthfold.core.span import FlaggedSpan, Position, Span
+from depthfold.errors import InvalidValue
+from depthfold.support.text import did_you_mean
 
 # What a search may do: merge layers (the paper), leave out convolutions, leave out branches of residuals.
 Move = Literal["merge", "drop-layers", "drop-branches"]
@@ -18,6 +19,25 @@ MERGE: tuple[Move, ...] = ("merge",)
 Options = dict[ConvShape, Drops]
 _Kept = tuple[int, ...]
 _State = tuple[tuple[Position, ConvShape], ...]
+
+
+class BlockOption(NamedTuple):
+    """A block and what it drops: the key of an entry of the importance table."""
+
+    block: FlaggedSpan
+    dropped: Drops = NOTHING
+
+    def __str__(self) -> str:
+        return f"{self.block} without {self.dropped}" if self.dropped else str(self.block)
+
+
+def block_options(
+    network: Network, space: Space = "paper", moves: Iterable[Move] = MERGE, weights: Mapping[int, float] | None = None
+) -> tuple[BlockOption, ...]:
+    """Return every flagged span of a search space with all options of its span: the keys of the importance table."""
+    moves = require_moves(moves)
+    spans = {span: tuple(span_options(network, span, moves, weights).values()) for span in network.spans(space)}
+    return tuple(BlockOption(block, dropped) for block in network.flagged_spans(space) for dropped in spans[block.span])
 
 
 def span_options(
@@ -30,45 +50,41 @@ def span_options(
     layers. At least one convolution stays, or all layers belong to dropped branches: then the shape is the identity.
     The first option drops nothing.
     """
-    moves = check_moves(moves)
+    chosen = require_moves(moves)
     found = {network.merged_shape(span): NOTHING}
-    if "drop-layers" in moves:
+    if "drop-layers" in chosen:
         for shape, dropped in _Search(network, span, weights or {}).options():
             found.setdefault(shape, dropped)
-    if "drop-branches" in moves and (branches := _tiling(network, span)):
+    if "drop-branches" in chosen and (branches := _tiling(network, span)):
         # The shape is that of all layers only if these are depth-wise 1x1 convolutions.
         found.setdefault(network.merged_shape(span, Drops(branches=branches)), Drops(branches=branches))
     return found
 
 
 def left_of(network: Network, span: Span, dropped: Drops) -> tuple[ConvShape | None, bool]:
-    """Return the key of a span in the latency table if a part of it is dropped, and True if nothing is left of it.
+    """Return the key of a segment in the latency table if a part of it is dropped, and True if nothing is left of it.
 
-    The key is the shape of the merged convolution, None if it is that of all layers. Raise PlanError if all layers are
-    dropped inside a residual that stays: the span would compute 2x.
+    The key is the shape of the merged convolution, None if it is that of all layers.
     """
     if not dropped:
         return None, False
     shape = network.merged_shape(span, dropped)
-    if not dropped.missing.issuperset(span.layers):
-        return (None if shape == network.merged_shape(span) else shape), False
-    for skip in network.skips:
-        if span.contains(skip.span) and not any(branch.contains(skip.span) for branch in dropped.branches):
-            raise PlanError(
-                f"All layers of the segment {span} are dropped, but the residual {skip.source} -> {skip.target} inside "
-                "it stays: it would compute 2x. Drop its branch, or remove a cut."
-            )
-    return shape, True
+    if dropped.missing.issuperset(span.layers):
+        return shape, True
+    return (None if shape == network.merged_shape(span) else shape), False
 
 
-def check_moves(moves: Iterable[str]) -> frozenset[str]:
-    """Return the moves as a set. Raise InvalidValue if there is another one, or no "merge"."""
-    given, known = frozenset([moves] if isinstance(moves, str) else moves), get_args(Move)
-    if wrong := sorted(given - set(known)):
-        raise InvalidValue(f"There is no move {wrong[0]!r}. Use some of {', '.join(map(repr, known))}.")
+def require_moves(moves: Iterable[str]) -> tuple[Move, ...]:
+    """Return the moves, each once and in a fixed order. Raise InvalidValue if there is another one, or no "merge"."""
+    known: tuple[Move, ...] = get_args(Move)
+    given = (moves,) if isinstance(moves, str) else tuple(moves)
+    if wrong := [move for move in given if move not in known]:
+        hint = did_you_mean(str(wrong[0]), known)
+        raise InvalidValue(f"There is no move {wrong[0]!r}. {hint}The moves are {', '.join(map(repr, known))}.")
     if "merge" not in given:
-        raise InvalidValue(f'The moves {sorted(given)} lack "merge", which every search makes. Add it.')
-    return given
+        found = ", ".join(map(repr, given)) or "none"
+        raise InvalidValue(f'The moves must include "merge", which every search makes; found {found}. Add it.')
+    return tuple(move for move in known if move in given)
 
 
 def _tiling(network: Network, span: Span) -> tuple[Span, ...]:

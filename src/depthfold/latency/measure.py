@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from depthfold.backends import Backend, SupportsInside, get
 from depthfold.core import Calibration, ConvShape, LatencyTable, Network, Plan, Space, Span, Timing
 from depthfold.core.latency_table import COSTS
-from depthfold.core.options import MERGE, Move
+from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_inaccurate
@@ -57,6 +57,7 @@ def measure_latency(
     those of the traced network. Without `progress`, progress bars are shown on a terminal.
     """
     _check_arguments(traced, mode, networks)
+    moves = require_moves(moves)
     backend, timer = get(target), timer or Timer()
     environment = backend.environment(traced.example_tensors())
     blocks = block_shapes(traced, traced.spans(space))
@@ -130,10 +131,13 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
 def timed_networks(
     network: Network, journal: LatencyJournal, times: Times, plans: Iterable[Plan]
 ) -> list[TimedNetwork]:
-    """Return the plans that were timed as whole networks and whose blocks were also timed."""
+    """Return the plans that were timed as whole networks and whose blocks were also timed.
+
+    Plans with dropped layers, which choose() may have timed, are not among them: `times` has only whole spans.
+    """
     found = []
     original = journal.add_plan(network.vanilla)
-    for plan in plans:
+    for plan in (plan for plan in plans if not plan.dropped):
         key = journal.add_plan(plan)
         segments, activations = network.segments(plan), network.final_activations(plan)
         if all(span in times for span in segments):

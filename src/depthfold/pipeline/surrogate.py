@@ -172,4 +172,5 @@ class PlanSetup:
 
 
 def _key(plan: Plan) -> str:
-    return digest(sorted(plan.activations), sorted(plan.cuts))
+    dropped = [str(plan.dropped)] if plan.dropped else []  # the key of a plan without drops is as it was before them
+    return digest(sorted(plan.activations), sorted(plan.cuts), *dropped)

@@ -14,24 +14,12 @@ from typing import Any
 from torch import fx, nn
 
 from depthfold.core import Drops, Span
-from depthfold.errors import PlanError
 from depthfold.rewriting.padding import Nodes, bypass
 from depthfold.tracing import Blueprint
 from depthfold.tracing.in_place import out_of_place, writes_in_place
 from depthfold.tracing.modules import called_module, fused_activation, is_no_op
 from depthfold.tracing.size_guard import SizeGuard
 from depthfold.tracing.traced import LayerSite, SkipSite
-
-
-def check_branches(blueprint: Blueprint, dropped: Drops) -> None:
-    """Raise PlanError if the end of a dropped branch also adds a value that does not belong to the residual."""
-    for branch in dropped.branches:
-        site, first = blueprint.skip_around(branch), blueprint.sites[branch.j - 1].additions[0]
-        if site.add != first:
-            raise PlanError(
-                f"The plan drops the branch {branch}, but {first} adds another value to it before {site.add} adds the "
-                "skip. Keep this branch."
-            )
 
 
 def drop_parts(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, dropped: Drops) -> None:

@@ -10,7 +10,7 @@ from torch import fx, nn
 from depthfold.core import Drops, Network, Plan, SolvedPlan, Span, plan_of
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
-from depthfold.rewriting.dropping import check_branches, drop_parts
+from depthfold.rewriting.dropping import drop_parts
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
 from depthfold.tracing import Student, TracedNetwork, require_traced
 from depthfold.tracing.forward import exclude_unsaved_buffers
@@ -28,7 +28,6 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     plan = plan_of(plan)
     segments = traced.network.segments(plan)
     _check_sizes(traced.network, segments, plan.dropped)
-    check_branches(traced.blueprint, plan.dropped)
     # Together, so that tensors shared by the graph and the model stay shared.
     graph, whole = copy.deepcopy((traced.graph, traced.model))
     nodes = {node.name: node for node in graph.graph.nodes}

@@ -20,8 +20,7 @@ import numpy as np
 
 from depthfold.core import Drops, FlaggedSpan, Position
 from depthfold.solver.edges import Edges, UsedSegment, Ways
-from depthfold.solver.times import Times
-from depthfold.stage_one import NEVER, Ints
+from depthfold.stage_one import NEVER, Ints, Times
 
 
 class Block(NamedTuple):

@@ -8,8 +8,7 @@ import numpy as np
 
 from depthfold.core import ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.solver.shapes import Shapes
-from depthfold.stage_one import NEVER, Floats, Ints, other_network
+from depthfold.stage_one import NEVER, Floats, Ints, Shapes, other_network
 
 SHOWN = 5
 
@@ -98,7 +97,8 @@ def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Sh
         if (span, key) not in timed and not shapes.is_empty(span.i, span.j, mask):
             raise TableError(
                 f"The latency table has no entry for {span} as {shape}, which the importance table has without "
-                f"{score.dropped}. Measure it, or enter it with the reason why it has no value."
+                f"{score.dropped}. Measure it with measure_latency(..., moves=...), or depthfold latency --moves ..., "
+                "or enter it with the reason why it has no value."
             )
 
 

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from depthfold.core import (
     NOTHING,
+    BlockOption,
     ConvShape,
     FlaggedSpan,
     Frontier,
@@ -28,10 +29,8 @@ from depthfold.solver.checks import check_options, check_tables, no_plan
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.plans import points
 from depthfold.solver.problem import Normalisation, Problem, checked_alpha
-from depthfold.solver.shapes import Shapes, require_shapes
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.solver.times import Times
-from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
+from depthfold.stage_one import LEFT_OUT, Shapes, Times, useless_blocks, useless_options
 from depthfold.support.coerce import as_float
 from depthfold.support.text import at_most, count
 
@@ -107,7 +106,12 @@ def _checked_shapes(latency: LatencyTable, importance: ImportanceTable, network:
     """Return the shapes of the network if the tables drop layers, otherwise None."""
     if not (latency.drops or importance.drops):
         return None
-    shapes = require_shapes(network)
+    if network is None:
+        raise InvalidValue(
+            "The tables have entries with dropped layers, and the shapes of the segments then depend on the network. "
+            "Pass it to solve() as network=."
+        )
+    shapes = Shapes(network)
     check_options(latency, importance, shapes)
     return shapes
 
@@ -127,10 +131,15 @@ def _check_rule(merge_along: object) -> None:
 
 def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
     """Warn about blocks that were left out of the importance table for another latency table, but save time here."""
-    left_out = {entry.span for entry in importance.entries if entry.reason == SAVES_NO_TIME and not entry.dropped}
+    left_out = {BlockOption(entry.span, entry.dropped) for entry in importance.entries if entry.reason in LEFT_OUT}
     if not left_out:
         return
-    needed = sorted(left_out - useless_blocks(network, latency, [entry.span for entry in importance.entries]))
+    options = [BlockOption(entry.span, entry.dropped) for entry in importance.entries]
+    if importance.drops:
+        useless = useless_options(network, latency, options)
+    else:
+        useless = frozenset(map(BlockOption, useless_blocks(network, latency, [option.block for option in options])))
+    needed = sorted(left_out - useless)
     if needed:
         warnings.warn(
             f"The importance table leaves out {count(len(needed), 'block')} that saved no time with another latency "
@@ -143,7 +152,7 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
 
 def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) -> None:
     """Warn if blocks were left out, and the surrogate prefers fewer blocks: plans may be better with a merged block."""
-    left_out = sum(entry.reason == SAVES_NO_TIME for entry in importance.entries)
+    left_out = sum(entry.reason in LEFT_OUT for entry in importance.entries)
     if left_out and surrogate.per_block < 0:
         warnings.warn(
             f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 from depthfold.core import LatencyTable, Position, Span
 from depthfold.core.latency_table import picoseconds
-from depthfold.solver.shapes import Shapes
-from depthfold.stage_one import NEVER
+from depthfold.stage_one.algorithms import NEVER
+from depthfold.stage_one.shapes import Shapes
 
 Pair = tuple[int, int]  # the times without and with an activation at the end
 NO_TIME = (NEVER, NEVER)

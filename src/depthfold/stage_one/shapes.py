@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 from depthfold.core import ConvShape, Drops, Network, Position, Skip
-from depthfold.errors import InvalidValue
 
 
 class Shapes:
@@ -150,13 +149,3 @@ class Shapes:
 
 def _layer_bits(s: Position, t: Position) -> int:
     return (1 << t + 1) - (1 << s + 1)
-
-
-def require_shapes(network: Network | None) -> Shapes:
-    """Return the shapes of a network, which tables with dropped layers need."""
-    if network is None:
-        raise InvalidValue(
-            "The tables have entries with dropped layers, and the shapes of the segments then depend on the network. "
-            "Pass it to solve() as network=."
-        )
-    return Shapes(network)
