@@ -58,14 +58,14 @@ def main() -> None:
 
 def tables(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
     """Measure both tables with all moves, if they are not there yet."""
-    latency = _table(options, "latency", df.LatencyTable, lambda: df.measure_latency(
+    _table(options, "latency", df.LatencyTable, lambda: df.measure_latency(
         timed, _target(options), moves=ALL, run=options.run / "latency"
     ))  # fmt: skip
     recipe = preset("brief")
     recipe = short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), options)
+    # Without latency=, which leaves out entries that LayerMerge's rule may need.
     _table(options, "importance", df.ImportanceTable, lambda: measure_importance(
-        traced, task, recipe, method="brief", latency=latency, moves=ALL, executor=executor(options),
-        run=options.run / "brief",
+        traced, task, recipe, method="brief", moves=ALL, executor=executor(options), run=options.run / "brief"
     ))  # fmt: skip
 
 
