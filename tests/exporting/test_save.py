@@ -57,7 +57,7 @@ def test_contents_of_the_config(tmp_path):
     shallow = merged(classifier(), plan=plan)
     config = json.loads((df.save(shallow, tmp_path) / "config.json").read_text())
     assert (config["format"], config["version"], config["name"]) == ("depthfold.result", 1, "Net")
-    assert config["plan"] == {"activations": [1, 3], "cuts": [1], "dropped": {"layers": [], "branches": []}}
+    assert config["plan"] == {"activations": [1, 3], "cuts": [1]}
     assert config["example"] == {"args": [{"shape": [2, 3, 9, 8], "dtype": "float32"}], "named": None}
     assert config["tensors"]["conv1.weight"] == {"shape": [6, 3, 3, 3], "dtype": "float32"}
     assert config["tensors"]["conv2.weight"] == {"shape": [6, 6, 5, 5], "dtype": "float32"}

@@ -239,6 +239,16 @@ def test_solver_warns_if_drops_that_were_left_out_save_time_now():
         df.solve(times(network, 0.5, single=0), table, network=network)
 
 
+def test_solver_warns_if_drops_were_left_out_and_cuts_are_fixed():
+    latency = times(NETWORK.network, single=0)
+    table = measure_importance(NETWORK, TinyTask(), RECIPE, method="recalibrated", moves=MOVES, latency=latency)
+    with pytest.warns(
+        UserWarning, match=r"leaves out \d+ blocks that save no time if S is free, .* Measure the"
+    ) as seen:
+        df.solve(latency, table, network=NETWORK.network, merge_along="B")
+    assert seen[0].filename == __file__
+
+
 def test_wrong_moves_are_refused(tmp_path):
     def refused(text, error=InvalidValue, **options):
         with pytest.raises(error, match=text):

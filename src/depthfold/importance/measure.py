@@ -72,8 +72,8 @@ def measure_importance(
 
     `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
     uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured, unless
-    layers are reinitialised, and neither are drops if to drop less is as fast: see `useless_options`. That changes no
-    optimal plan of solve() if keeping an activation and dropping less never lower the importance.
+    layers are reinitialised. Drops that save no time are not measured either: see `useless_options`. This changes no
+    optimal plan of solve() if keeping an activation or dropping less never lowers the importance.
 
     With `reinit`, the default of "trained" and possible only there, a block of one layer is reinitialised before its
     training, as in the paper. Use reinit=False with short trainings: a layer that has not recovered after a few steps

@@ -78,6 +78,8 @@ def solve(
         _warn_if_needed(latency, importance, network)
     if surrogate is not None:
         _warn_about_fewer_blocks(surrogate, importance)
+    if merge_along == "B":
+        _warn_about_fixed_cuts(importance)
 
     problem = Problem.of(latency, importance, alpha, over, surrogate)
     times = Times(latency, shapes)
@@ -158,6 +160,18 @@ def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) 
             f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "
             f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans "
             "with them may be better. Measure the importances without a latency table to include them.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_about_fixed_cuts(importance: ImportanceTable) -> None:
+    """Warn if blocks were left out: that they save no time holds only if S is free."""
+    if left_out := sum(entry.reason in LEFT_OUT for entry in importance.entries):
+        warnings.warn(
+            f"The importance table leaves out {count(left_out, 'block')} that save no time if S is free, but with "
+            'merge_along="B" plans with them may be better. Measure the importances without a latency table to include '
+            "them.",
             UserWarning,
             stacklevel=3,
         )
