@@ -19,9 +19,8 @@ def main(run: Path) -> None:
     for row in rows(run).values():
         if "rule" in row:
             groups[row["share"], row["rule"]].append(row)
-    print(
-        f"\n{run.name}\n\n| latency | search | predicted, ms | measured, ms | times as fast | test accuracy by seed | mean |"
-    )
+    print(f"\n{run.name}\n")
+    print("| latency | search | predicted, ms | measured, ms | times as fast | test accuracy by seed | mean |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for (share, rule), found in sorted(groups.items(), key=lambda item: (-item[0][0], item[0][1])):
         scores = [row["test"] for row in found]

@@ -29,7 +29,7 @@ from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, shor
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.core import Network
+from depthfold.core import Network, free_positions
 from depthfold.importance import measure_importance
 from depthfold.tracing import TracedNetwork
 from depthfold.training import preset
@@ -105,12 +105,14 @@ def solve_by(rule: str, latency: df.LatencyTable, importance: df.ImportanceTable
         kept = tuple(entry for entry in importance.entries if not entry.dropped)
         times = tuple(entry for entry in latency.entries if entry.shape is None)
         return df.solve(replace(latency, entries=times), replace(importance, entries=kept), network=network)
-    own = network.activations
+    own, free = network.activations, free_positions(network)
 
     def allowed(entry: Any) -> bool:
         block = entry.span
-        ends = len(block.span) > 1 or block.b == (block.j in own)
-        return ends and not entry.dropped.branches
+        # Where an activation may be inserted, several layers end in one, and a single layer does not.
+        return not entry.dropped.branches and (
+            block.j in own or block.j not in free or block.b == (len(block.span) > 1)
+        )
 
     kept = tuple(entry for entry in importance.entries if allowed(entry))
     return df.solve(latency, replace(importance, entries=kept), network=network, merge_along="B")

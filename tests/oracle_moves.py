@@ -86,6 +86,8 @@ class Segments:
             return self.entries.get((span, None if shape == self.network.merged_shape(span) else shape))
         if (span, shape) in self.entries:
             return self.entries[span, shape]
+        if any(skip.target == span.j and skip.source < span.i for skip in self.network.skips):
+            return None  # nothing says how long the addition takes
         last = self.entries.get((Span(span.j - 1, span.j), None))
         start = self.outside if span.i == 0 else 0.0
         return last and (start, start + max(last[1] - last[0], 0.0))

@@ -166,6 +166,12 @@ def test_segment_that_would_compute_2x_is_refused() -> None:
         latency.predict(residual_of_two().network("net"), Plan([1, 3, 4], [1, 3], Drops([2, 3])))
 
 
+def test_addition_after_an_empty_segment_has_no_time() -> None:
+    latency = LatencyTable(entries=tuple(Timing(span=Span(l - 1, l), times=(1.0, 1.0)) for l in range(1, 5)))
+    with pytest.raises(TableError, match=r"no time for \(2, 3\] as 1x1, 4 -> 4"):
+        latency.predict(residual_of_two().network("net"), Plan([1, 3, 4], [1, 2, 3], Drops([3])))
+
+
 def test_prediction_without_a_time_for_the_shape_names_it() -> None:
     latency = LatencyTable(entries=(Timing(span=Span(0, 2), times=(1.0, 1.0)),))
     with pytest.raises(TableError, match=r"no time for \(0, 2\] as 3x3, 4 -> 4, which the plan"):

@@ -266,7 +266,7 @@ class LatencyTable(Document):
         for span in network.segments(plan):
             shape, empty = left_of(network, span, plan.dropped.within(span))
             entry = entries.get((span, shape))
-            both = entry.times if entry else self.empty_times(span) if empty else None
+            both = entry.times if entry else self.empty_times(network, span) if empty else None
             if both is None:
                 why = f" ({entry.reason})" if entry else ""
                 raise TableError(
@@ -276,12 +276,15 @@ class LatencyTable(Document):
             times.append(both[span.j in active])
         return sum_times(times)
 
-    def empty_times(self, span: Span) -> tuple[float, float] | None:
+    def empty_times(self, network: Network, span: Span) -> tuple[float, float] | None:
         """Return the times of a span from which nothing is left, for tables without an entry for it.
 
         It takes no time without an activation. An activation at its end takes what it adds to the last layer of the
-        span. The cost of everything outside the spans is also due if the span starts at 0.
+        span. The cost of everything outside the spans is also due if the span starts at 0. If a residual from before
+        the span ends with it, the times are not known: an addition is timed only with the layer before it.
         """
+        if any(skip.source < span.i for skip in network.skips_into(span.j)):
+            return None
         last = next((e.times for e in self.entries if e.span == Span(span.j - 1, span.j) and e.shape is None), None)
         if last is None:
             return None

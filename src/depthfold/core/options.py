@@ -75,16 +75,18 @@ def left_of(network: Network, span: Span, dropped: Drops) -> tuple[ConvShape | N
 
 
 def require_moves(moves: Iterable[str]) -> tuple[Move, ...]:
-    """Return the moves, each once and in a fixed order. Raise InvalidValue if there is another one, or no "merge"."""
+    """Return the moves, each once and in a fixed order, with "merge", which every search makes.
+
+    Raise InvalidValue if there is another one.
+    """
     known: tuple[Move, ...] = get_args(Move)
+    if not isinstance(moves, Iterable):
+        raise InvalidValue(f"The moves must be some of {', '.join(map(repr, known))}, found {moves!r}.")
     given = (moves,) if isinstance(moves, str) else tuple(moves)
     if wrong := [move for move in given if move not in known]:
         hint = did_you_mean(str(wrong[0]), known)
         raise InvalidValue(f"There is no move {wrong[0]!r}. {hint}The moves are {', '.join(map(repr, known))}.")
-    if "merge" not in given:
-        found = ", ".join(map(repr, given)) or "none"
-        raise InvalidValue(f'The moves must include "merge", which every search makes; found {found}. Add it.')
-    return tuple(move for move in known if move in given)
+    return tuple(move for move in known if move in (*MERGE, *given))
 
 
 def _tiling(network: Network, span: Span) -> tuple[Span, ...]:

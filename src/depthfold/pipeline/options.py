@@ -37,7 +37,7 @@ class Options:
     space: Space = _option("paper", "The search space: paper, or full for every span that merges exactly.")
     moves: tuple[Move, ...] = _option(
         MERGE,
-        "What a plan may do: merge, which is always among them, drop-layers (leave out convolutions that keep channels "
+        "What a plan may do: merge (always), drop-layers (leave out convolutions that keep channels "
         "and size) and drop-branches (leave out the branches of residuals).",
     )
     importance: ImportanceTable | None = _option(None, "An importance table to use instead of measuring one.")

@@ -72,7 +72,7 @@ class Times:
             return None
         if (s, t, number) in self._ms:
             return self._ms[s, t, number]
-        return self.latency.empty_times(Span(s, t))
+        return self.latency.empty_times(shapes.network, Span(s, t))
 
     def fastest(self, i: Position, j: Position, mask: int, b: int) -> Pair:
         """Return the least time of (i, j] without an activation inside, and the last cut of it; i if there is none."""
