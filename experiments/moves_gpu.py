@@ -105,14 +105,12 @@ def solve_by(rule: str, latency: df.LatencyTable, importance: df.ImportanceTable
         kept = tuple(entry for entry in importance.entries if not entry.dropped)
         times = tuple(entry for entry in latency.entries if entry.shape is None)
         return df.solve(replace(latency, entries=times), replace(importance, entries=kept), network=network)
-    own, free = network.activations, free_positions(network)
+    free = free_positions(network)
 
     def allowed(entry: Any) -> bool:
         block = entry.span
         # Where an activation may be inserted, several layers end in one, and a single layer does not.
-        return not entry.dropped.branches and (
-            block.j in own or block.j not in free or block.b == (len(block.span) > 1)
-        )
+        return not entry.dropped.branches and (block.j not in free or block.b == (len(block.span) > 1))
 
     kept = tuple(entry for entry in importance.entries if allowed(entry))
     return df.solve(latency, replace(importance, entries=kept), network=network, merge_along="B")
