@@ -29,7 +29,7 @@ from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, shor
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.core import Network, free_positions
+from depthfold.core import Network, Score, free_positions
 from depthfold.importance import measure_importance
 from depthfold.tracing import TracedNetwork
 from depthfold.training import preset
@@ -107,13 +107,15 @@ def solve_by(rule: str, latency: df.LatencyTable, importance: df.ImportanceTable
         return df.solve(replace(latency, entries=times), replace(importance, entries=kept), network=network)
     free = free_positions(network)
 
-    def allowed(entry: Any) -> bool:
+    def ruled(entry: Score) -> Score:
         block = entry.span
         # Where an activation may be inserted, several layers end in one, and a single layer does not.
-        return not entry.dropped.branches and (block.j not in free or block.b == (len(block.span) > 1))
+        if not entry.dropped.branches and (block.j not in free or block.b == (len(block.span) > 1)):
+            return entry
+        return replace(entry, samples=(), seeds=(), reason="against LayerMerge's rule")
 
-    kept = tuple(entry for entry in importance.entries if allowed(entry))
-    return df.solve(latency, replace(importance, entries=kept), network=network, merge_along="B")
+    entries = tuple(map(ruled, importance.entries))
+    return df.solve(latency, replace(importance, entries=entries), network=network, merge_along="B")
 
 
 def _traced(options: argparse.Namespace, batch: int) -> TracedNetwork:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthfold.core import Drops, FlaggedSpan, Position
-from depthfold.solver.edges import Edges, UsedSegment, Ways
+from depthfold.solver.edges import Edges, Items, UsedSegment, Ways
 from depthfold.stage_one import NEVER, Ints, Times
 
 
@@ -74,20 +74,31 @@ class Chains:
 
     def ways(self, used: Ints) -> Ways:
         masks: list[int] = []
+        along_A: list[int] = []
+        cuts: list[tuple[int, Position]] = []
+        blocks: list[tuple[int, Block]] = []
         segments: set[UsedSegment] = set()
-        rows = Ways.empty(len(used), self.L)
         for n, e in enumerate(used.tolist()):
             chain = self._chain(self.labels[e])
             i, j, b = chain[0].i, chain[-1].j, chain[-1].b
             mask = functools.reduce(operator.or_, (block.mask for block in chain))
-            cuts = [block.i for block in chain[1:]] if self.whole_blocks else self.times.cuts(i, j, mask, b)
-            rows.cuts[n, [i, *cuts]] = True
-            rows.boundaries[n, [block.i for block in chain]] = True
-            rows.importances[n, [block.j for block in chain]] = [block.importance for block in chain]
-            rows.along_A[n] = self.times.along_activations(i, j, mask, b)
-            segments.update((s, t, self.times.within(s, t, mask)) for s, t in pairwise((i, *cuts, j)))
+            between = [block.i for block in chain[1:]] if self.whole_blocks else self.times.cuts(i, j, mask, b)
+            cuts += [(n, p) for p in (i, *between)]
+            blocks += [(n, block) for block in chain]
+            along_A.append(self.times.along_activations(i, j, mask, b))
+            segments.update((s, t, self.times.within(s, t, mask)) for s, t in pairwise((i, *between, j)))
             masks.append(mask)
-        return Ways(rows.cuts, rows.boundaries, rows.importances, rows.along_A, masks, frozenset(segments))
+        edge, at = _columns(cuts)
+        owner, start = _columns((n, block.i) for n, block in blocks)
+        return Ways(
+            cuts=Items.of(edge, at, len(used)),
+            boundaries=Items.of(owner, start, len(used)),
+            ends=np.array([block.j for _, block in blocks]),
+            importances=np.array([block.importance for _, block in blocks]),
+            along_A=np.array(along_A),
+            dropped=masks,
+            segments=frozenset(segments),
+        )
 
     def _chain(self, label: Label) -> list[Block]:
         chain: list[Block] = []
@@ -164,3 +175,8 @@ def undominated(labels: list[Label]) -> list[Label]:
         if not kept or label[1] > kept[-1][1]:
             kept.append(label)
     return kept
+
+
+def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Ints, Ints]:
+    one, two = zip(*pairs, strict=True)
+    return np.array(one), np.array(two)

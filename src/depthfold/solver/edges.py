@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from depthfold.core import Position
 from depthfold.solver.checks import check_covered
 from depthfold.stage_one import NEVER, Floats, Ints, algorithm_1, algorithm_3, time_along_activations
 
-Bools = NDArray[np.bool_]
 UsedSegment = tuple[Position, Position, int]  # its ends, and its drops as bits
 
 
@@ -32,22 +30,37 @@ class Edges:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """The plans of some edges, one row for each: its cuts and boundaries, both with k, the importance of each block in
-    the column where the block ends, the time if merging followed A, and the drops as bits."""
+class Items:
+    """Positions of edges, sorted by edge: those of edge n are at[first[n]:first[n + 1]]."""
 
-    cuts: Bools
-    boundaries: Bools
+    first: Ints
+    at: Ints
+
+    @classmethod
+    def of(cls, edge: Ints, at: Ints, number: int) -> Self:
+        """Return the items at the positions `at` of the edges `edge`, which are numbered below `number`."""
+        first = np.append(0, np.cumsum(np.bincount(edge, minlength=number)))
+        return cls(first, at[np.argsort(edge, kind="stable")])
+
+    def of_each(self, edge: Ints) -> tuple[Ints, Ints]:
+        """Return all items of all given edges: the index of each in `edge`, and in `at`."""
+        start, count = self.first[edge], self.first[edge + 1] - self.first[edge]
+        owner = np.repeat(np.arange(len(edge)), count)
+        return owner, np.arange(len(owner)) + np.repeat(start - np.cumsum(count) + count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The plans of some edges: cuts and boundaries (both with k), the end and the importance of the block after each
+    boundary, the time if merging followed A, and the drops as bits."""
+
+    cuts: Items
+    boundaries: Items
+    ends: Ints
     importances: Floats
     along_A: Ints
     dropped: Sequence[int]
     segments: frozenset[UsedSegment]
-
-    @classmethod
-    def empty(cls, edges: int, L: Position, dropped: Sequence[int] = (), segments: Sequence[UsedSegment] = ()) -> Self:
-        shape = (edges, L + 1)
-        rows = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape)
-        return cls(*rows, np.zeros(edges, dtype=np.int64), dropped, frozenset(segments))
 
 
 class StageOne(Protocol):
@@ -75,32 +88,33 @@ class Separate:
 
     def ways(self, used: Ints) -> Ways:
         k, l, b = self.edges.k[used], self.edges.l[used], self.edges.b[used]
-        ways = Ways.empty(len(used), self.L)
-        self._follow_B(k, l, b, ways)
-        segments = self._follow_S(k, l, b, ways)
-        ways.along_A[:] = time_along_activations(self.T)[k, l, b]
-        return Ways(ways.cuts, ways.boundaries, ways.importances, ways.along_A, (), segments)
+        cuts, segments = self._follow_S(k, l, b)
+        along_A = time_along_activations(self.T)[k, l, b]
+        return Ways(cuts, *self._follow_B(k, l, b), along_A, (), segments)
 
-    def _follow_S(self, k: Ints, l: Ints, b: Ints, ways: Ways) -> frozenset[UsedSegment]:
-        """Enter the cuts, and return all segments."""
+    def _follow_S(self, k: Ints, l: Ints, b: Ints) -> tuple[Items, frozenset[UsedSegment]]:
+        """Return the cuts, and all segments."""
         used = np.zeros((self.L + 1, self.L + 1), dtype=bool)
-        row = np.arange(len(k))
+        row, number, steps = np.arange(len(k)), len(k), []
         while row.size:
             m = self.S_opt[k, l, b]
             used[m, l] = True
-            ways.cuts[row, m] = True
+            steps.append((row, m))
             on = m > k
             row, k, l = row[on], k[on], m[on]
             b = np.zeros_like(l)  # there is no activation between k and l
-        return frozenset((i, j, 0) for i, j in np.argwhere(used).tolist())
+        edge, at = map(np.concatenate, zip(*steps, strict=True))
+        return Items.of(edge, at, number), frozenset((i, j, 0) for i, j in np.argwhere(used).tolist())
 
-    def _follow_B(self, k: Ints, l: Ints, b: Ints, ways: Ways) -> None:
-        """Enter the boundaries and the importances."""
-        row = np.arange(len(k))
+    def _follow_B(self, k: Ints, l: Ints, b: Ints) -> tuple[Items, Ints, Floats]:
+        """Return the boundaries, and the ends and importances of the blocks after them."""
+        row, number, steps = np.arange(len(k)), len(k), []
         while row.size:
             m = self.B_opt[k, l, 1, b]
             on = m > k
-            ways.importances[row, l] = self.I[m, l, np.where(on, 0, 1), b]
-            ways.boundaries[row, m] = True
+            steps.append((row, m, l, self.I[m, l, np.where(on, 0, 1), b]))
             row, k, l = row[on], k[on], m[on]
             b = np.zeros_like(l)
+        edge, at, ends, importances = map(np.concatenate, zip(*steps, strict=True))
+        order = np.argsort(edge, kind="stable")  # that of Items
+        return Items.of(edge, at, number), ends[order], importances[order]

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from depthfold.core import NOTHING, Drops, Point, Position
-from depthfold.solver.edges import Bools, StageOne, UsedSegment
+from depthfold.solver.edges import StageOne, UsedSegment
 from depthfold.solver.stage_two import Front
 from depthfold.stage_one import Ints
-
-Steps = list[tuple[Ints, Ints]]  # plans, each once, and an edge of each
 
 
 def points(
@@ -25,21 +24,21 @@ def points(
     Drops; None if nothing is dropped.
     """
     end, edges = fronts[L], stage_one.edges
-    steps = _steps(fronts, end)
-    used = np.unique(np.concatenate([edge for _, edge in steps]))
+    plan, edge = _steps(fronts, end)
+    used, row = np.unique(edge, return_inverse=True)
     ways = stage_one.ways(used)
     shape = len(end.t), L + 1
     A, S, B, importances = (np.zeros(shape, dtype=kind) for kind in (bool, bool, bool, float))
+    A[plan, edges.l[edge]] = edges.b[edge] == 1
+    step, item = ways.cuts.of_each(row)
+    S[plan[step], ways.cuts.at[item]] = True
+    step, item = ways.boundaries.of_each(row)
+    B[plan[step], ways.boundaries.at[item]] = True
+    importances[plan[step], ways.ends[item]] = ways.importances[item]
     along_A, masks = np.zeros(shape[0], dtype=np.int64), [0] * shape[0]
-    for plan, edge in steps:
-        row = np.searchsorted(used, edge)
-        A[plan, edges.l[edge]] = edges.b[edge] == 1
-        S[plan] |= ways.cuts[row]
-        B[plan] |= ways.boundaries[row]
-        importances[plan] += ways.importances[row]
-        along_A[plan] += ways.along_A[row]
-        for one, own in zip(plan.tolist(), row.tolist(), strict=True) if drops else ():
-            masks[one] |= ways.dropped[own]
+    np.add.at(along_A, plan, ways.along_A[row])
+    for one, own in zip(plan.tolist(), row.tolist(), strict=True) if drops else ():
+        masks[one] |= ways.dropped[own]
     S[:, 0] = B[:, 0] = False
     plans = zip(
         (t / 10**9 for t in end.t.tolist()),
@@ -66,22 +65,23 @@ def points(
     return tuple(front), sorted(ways.segments)
 
 
-def _steps(fronts: Mapping[Position, Front], end: Front) -> Steps:
-    """Return every step of every plan from one activation to the next, the last steps first."""
+def _steps(fronts: Mapping[Position, Front], end: Front) -> tuple[Ints, Ints]:
+    """Return every step of every plan from one activation to the next: the number of the plan, and of the edge."""
     parent = np.concatenate([front.parent for front in fronts.values()])
     edge = np.concatenate([front.edge for front in fronts.values()])
     plan = np.arange(len(end.t))
     label = end.first + plan
-    steps = []
+    plans, edges = [], []
     while plan.size:
-        steps.append((plan, edge[label]))
+        plans.append(plan)
+        edges.append(edge[label])
         label = parent[label]
         on = label > 0  # 0 is the label of position 0
         plan, label = plan[on], label[on]
-    return steps
+    return np.concatenate(plans), np.concatenate(edges)
 
 
-def _positions(rows: Bools) -> Iterator[tuple[int, ...]]:
+def _positions(rows: NDArray[np.bool_]) -> Iterator[tuple[int, ...]]:
     """Yield the columns that are True, row by row."""
     columns = np.nonzero(rows)[1].tolist()
     ends = np.cumsum(rows.sum(axis=1)).tolist()
