@@ -33,6 +33,11 @@ class Plan(Document):
     dropped: Drops = field(default=NOTHING, metadata=SPARSE)
 
     def __init__(self, activations: Iterable[Position], cuts: Iterable[Position], dropped: Drops = NOTHING) -> None:
+        if not isinstance(dropped, Drops):
+            raise PlanError(
+                f"The dropped layers and branches of a plan must be Drops, found {dropped!r:.80}. Use, for example, "
+                "dropped=Drops(layers=[2])."
+            )
         object.__setattr__(self, "dropped", dropped)
         object.__setattr__(self, "activations", frozenset(_positions("activations", activations)))
         object.__setattr__(self, "cuts", tuple(sorted(set(_positions("cuts", cuts)))))
