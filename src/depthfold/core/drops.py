@@ -23,9 +23,7 @@ class Drops:
     layers: tuple[int, ...] = ()
     branches: tuple[Span, ...] = ()
 
-    def __init__(
-        self, layers: Iterable[int] = (), branches: Iterable[Span | tuple[Position, Position]] = ()
-    ) -> None:
+    def __init__(self, layers: Iterable[int] = (), branches: Iterable[Span | tuple[Position, Position]] = ()) -> None:
         numbers = {as_whole("The number of a dropped layer", l, PlanError) for l in layers}
         object.__setattr__(self, "layers", tuple(sorted(numbers)))
         object.__setattr__(self, "branches", tuple(sorted({_require_span(branch) for branch in branches})))
