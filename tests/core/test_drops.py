@@ -35,3 +35,17 @@ def test_branches_are_spans(wrong: object) -> None:
 def test_plan_refuses_drops_of_another_type(wrong: object) -> None:
     with pytest.raises(PlanError, match=r"must be Drops, found .*\. Use, for example, dropped=Drops\(layers=\[2\]\)"):
         Plan((), (), wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "key"),
+    [
+        (Drops(), ""),
+        (Drops([5, 3]), "3 5"),
+        (Drops([], [(6, 9)]), "6:9"),
+        (Drops([12], [(6, 9), (1, 3)]), "12 1:3 6:9"),
+    ],
+)
+def test_key_is_read_back(dropped: Drops, key: str) -> None:
+    assert dropped.key == key
+    assert Drops.parse(key) == dropped

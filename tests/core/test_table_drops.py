@@ -74,10 +74,12 @@ def test_drops_in_csv_are_layers_and_branches(tmp_path: Path) -> None:
     assert ImportanceTable.read_csv(tmp_path / "imp.csv") == table
 
 
-@pytest.mark.parametrize("cell", ["x", "3 4:5:6", "1.5"])
+@pytest.mark.parametrize("cell", ["x", "3 4:5:6", "1.5", "0", "6:4"])
 def test_bad_drops_in_csv_are_refused(tmp_path: Path, cell: str) -> None:
     (tmp_path / "imp.csv").write_text(f"st,end,st_act,end_act,imp,dropped\n2,6,1,1,0.5,{cell}\n")
-    with pytest.raises(TableError, match="line 2: column 'dropped' must hold numbers of layers and ends of branches"):
+    with pytest.raises(
+        TableError, match="line 2: column 'dropped': Expected numbers of layers and ends of branches, as"
+    ):
         ImportanceTable.read_csv(tmp_path / "imp.csv")
 
 

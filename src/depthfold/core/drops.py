@@ -23,10 +23,26 @@ class Drops:
     layers: tuple[int, ...] = ()
     branches: tuple[Span, ...] = ()
 
-    def __init__(self, layers: Iterable[int] = (), branches: Iterable[Span | tuple[Position, Position]] = ()) -> None:
+    def __init__(self, layers: Iterable[int] = (), branches: Iterable[Span | tuple[Position, ...]] = ()) -> None:
         numbers = {as_whole("The number of a dropped layer", l, PlanError) for l in layers}
         object.__setattr__(self, "layers", tuple(sorted(numbers)))
         object.__setattr__(self, "branches", tuple(sorted({_require_span(branch) for branch in branches})))
+
+    @classmethod
+    def parse(cls, key: str) -> Drops:
+        """Return the drops with this key. Raise PlanError if it is not one."""
+        try:
+            parts = [tuple(map(int, part.split(":"))) for part in key.split()]
+            return cls([part[0] for part in parts if len(part) == 1], [part for part in parts if len(part) != 1])
+        except ValueError:
+            raise PlanError(
+                f'Expected numbers of layers and ends of branches, as in "3 5 6:9", found {key!r:.80}.'
+            ) from None
+
+    @property
+    def key(self) -> str:
+        """The numbers of the layers and the ends of the branches, as in "3 5 6:9", for files and journals."""
+        return " ".join((*map(str, self.layers), *(f"{branch.i}:{branch.j}" for branch in self.branches)))
 
     @property
     def missing(self) -> frozenset[int]:

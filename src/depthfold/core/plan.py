@@ -49,6 +49,12 @@ class Plan(Document):
                 "the one at the last position L must also be a cut: add them to cuts, or leave the activations out."
             )
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The parts of a digest that identifies the plan: A and S, and what is dropped only if there is something."""
+        dropped = (self.dropped.key,) if self.dropped else ()
+        return (sorted(self.activations), self.cuts, *dropped)
+
     def __str__(self) -> str:
         dropped = f"; drops {self.dropped}" if self.dropped else ""
         return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}{dropped}"
