@@ -149,20 +149,21 @@ class ImportanceTable(Document):
         write_rows(path, columns, [[row[name] for name in columns] for row in rows])
 
     def __str__(self) -> str:
-        scored = len(self.options)
-        without = f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
-        dropping = sum(bool(entry.dropped) for entry in self.entries)
-        without += f", {dropping} with dropped layers" if dropping else ""
+        scored, dropping = len(self.options), sum(bool(entry.dropped) for entry in self.entries)
+        size = count(scored, "flagged span")
+        if dropping:  # a block has several entries
+            size = f"{count(len(self.entries), 'entry', 'entries')}, {dropping} with dropped layers"
+        size += f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
         problem = "extended" if self.extended else "plain"
         return (
-            f"Importance table of {self.network or 'an unnamed network'}: {count(scored, 'flagged span')}{without}, "
-            f"{count(self.depth, 'layer')}, base score {self.base:g}, {problem} problem; "
-            f"environment: {self.environment}"
+            f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
+            f"score {self.base:g}, {problem} problem; environment: {self.environment}"
         )
 
     def __repr__(self) -> str:
-        size = f"{count(len(self.entries), 'flagged span')}, {count(self.depth, 'layer')}"
-        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}>"
+        number = len(self.entries)
+        size = count(number, "entry", "entries") if self.drops else count(number, "flagged span")
+        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}, {count(self.depth, 'layer')}>"
 
 
 def _checked(what: str, value: object) -> float:
