@@ -1,5 +1,6 @@
 """What is left of a segment after layers and branches are dropped."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -83,3 +84,21 @@ def test_row_of_a_segment_says_what_is_left() -> None:
     empty = Segment(span=Span(1, 3), times=(0.0, 0.25), replaced=2.0, dropped=Drops(branches=[Span(1, 3)]))
     assert empty.row(False)[:3] == ("2-3", "nothing, all dropped", "0")
     assert empty.row(True)[:3] == ("2-3", "only an activation, all dropped", "0.25")
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (99, "but the network has 5 layers"),
+        (4, "which has a parallel branch"),
+        (5, "which changes the number of channels or the size"),
+    ],
+)
+def test_layer_that_cannot_be_dropped_is_refused_with_the_reason(layer: int, why: str) -> None:
+    network = chain(3, 3, 3, 3, 3)
+    parallel = Skip(source=3, target=4, where="add", projection=shape(4, 4, kernel=1))
+    wider = replace(network.layers[4], shape=shape(4, 8))
+    network = replace(network, layers=(*network.layers[:4], wider), skips=(parallel,))
+    message = f"The plan drops layer {layer}, {why}. Drop only layers of network.droppable_layers."
+    with pytest.raises(PlanError, match=re.escape(message)):
+        network.segments(Plan((), (), Drops([2, layer])))

@@ -74,10 +74,12 @@ def test_drops_in_csv_are_layers_and_branches(tmp_path: Path) -> None:
     assert ImportanceTable.read_csv(tmp_path / "imp.csv") == table
 
 
-@pytest.mark.parametrize("cell", ["x", "3 4:5:6", "1.5"])
+@pytest.mark.parametrize("cell", ["x", "3 4:5:6", "1.5", "0", "6:4"])
 def test_bad_drops_in_csv_are_refused(tmp_path: Path, cell: str) -> None:
     (tmp_path / "imp.csv").write_text(f"st,end,st_act,end_act,imp,dropped\n2,6,1,1,0.5,{cell}\n")
-    with pytest.raises(TableError, match="line 2: column 'dropped' must hold numbers of layers and ends of branches"):
+    with pytest.raises(
+        TableError, match="line 2: column 'dropped': Expected numbers of layers and ends of branches, as"
+    ):
         ImportanceTable.read_csv(tmp_path / "imp.csv")
 
 
@@ -104,7 +106,12 @@ def test_entries_with_drops_have_their_own_accessors() -> None:
     assert importance.importances == {block: 2.0}
     assert importance.options == {(block, Drops()): 2.0, (block, Drops([2])): 1.0}
     assert "1 more shape with dropped layers" in str(latency)
-    assert "1 with dropped layers" in str(importance)
+    assert repr(latency) == "<LatencyTable (unnamed): 2 entries, 2 layers>"
+    assert ": 2 entries, 1 with dropped layers, 2 layers, base score" in str(importance)
+    assert repr(importance) == "<ImportanceTable (unnamed): 2 entries, 2 layers>"
+    failed = Score(span=FlaggedSpan(0, 1, True, True), reason="the loss is NaN")
+    more = ImportanceTable(entries=(*importance.entries, failed))
+    assert ": 3 entries, 1 with dropped layers, 1 without a score, 2 layers" in str(more)
 
 
 def test_two_entries_of_one_option_are_refused() -> None:

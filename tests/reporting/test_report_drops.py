@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from depthfold.core import Span
+from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.latency_table import sum_times
-from depthfold.reporting import figures, format, report
+from depthfold.reporting import Findings, figures, format, report
 from depthfold.reporting.report import page
 from depthfold.reporting.view import (
     explorer_data,
@@ -17,9 +17,10 @@ from depthfold.reporting.view import (
     timed_spans,
     unusable_blocks,
 )
+from depthfold.solver import solve
 from lacking import needs
 from runs import dropping_run, made_up_run
-from structures import resnet34
+from structures import Builder, resnet34
 
 PHONE = {"width": 390, "height": 844}
 
@@ -210,3 +211,32 @@ def test_dropped_layers_fit_on_a_phone(opened):
     tab, _ = opened
     tab.evaluate("() => document.querySelectorAll('details').forEach(part => part.open = true)")
     assert tab.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"]
+
+
+@needs("playwright", "chromium")
+def test_plan_that_takes_no_time_has_no_speedup(browser, tmp_path):
+    """The only residual covers the whole network and is dropped."""
+    builder = Builder(4, size=8)
+    for _ in range(2):
+        builder.add(4, activation=None)
+    builder.skip(0)
+    network, block = builder.network("tiny"), FlaggedSpan(0, 2, True, False)
+    times = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
+    latency = LatencyTable(entries=[Timing(span=Span(*ends), times=(time, time)) for ends, time in times.items()])
+    scores = [Score(span=FlaggedSpan(0, 1, True, False), samples=(0.0,)), Score(span=block, samples=(-0.1,)),
+              Score(span=FlaggedSpan(1, 2, False, False), samples=(0.0,)),
+              Score(span=block, samples=(-1.0,), dropped=Drops(branches=[Span(0, 2)]))]  # fmt: skip
+    importance = ImportanceTable(entries=scores)
+    frontier = solve(latency, importance, network=network)
+    assert frontier[0].latency == 0 and frontier[0].original == 2.0
+    findings = Findings(title="No time", network=network, latency=latency, importance=importance, frontier=frontier,
+                        plan=frontier[1])  # fmt: skip
+    tab = browser.new_page()
+    tab.goto(report(findings, tmp_path / "report.html").as_uri())
+    texts = []
+    for button in ("#chosen", "#fastest"):
+        tab.click(button)
+        texts.append(tab.text_content("#summary"))
+    assert "1.33 times as fast as the original" in texts[0]
+    assert "0 ms predicted, importance" in texts[1].replace("\u202f", " ")
+    tab.close()

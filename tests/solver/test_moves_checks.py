@@ -48,7 +48,7 @@ def test_tables_with_drops_need_the_network() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"shape": shape(4, 4, kernel=1)}, r"no entry for \(0, 2\] as 3x3, 4 -> 4, which the importance table has"),
+        ({"shape": shape(4, 4, kernel=1)}, r"no entry for \(0, 2\] as 3x3, 4 -> 4, which is left without layer"),
         ({"shape": shape(4, 8)}, r"\(0, 2\] as 3x3, 4 -> 8, which it cannot become. .* are 5x5, 4 -> 4"),
         ({"shape": shape(4, 4, kernel=5)}, r"\(0, 2\] as 5x5, 4 -> 4, which is the shape of all its layers"),
         (

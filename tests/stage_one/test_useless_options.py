@@ -23,7 +23,7 @@ from depthfold.core import (
     span_options,
 )
 from depthfold.errors import TableError
-from depthfold.stage_one import DROPS_SAVE_NO_TIME, useless, useless_blocks, useless_options
+from depthfold.stage_one import DROPS_SAVE_NO_TIME, useless_blocks, useless_drops, useless_options
 from oracle_moves import frontier_with_moves
 from structures import chain, mobilenet_v2, resnet34
 from tables import random_network, tables_with_moves
@@ -171,7 +171,7 @@ def test_large_networks_of_the_papers_space() -> None:
     for network in (mobilenet_v2(), resnet34()):
         latency, _ = tables_with_moves(network, "paper", MOVES, 0)
         options = block_options(network, "paper", MOVES)
-        search = useless._OptionSearch(network, latency, options)
+        search = useless_drops._OptionSearch(network, latency, options)
         assert all(search.contexts(option.block) is not None for option in options)
         some = useless_options(network, latency, options)
         whole = {entry.span: entry.times for entry in latency.entries if entry.shape is None}
@@ -183,7 +183,7 @@ def test_large_networks_of_the_papers_space() -> None:
 
 
 def test_too_many_surroundings_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(useless, "MANY", 0)
+    monkeypatch.setattr(useless_drops, "MANY", 0)
     for network, latency, _, options in instances(20):
         assert not useless_options(network, latency, options)
 

@@ -11,8 +11,9 @@ from typing import ClassVar, Self
 
 from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.environment import Environment
-from depthfold.core.span import FlaggedSpan, Position, Span
-from depthfold.errors import TableError
+from depthfold.core.options import BlockOption
+from depthfold.core.span import FlaggedSpan, Position
+from depthfold.errors import PlanError, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
 from depthfold.support.document import SPARSE, Document
@@ -60,7 +61,7 @@ class Score:
     @property
     def name(self) -> str:
         """The block and what it drops, for messages."""
-        return f"{self.span} without {self.dropped}" if self.dropped else str(self.span)
+        return str(BlockOption(self.span, self.dropped))
 
     @property
     def mean(self) -> float:
@@ -142,26 +143,27 @@ class ImportanceTable(Document):
         rows: list[dict[str, object]] = []
         for e in self.entries:
             block = (e.span.i, e.span.j, int(e.span.a), int(e.span.b))
-            cells = (*block, known.get((e.span, e.dropped)), _drops_text(e.dropped), e.reason)
+            cells = (*block, known.get((e.span, e.dropped)), e.dropped.key or None, e.reason)
             rows.append(dict(zip((*COLUMNS, *EXTRA), cells, strict=True)))
         columns = (*COLUMNS, *(name for name in EXTRA if any(row[name] is not None for row in rows)))
         write_rows(path, columns, [[row[name] for name in columns] for row in rows])
 
     def __str__(self) -> str:
-        scored = len(self.options)
-        without = f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
-        dropping = sum(bool(entry.dropped) for entry in self.entries)
-        without += f", {dropping} with dropped layers" if dropping else ""
+        scored, dropping = len(self.options), sum(bool(entry.dropped) for entry in self.entries)
+        size = count(scored, "flagged span")
+        if dropping:  # a block has several entries
+            size = f"{count(len(self.entries), 'entry', 'entries')}, {dropping} with dropped layers"
+        size += f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
         problem = "extended" if self.extended else "plain"
         return (
-            f"Importance table of {self.network or 'an unnamed network'}: {count(scored, 'flagged span')}{without}, "
-            f"{count(self.depth, 'layer')}, base score {self.base:g}, {problem} problem; "
-            f"environment: {self.environment}"
+            f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
+            f"score {self.base:g}, {problem} problem; environment: {self.environment}"
         )
 
     def __repr__(self) -> str:
-        size = f"{count(len(self.entries), 'flagged span')}, {count(self.depth, 'layer')}"
-        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}>"
+        number = len(self.entries)
+        size = count(number, "entry", "entries") if self.drops else count(number, "flagged span")
+        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}, {count(self.depth, 'layer')}>"
 
 
 def _checked(what: str, value: object) -> float:
@@ -181,17 +183,8 @@ def _entry(row: Row) -> Score:
     return Score(span=span, samples=(row.number("imp"),), dropped=_drops(row))
 
 
-def _drops_text(dropped: Drops) -> str | None:
-    branches = (f"{branch.i}:{branch.j}" for branch in dropped.branches)
-    return " ".join((*map(str, dropped.layers), *branches)) or None
-
-
 def _drops(row: Row) -> Drops:
-    text = row.text("dropped") or ""
     try:
-        parts = [[int(number) for number in part.split(":")] for part in text.split()]
-        return Drops([part[0] for part in parts if len(part) == 1], [Span(*part) for part in parts if len(part) != 1])
-    except (TypeError, ValueError):
-        raise TableError(
-            f"column 'dropped' must hold numbers of layers and ends of branches, as in \"3 5 6:9\", found {text!r}."
-        ) from None
+        return Drops.parse(row.text("dropped") or "")
+    except PlanError as error:
+        raise TableError(f"column 'dropped': {error}") from None

@@ -332,8 +332,9 @@ class LatencyTable(Document):
         )
 
     def __repr__(self) -> str:
-        size = f"{count(len(self.entries), 'span')}, {count(self.depth, 'layer')}"
-        return f"<LatencyTable {self.network or '(unnamed)'}: {size}>"
+        number = len(self.entries)
+        size = count(number, "entry", "entries") if self.drops else count(number, "span")
+        return f"<LatencyTable {self.network or '(unnamed)'}: {size}, {count(self.depth, 'layer')}>"
 
 
 def _checked(what: str, value: object) -> float:

@@ -317,10 +317,8 @@ class Network(Document):
     def path_shape(self, span: Span, dropped: Drops = NOTHING) -> ConvShape:
         """Return the shape of the composed layers of a span, without skips."""
         missing = dropped.missing
-        first, *others = [self.layers[l - 1].shape for l in span.layers if l not in missing] or [
-            self.identity_shape(span.i)
-        ]
-        return functools.reduce(ConvShape.then, others, first)
+        kept = [self.layers[l - 1].shape for l in span.layers if l not in missing]
+        return functools.reduce(ConvShape.then, kept) if kept else self.identity_shape(span.i)
 
     def skip_shape(self, skip: Skip) -> ConvShape:
         """Return the shape of a skip: its projection, or the identity."""
@@ -362,10 +360,12 @@ class Network(Document):
 
     def _check_dropped(self, plan: Plan, cuts: Set[Position]) -> None:
         if wrong := [l for l in plan.dropped.layers if l not in self.droppable_layers]:
-            raise PlanError(
-                f"The plan drops layer {wrong[0]}, which cannot be replaced by the identity. Drop only layers of "
-                "network.droppable_layers: they keep channels and size."
-            )
+            why = "which has a parallel branch"
+            if (l := wrong[0]) > self.depth:
+                why = f"but the network has {self.depth} layers"
+            elif not self.layers[l - 1].shape.keeps_shape:
+                why = "which changes the number of channels or the size"
+            raise PlanError(f"The plan drops layer {l}, {why}. Drop only layers of network.droppable_layers.")
         for branch in plan.dropped.branches:
             if branch not in self.droppable_branches:
                 raise PlanError(
@@ -373,9 +373,7 @@ class Network(Document):
                     "Drop only those of network.droppable_branches."
                 )
             if inside := sorted(cuts & set(branch.inner)):
-                raise PlanError(
-                    f"The plan drops the branch {branch} and has a cut at {inside[0]} inside it. Remove it."
-                )
+                raise PlanError(f"The plan drops the branch {branch}, but cuts it at {inside[0]}. Remove the cut.")
 
     def final_activations(self, plan: Plan) -> frozenset[Position]:
         """Return the positions that have an activation after the plan is applied.

@@ -53,7 +53,7 @@ def span_options(
     chosen = require_moves(moves)
     found = {network.merged_shape(span): NOTHING}
     if "drop-layers" in chosen:
-        for shape, dropped in _Search(network, span, weights or {}).options():
+        for shape, dropped in _ShapeSearch(network, span, weights or {}).options():
             found.setdefault(shape, dropped)
     if "drop-branches" in chosen and (branches := _tiling(network, span)):
         # The shape is that of all layers only if these are depth-wise 1x1 convolutions.
@@ -102,7 +102,7 @@ def _tiling(network: Network, span: Span) -> tuple[Span, ...]:
     return tuple(tiles) if at == span.j else ()
 
 
-class _Search:
+class _ShapeSearch:
     """Finds all shapes of a span with dropped layers, layer by layer.
 
     A state is the shape at the current position and at the sources of the skips that are open there; two sets of

@@ -33,6 +33,11 @@ class Plan(Document):
     dropped: Drops = field(default=NOTHING, metadata=SPARSE)
 
     def __init__(self, activations: Iterable[Position], cuts: Iterable[Position], dropped: Drops = NOTHING) -> None:
+        if not isinstance(dropped, Drops):
+            raise PlanError(
+                f"The dropped layers and branches of a plan must be Drops, found {dropped!r:.80}. Use, for example, "
+                "dropped=Drops(layers=[2])."
+            )
         object.__setattr__(self, "dropped", dropped)
         object.__setattr__(self, "activations", frozenset(_positions("activations", activations)))
         object.__setattr__(self, "cuts", tuple(sorted(set(_positions("cuts", cuts)))))
@@ -43,6 +48,12 @@ class Plan(Document):
                 f"The activations {outside[:8]} are not among the cuts {list(self.cuts)[:60]}. Every activation except "
                 "the one at the last position L must also be a cut: add them to cuts, or leave the activations out."
             )
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The parts of a digest that identifies the plan: A and S, and what is dropped only if there is something."""
+        dropped = (self.dropped.key,) if self.dropped else ()
+        return (sorted(self.activations), self.cuts, *dropped)
 
     def __str__(self) -> str:
         dropped = f"; drops {self.dropped}" if self.dropped else ""

@@ -50,10 +50,9 @@ TOGETHER = 16  # blocks in a group
 
 
 def job_key(option: BlockOption, seed: int) -> str:
-    """Return the key of a job, such as "2-6-1-0 without 3 5 seed 0". A dropped branch is written as 3:6."""
+    """Return the key of a job, such as "2-6-1-0 without 3 5 seed 0"."""
     block, dropped = option
-    branches = (f"{branch.i}:{branch.j}" for branch in dropped.branches)
-    without = " ".join(("without", *map(str, dropped.layers), *branches, "")) if dropped else ""
+    without = f"without {dropped.key} " if dropped else ""
     return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} {without}seed {seed}"
 
 

@@ -16,12 +16,11 @@ from depthfold.core import (
     require_moves,
 )
 from depthfold.core.options import MERGE
-from depthfold.errors import TableError
 from depthfold.importance.definition import importance_plan
 from depthfold.importance.fit import too_large
 from depthfold.importance.methods import Method
 from depthfold.merging.kernels import segment_kernel
-from depthfold.stage_one import DROPS_SAVE_NO_TIME, SAVES_NO_TIME, useless_blocks, useless_options
+from depthfold.stage_one import DROPS_SAVE_NO_TIME, SAVES_NO_TIME, Shapes, check_shapes, useless_blocks, useless_options
 from depthfold.tracing import TracedNetwork
 
 DIGITS = 6  # of a layer's weight, so that it does not depend on the machine
@@ -77,26 +76,12 @@ def _useless(
     network: Network, options: Sequence[BlockOption], latency: LatencyTable, *, reinit: bool
 ) -> dict[BlockOption, str]:
     if any(option.dropped for option in options):
-        _check_shapes(network, options, latency)
+        check_shapes(latency, Shapes(network), options)
         useless = useless_options(network, latency, options, splits=not reinit)
     else:
         blocks = useless_blocks(network, latency, [option.block for option in options])
         useless = frozenset() if reinit else frozenset(map(BlockOption, blocks))
     return {option: DROPS_SAVE_NO_TIME if option.dropped else SAVES_NO_TIME for option in options if option in useless}
-
-
-def _check_shapes(network: Network, options: Iterable[BlockOption], latency: LatencyTable) -> None:
-    """Raise TableError if the latency table lacks an entry for what is left of a block. One with a reason is enough."""
-    timed = {(entry.span, entry.shape) for entry in latency.entries}
-    for block, dropped in options:
-        if not dropped or not dropped.kept(block.span):
-            continue
-        shape = network.merged_shape(block.span, dropped)
-        if (block.span, shape) not in timed:
-            raise TableError(
-                f"The latency table has no entry for {block.span} as {shape}, which is left without {dropped}. Measure "
-                "it with the same moves: measure_latency(..., moves=...), or depthfold latency --moves ..."
-            )
 
 
 def is_unchanged(network: Network, option: BlockOption) -> bool:

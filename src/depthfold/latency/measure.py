@@ -45,8 +45,8 @@ def measure_latency(
 ) -> LatencyTable:
     """Measure how long every span of the search space takes as one convolution.
 
-    With the `moves` "drop-layers" and "drop-branches", so does every other shape that a span has without some of its
-    layers.
+    With the `moves` "drop-layers" and "drop-branches", also measure every other shape that a span can have without some
+    of its layers.
 
     Equal blocks are timed once, each alone. In the mode "in context", `networks` whole networks are also timed, and the
     table is calibrated so that its sum over a plan predicts the latency of the merged network, including the cost of

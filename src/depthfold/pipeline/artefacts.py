@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -90,11 +89,6 @@ def _search_space(options: Options) -> dict[str, object]:
     return {"space": options.space} | ({} if moves == MERGE else {"moves": moves})
 
 
-def _with_drops(parts: list[Any], plan: Plan) -> list[Any]:
-    """Return what identifies a plan. It is as before there were drops if there are none."""
-    return [*parts, str(plan.dropped)] if plan.dropped else parts
-
-
 def make_surrogate(
     folder: RunFolder,
     traced: TracedNetwork,
@@ -156,10 +150,7 @@ def choose_plan(
         _check_merges(traced, plan, budget)
         return plan
 
-    plans = [
-        _with_drops([one.latency, one.importance, sorted(one.plan.activations), list(one.plan.cuts)], one.plan)
-        for one in frontier.plans
-    ]
+    plans = [(one.latency, one.importance, *one.plan.identity) for one in frontier.plans]
     environment = get(target).environment(traced.example_tensors())
     made_from = {"budget": str(budget), "environment": environment, "frontier": digest(plans)}
     return folder.make(PLAN, SolvedPlan, made_from, build)
@@ -175,9 +166,7 @@ def chosen_plan(folder: RunFolder, command: str) -> tuple[SolvedPlan, Budget]:
 
 def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, distil: bool) -> Path:
     """Return the folder in which the student of a plan is trained. Each plan and recipe has its own."""
-    parts = [sorted(plan.activations), sorted(plan.cuts), _resolved(recipe).to_json(), distil]
-    name = digest(*_with_drops(parts, plan))
-    return folder.path / STUDENTS / name
+    return folder.path / STUDENTS / digest(*plan.identity, _resolved(recipe).to_json(), distil)
 
 
 def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path) -> None:

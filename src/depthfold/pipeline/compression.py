@@ -47,8 +47,7 @@ class Compressed:
         if (one := found.score_before) and (two := found.score_after):
             form = ".2%" if one.share else ".4g"
             parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
-        left = sum(not segment.empty for segment in self.plan.segments)
-        parts.append(f"{found.network.depth} traced convolutions -> {left}")
+        parts.append(f"{found.network.depth} traced convolutions -> {self.plan.convolutions}")
         return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
 
 

@@ -10,7 +10,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from depthfold.core import NOTHING, ConvShape, Drops, FlaggedSpan, Frontier, Network, Point, Segment, SolvedPlan, Span
+from depthfold.core import (
+    NOTHING,
+    BlockOption,
+    ConvShape,
+    Drops,
+    FlaggedSpan,
+    Frontier,
+    Network,
+    Point,
+    Segment,
+    SolvedPlan,
+    Span,
+)
 from depthfold.reporting import format
 from depthfold.reporting.findings import Findings
 
@@ -91,7 +103,7 @@ class ScoredBlock:
 
     @property
     def name(self) -> str:
-        return f"{self.block} without {self.dropped}" if self.dropped else str(self.block)
+        return str(BlockOption(self.block, self.dropped))
 
     @property
     def flags(self) -> str:

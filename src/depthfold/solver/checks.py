@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthfold.core import ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
+from depthfold.core import BlockOption, ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.stage_one import NEVER, Floats, Ints, Shapes, other_network
+from depthfold.stage_one import NEVER, Floats, Ints, Shapes, check_shapes, other_network
 
 SHOWN = 5
 
@@ -69,8 +69,7 @@ def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Netwo
 def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Shapes) -> None:
     """Raise TableError if entries with dropped layers do not fit the network or the other table."""
     network = shapes.network
-    timed = {(entry.span, entry.shape) for entry in latency.entries}
-    for span, shape in timed:
+    for span, shape in ((entry.span, entry.shape) for entry in latency.entries):
         whole = shapes.shape(span.i, span.j, 0)
         if shape is not None and whole is not None and not _may_become(whole, shape):
             why = "is the shape of all its layers. Leave the shape out"
@@ -86,20 +85,12 @@ def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Sh
                 f"The importance table has {score.name}, but not all of that can be dropped. Drop only layers of "
                 "network.droppable_layers and branches of network.droppable_branches."
             )
-        span, mask = score.span.span, shapes.mask(score.dropped)
-        shape = shapes.shape(span.i, span.j, mask)
-        if shape is None:
+        if shapes.shape(score.span.i, score.span.j, shapes.mask(score.dropped)) is None:
             raise TableError(
                 f"The importance table has {score.name}, but then a residual does not fit into the kernel of its "
                 "branch. Remove the entry."
             )
-        key = None if shape == shapes.shape(span.i, span.j, 0) else shape
-        if (span, key) not in timed and not shapes.is_empty(span.i, span.j, mask):
-            raise TableError(
-                f"The latency table has no entry for {span} as {shape}, which the importance table has without "
-                f"{score.dropped}. Measure it with measure_latency(..., moves=...), or depthfold latency --moves ..., "
-                "or enter it with the reason why it has no value."
-            )
+    check_shapes(latency, shapes, (BlockOption(score.span, score.dropped) for score in importance.entries))
 
 
 def _may_become(whole: ConvShape, shape: ConvShape) -> bool:

@@ -78,7 +78,7 @@
     const { plan, parts, removed, added, merged } = state;
     const convolutions = parts.filter((part) => part.shape !== null).length;
     const which = index === chosen ? "The chosen plan" : "Plan " + (index + 1) + " of " + plans.length;
-    const faster = original ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
+    const faster = original && plan.ms ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
     return (
       `${which}: ${ms(plan.ms)} predicted${faster}, importance ${digits(plan.importance)}. ` +
       `Convolutions: ${layers.length} before, ${convolutions} after, of which ${merged} merged. ` +
