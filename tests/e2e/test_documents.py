@@ -101,7 +101,7 @@ EXPECTED = {
         "tolerance 1e-04",
         "3x3, 8 -> 8 without layers 3, 4, 5\n1x1, 8 -> 8, depth-wise without the branches (1, 3], (3, 5]",
         "10 spans, 11 more shapes with dropped layers",
-        "with dropped layers, 5 layers, base score",
+        "24 entries, 14 with dropped layers, ",
         "ms by A  dropped layers",
     ),
 }
