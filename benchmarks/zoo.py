@@ -59,7 +59,7 @@ def _journal() -> dict[str, dict[str, Any]]:
     if not JOURNAL.exists():
         return {}
     rows = [json.loads(text) for text in JOURNAL.read_text().splitlines() if text.endswith("}")]
-    return {row["name"]: row for row in rows if "vanilla" in row}  # skip failures and rows of an older format
+    return {row["name"]: row for row in rows if "droppable layers" in row}  # skip failures and rows of an older format
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from zoo_row import passed
 
 HEAD = """
 Each network has random weights and random batch norm statistics, except for those that a package ships with trained
-weights. It is rewritten according to three random plans (one from the paper's search space, two from the full one) and
-merged.
+weights. It is rewritten according to four random plans (one from the paper's search space, three from the full one) and
+merged. The last plan also drops layers and branches.
 
 - `spans`: the number of spans in the paper's search space / in the full one. If the full space has no more spans than
   the network has layers, there is nothing to merge.
-- `segments`: the number of segments of each of the three plans.
-- `error`: the largest difference between the rewritten and the merged network over the three plans, at the borders, in
+- `segments`: the number of segments of each of the four plans.
+- `dropped`: the number of layers and of residual branches that the last plan drops, of those that can be dropped.
+- `error`: the largest difference between the rewritten and the merged network over the four plans, at the borders, in
   the interior or at the outputs, as a share of the largest value there. The tolerance is 1e-10 in float64 and 1e-4 in
   float32. An output may exceed it only if the network itself is that sensitive: up to ten times the change at the
   output when every number of the input changes in its last digit.
@@ -35,6 +36,7 @@ COLUMNS = {
     "skips": "---:",
     "spans": "---:",
     "segments": "---",
+    "dropped": "---",
     "error": "---:",
     "other size": "---",
     "vanilla": "---:",
@@ -56,8 +58,8 @@ def line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['name']}: FAILED {row['error']}"
     return (
-        f"{row['name']}: {row['layers']} layers, {row['paper']}/{row['full']} spans, error {_number(_worst(row))}, "
-        f"other size {_other(row)}, vanilla {_number(_vanilla(row))}, {row['seconds']} s"
+        f"{row['name']}: {row['layers']} layers, {row['paper']}/{row['full']} spans, dropped {_dropped(row)}, "
+        f"error {_number(_worst(row))}, other size {_other(row)}, vanilla {_number(_vanilla(row))}, {row['seconds']} s"
         + ("" if passed(row) else f"; FAILED {_failure(row)}")
     )
 
@@ -75,6 +77,7 @@ def _entry(row: dict[str, Any]) -> str:
             row["skips"],
             f"{row['paper']} / {row['full']}{' (nothing to merge)' if row['full'] <= row['layers'] else ''}",
             ", ".join(str(plan["segments"]) for plan in row["plans"]),
+            _dropped(row),
             _number(_worst(row)),
             _other(row),
             _number(_vanilla(row)),
@@ -86,6 +89,11 @@ def _entry(row: dict[str, Any]) -> str:
 
 def _cells(values: Iterable[Any]) -> str:
     return f"| {' | '.join(map(str, values))} |"
+
+
+def _dropped(row: dict[str, Any]) -> str:
+    dropped = {kind: sum(plan[f"{kind} dropped"] for plan in row["plans"]) for kind in ("layers", "branches")}
+    return ", ".join(f"{number} of {row[f'droppable {kind}']} {kind}" for kind, number in dropped.items())
 
 
 def _worst(row: dict[str, Any]) -> float | None:

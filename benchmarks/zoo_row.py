@@ -20,7 +20,8 @@ from depthfold.testing import random_plan, randomise_statistics
 from depthfold.tracing import ExampleInputs, TracedNetwork, inputs_at
 from depthfold.vision import import_timm
 
-SPACES: tuple[Literal["paper", "full"], ...] = ("paper", "full", "full")
+# The space of each random plan, and the share of layers that it drops.
+PLANS: tuple[tuple[Literal["paper", "full"], float], ...] = (("paper", 0), ("full", 0), ("full", 0), ("full", 0.4))
 SINGLE_PRECISION_FROM = 60_000_000  # parameters; three copies of a larger network in float64 do not fit into memory
 
 
@@ -51,13 +52,15 @@ def examine(name: str) -> dict[str, Any]:
         "refusal": refusal,
         "layers": traced.depth,
         "skips": len(traced.network.skips),
+        "droppable layers": len(traced.network.droppable_layers),
+        "droppable branches": len(traced.network.droppable_branches),
         "paper": len(traced.spans("paper")),
         "full": len(traced.spans("full")),
         "refusals": dict(Counter(refusal.code for refusal in traced.network.refusals).most_common()),
     }
     rng = Random(name)
     row["vanilla"] = vanilla(traced, at, given, wanted, keys)
-    row["plans"] = [fold(traced, rng, space, other) for space in SPACES] if traced.depth else []
+    row["plans"] = [fold(traced, rng, space, drops, other) for space, drops in PLANS] if traced.depth else []
     return row | {"seconds": round(time.perf_counter() - started, 1)}
 
 
@@ -78,13 +81,16 @@ def vanilla(
     return found
 
 
-def fold(traced: TracedNetwork, rng: Random, space: Literal["paper", "full"], other: Any) -> dict[str, Any]:
+def fold(
+    traced: TracedNetwork, rng: Random, space: Literal["paper", "full"], drops: float, other: Any
+) -> dict[str, Any]:
     """Rewrite and merge according to one random plan, and return the errors."""
     gc.collect()  # graphs contain reference cycles, and memory holds only three copies of the largest networks
-    plan = random_plan(traced.network, rng, space)
+    plan = random_plan(traced.network, rng, space, drops=drops)
     student = df.rewrite(traced, plan)
     merged = df.merge(student)
     row: dict[str, Any] = {"space": space, "segments": len(traced.network.segments(plan))}
+    row |= {"layers dropped": len(plan.dropped.layers), "branches dropped": len(plan.dropped.branches)}
     row |= _errors(df.verify(student, merged))
     return row if other is None else row | {"other": _errors(df.verify(student, merged, other))}
 

@@ -19,6 +19,7 @@ import torch
 from cifar_networks import mobilenet_v2, trace_for_cifar
 
 from depthfold.backends.pytorch import PyTorch
+from depthfold.core import BlockOption
 from depthfold.importance.entry import EntrySetup, make_job
 from depthfold.importance.methods import Method
 from depthfold.jobs import Processes
@@ -28,7 +29,7 @@ from depthfold.training import Recipe
 
 def rate(setup: EntrySetup, workers: int, entries: int, device: str) -> dict[str, object]:
     blocks = [block for block in setup.traced.flagged_spans() if len(block.span) > 1][: workers * entries]
-    jobs = [make_job(block, 0) for block in blocks]
+    jobs = [make_job(BlockOption(block), 0) for block in blocks]
     here = Processes(workers=workers) if device == "cpu" else Processes(devices=(device,), workers_per_device=workers)
     started = time.perf_counter()
     finished, seconds, failures = [], [], []

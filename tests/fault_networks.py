@@ -3,6 +3,7 @@
 import torch
 
 import depthfold as df
+from depthfold.core import Drops, Span
 from depthfold.testing import Block, Conv, NetworkSpec, Pool, SmallCNN, randomise_statistics
 from nets import agree
 from reference import evaluate
@@ -98,17 +99,51 @@ NETWORKS = {
     ),
 }
 
+# The plans also drop layers and branches.
+DROPPING = {
+    "residuals": (
+        network(
+            sequence(conv(eps=0.5), conv(kernel=(3, 2), pad=((1, 1), (0, 1)))),
+            Block(
+                items=(Block(items=(conv(), conv(activation=None)), skip="identity"), conv(activation=None)),
+                skip="identity",
+                activation="function",
+            ),
+            sequence(conv(kernel=(5, 3))),
+        ),
+        [
+            ((1, 2, 5), (1, 2, 5), Drops([2])),
+            ((1,), (1,), Drops([2, 4])),
+            ((1, 2), (1, 2, 4, 5), Drops([5])),
+            ((1,), (1,), Drops([3, 4])),
+            ((), (), Drops([3, 4, 5])),
+            ((), (), Drops([5], [Span(2, 4)])),
+            ((2, 5), (2, 5), Drops((), [Span(2, 5)])),
+            ((2,), (2,), Drops((), [Span(2, 4)])),
+            ((2,), (2,), Drops([3], [Span(2, 4), Span(2, 5)])),
+        ],
+    ),
+    "projection": (
+        network(
+            sequence(conv()),
+            Block(items=(conv(), conv(activation=None)), skip="projection", stride=(1, 1)),
+            sequence(conv(kernel=(3, 5)), conv()),
+        ),
+        [((1,), (1,), Drops([2, 3])), ((), (), Drops([1, 2, 3])), ((1, 3), (1, 3), Drops([2]))],
+    ),
+}
 
-def check():
+
+def check(networks=NETWORKS):
     """Compare rewritten and merged networks with the reference."""
-    for seed, (spec, plans) in enumerate(NETWORKS.values()):
+    for seed, (spec, plans) in enumerate(networks.values()):
         torch.manual_seed(seed)
         model = randomise_statistics(SmallCNN(spec), seed).double().eval()
         x = torch.randn(2, spec.channels, *spec.size, dtype=torch.float64)
         traced = df.trace(model, x)
         with torch.no_grad():
-            for positions, cuts in plans:
-                plan = df.Plan(positions, cuts)
+            for given in plans:
+                plan = df.Plan(*given)
                 student = df.rewrite(traced, plan)
                 shallow = df.merge(student)
                 for inputs in (x, torch.randn(1, spec.channels, 13, 14, dtype=torch.float64)):

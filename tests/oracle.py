@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from fractions import Fraction
@@ -15,6 +16,7 @@ from depthfold.core import ImportanceTable, LatencyTable
 Plan = tuple[int, Fraction]  # picoseconds, importance
 
 
+@functools.lru_cache(maxsize=10_000)
 def rounded_up(ms: float) -> int:
     """A time in whole picoseconds, from the decimal number that it prints as."""
     return math.ceil(Fraction(repr(ms)) * 10**9)

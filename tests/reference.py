@@ -94,9 +94,9 @@ def run_chain(chain, x, plan, depth):
     values = {chain.start: x}
     bounds = sorted({chain.start, chain.end, *(c for c in plan.cuts if chain.start < c < chain.end)})
     for i, j in pairwise(bounds):
-        y = run_segment(chain, i, j, values[i])
+        y = run_segment(chain, i, j, values[i], plan.dropped)
         for source, target, projection in chain.skips:
-            if target == j and source < i:  # the skip starts before the segment
+            if target == j and source < i:  # the skip starts before the segment, so it is not in a dropped branch
                 y = y + (values[source] if projection is None else projection(values[source]))
         if j in plan.activations or (j == depth and chain.activations[j]):
             y = y.relu()
@@ -181,10 +181,12 @@ def padding_of(unit):
     return list(reversed(list(zip(unit.pad[::2], unit.pad[1::2], strict=True))))
 
 
-def run_segment(chain, i, j, x):
+def run_segment(chain, i, j, x, dropped):
     size = list(x.shape[2:])
     margin, grown = [0] * len(size), [1] * len(size)
     for l in range(i + 1, j + 1):
+        if l in dropped.layers or any(branch.i < l <= branch.j for branch in dropped.branches):
+            continue
         unit = chain.units[l - chain.start - 1]
         for n, (a, b) in enumerate(padding_of(unit)):
             reach = (unit.conv.kernel_size[n] - 1) * unit.conv.dilation[n] + 1
@@ -194,8 +196,15 @@ def run_segment(chain, i, j, x):
     margin = [m + g for m, g in zip(margin, grown, strict=True)]
     at = {i: Canvas(F.pad(x, [m for m in reversed(margin) for _ in (0, 1)]), margin)}
     for l in range(i + 1, j + 1):
+        around = [branch for branch in dropped.branches if branch.i < l <= branch.j]
+        if around:
+            at[l] = at[min(branch.i for branch in around)]
+            continue
         unit = chain.units[l - chain.start - 1]
-        at[l] = at[l - 1].convolve(unit.conv, unit.norm, [a for a, _ in padding_of(unit)])
+        if l in dropped.layers:
+            at[l] = at[l - 1]
+        else:
+            at[l] = at[l - 1].convolve(unit.conv, unit.norm, [a for a, _ in padding_of(unit)])
         for beside in unit.beside:
             at[l] = at[l].plus(at[l - 1].branch(beside))
         for source, target, projection in chain.skips:

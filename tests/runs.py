@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import get_args
 
 from depthfold.core import (
     Environment,
@@ -18,10 +19,11 @@ from depthfold.core import (
     Span,
     Timing,
 )
+from depthfold.core.options import Move
 from depthfold.reporting import Evaluation, Findings, Verified
 from depthfold.solver import solve
 from structures import mobilenet_v2
-from tables import plausible_tables, with_two_times
+from tables import plausible_tables, tables_with_moves, with_two_times
 
 # The time of spans without an activation, as a multiple: less for three layers and more for four.
 WITHOUT = {3: 0.75, 4: 9.0}
@@ -126,3 +128,17 @@ def every_subset(network: Network) -> Frontier:
         network="chain", depth=depth, environment=Environment(), original=50.0, alpha=None, normalisation=None,
         lost=0.0, segments=segments, points=points,
     )  # fmt: skip
+
+
+def dropping_run(network: Network | None = None, *, seed: int = 1, **given: object) -> Findings:
+    """A run with all moves. The chosen plan drops layers and branches, and one of its segments is empty."""
+    network = network or mobilenet_v2()
+    latency, importance = tables_with_moves(network, "paper", get_args(Move), seed)
+    frontier = solve(latency, importance, network=network)
+    chosen = next(
+        plan
+        for plan in frontier[len(frontier) // 3 :]
+        if plan.plan.dropped.layers and plan.plan.dropped.branches and plan.convolutions < len(plan.segments)
+    )
+    return Findings(**{"title": "A run with dropped layers", "network": network, "latency": latency,
+                       "importance": importance, "frontier": frontier, "plan": chosen} | given)  # fmt: skip

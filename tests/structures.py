@@ -33,6 +33,7 @@ class Builder:
 
     def __init__(self, channels, size):
         self.channels, self.size, self.layers, self.skips = channels, (size, size), [], []
+        self.widths, self.sizes = [channels], [self.size]  # at each position
 
     @property
     def position(self):
@@ -46,6 +47,8 @@ class Builder:
             Layer(where=where, shape=own, in_size=self.size, out_size=out_size, norm=None, activation=activation)
         )
         self.channels, self.size = outs, out_size
+        self.widths.append(outs)
+        self.sizes.append(out_size)
 
     def skip(self, source, projection=None):
         where = f"add{self.position}"

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import get_args
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
+from depthfold.core import (
+    ConvShape,
+    Drops,
+    FlaggedSpan,
+    ImportanceTable,
+    LatencyTable,
+    Network,
+    Score,
+    Space,
+    Span,
+    Timing,
+)
+from depthfold.core.options import Move, span_options
+from depthfold.errors import PlanError
+from structures import Builder
+from structures import shape as square
 
 
 def timing(i: int, j: int, with_one: float, without: float | None = None) -> Timing:
@@ -56,6 +74,29 @@ def plausible_tables(
     return latency_table(times), importance_table(values)
 
 
+def tables_with_moves(
+    network: Network, space: Space, moves: Iterable[Move], seed: int
+) -> tuple[LatencyTable, ImportanceTable]:
+    """Random tables for all moves: a kernel takes time with its size and the layers that stay; drops cost accuracy."""
+    rng = random.Random(seed)
+    single = [rng.uniform(0.2, 1.2) for _ in range(network.depth)]
+    damage = [rng.uniform(0.0, 0.02) for _ in range(network.depth)]
+    options = {span: span_options(network, span, moves) for span in network.spans(space)}
+    timings, scores = [], []
+    for span, shapes in options.items():
+        for shape, dropped in shapes.items():
+            kept = [l for l in span.layers if l not in dropped.missing]
+            time = sum(single[l - 1] for l in kept) * (rng.uniform(0.35, 1.2) if len(kept) > 1 else 1.0)
+            timings.append(Timing(span=span, times=(time, time + 0.05), shape=shape if dropped else None))
+    for block in network.flagged_spans(space):
+        removed = sum(damage[l - 1] for l in block.span.inner)
+        for dropped in options[block.span].values():
+            lost = rng.uniform(0.5, 1.5) * (removed + sum(2 * damage[l - 1] for l in dropped.missing))
+            value = rng.gauss(0.003 * (block.a + block.b), 0.002) - lost
+            scores.append(Score(span=block, samples=(value,), dropped=dropped))
+    return LatencyTable(entries=tuple(timings)), ImportanceTable(entries=tuple(scores))
+
+
 def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
     """Up to 9 layers, with ties, barriers, missing entries and flags as the seed decides."""
     rng = random.Random(seed)
@@ -80,6 +121,86 @@ def small_instance(seed: int) -> tuple[LatencyTable, ImportanceTable]:
     shift = rng.choice((0.0, 3.0, 3.0, -3.0))  # 3: every block is a gain, so that latency and importance conflict
     latency, importance = latency_table(times), importance_table({block: value() + shift for block in blocks})
     return (_untimed(rng, latency), importance) if rng.random() < 0.2 else (latency, importance)
+
+
+def moves_instance(seed: int) -> tuple[Network, LatencyTable, ImportanceTable]:
+    """Up to 7 layers of a random network, with tables for all moves: ties, missing entries, two times, no pattern.
+
+    Three seeds share a network, because its options take as long to find as its frontier.
+    """
+    rng = random.Random(seed)
+    network, options_of = _network_with_options(seed // 3)
+    space: Space = rng.choice(("paper", "full"))
+    value, shift = _values(rng), rng.choice((0.0, 3.0, 3.0, -3.0))
+    share = rng.choice((1.0, 0.5, 0.5)) if network.depth < 6 else 0.3
+    timings, scores = [], []
+    options: dict[Span, list[Drops]] = {}
+    for span in network.spans(space):
+        shapes = _more_options(rng, network, span, options_of[span])
+        chosen = [shape for shape in shapes if not shapes[shape] or rng.random() < share]
+        options[span] = [shapes[shape] for shape in chosen]
+        for shape in shapes if rng.random() < 0.5 else chosen:
+            own = shape if shapes[shape] else None
+            if rng.random() < 0.05:
+                timings.append(Timing(span=span, reason="out of memory", shape=own))
+            else:
+                time = abs(value()) if rng.random() > 0.1 else 0.0
+                without = rng.choice((time, time, max(time - 0.25, 0.0), time / 2, time + 0.5))
+                timings.append(Timing(span=span, times=(without, time), shape=own))
+    for block in network.flagged_spans(space):
+        for dropped in options[block.span]:
+            if dropped and rng.random() < 0.1:
+                scores.append(Score(span=block, reason="not measured", dropped=dropped))
+            else:
+                scores.append(Score(span=block, samples=(value() + shift,), dropped=dropped))
+    return network, LatencyTable(entries=tuple(timings)), ImportanceTable(entries=tuple(scores))
+
+
+@functools.lru_cache(maxsize=4)
+def _network_with_options(number: int) -> tuple[Network, dict[Span, dict[ConvShape, Drops]]]:
+    rng = random.Random(f"network {number}")
+    network = random_network(rng, rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7)))
+    return network, {span: span_options(network, span, get_args(Move)) for span in network.spans("full")}
+
+
+def _more_options(
+    rng: random.Random, network: Network, span: Span, options: dict[ConvShape, Drops]
+) -> dict[ConvShape, Drops]:
+    """The options of all moves, and sometimes a mixture of dropped layers and branches."""
+    shapes = dict(options)
+    inside = [branch for branch in sorted(network.droppable_branches) if span.contains(branch)]
+    if inside and rng.random() < 0.8:
+        branch = rng.choice(inside)
+        others = [l for l in network.droppable_layers & set(span.layers) if l not in branch.layers]
+        dropped = Drops([l for l in others if rng.random() < 0.5], [branch])
+        if not dropped.missing.issuperset(span.layers):
+            with contextlib.suppress(PlanError):  # a skip does not fit
+                shapes.setdefault(network.merged_shape(span, dropped), dropped)
+    return shapes
+
+
+def random_network(rng: random.Random, depth: int) -> Network:
+    """A chain with residuals, some of them nested or projected, strides, depth-wise layers and barriers."""
+    build, sources = Builder(4, 16), [0]
+    barriers: list[int] = []
+    bare = rng.random() < 0.7  # some layers have no activation
+    for l in range(1, depth + 1):
+        stride = 2 if rng.random() < 0.08 else 1
+        outs = rng.choice((4, 4, 4, 4, 4, 8))
+        groups = 4 if build.channels == outs == 4 and rng.random() < 0.3 else 1
+        kernel = rng.choice((1, 3, 3))
+        activation = None if bare and rng.random() < 0.45 else "relu"
+        build.add(outs, activation, kernel=kernel, stride=stride, groups=groups)
+        for source in [p for p in sources if l - p > 1]:
+            if rng.random() < 0.4 and build.size == build.sizes[source]:
+                same = build.widths[source] == outs
+                build.skip(source, None if same else square(build.widths[source], outs, kernel=1))
+                break
+        sources = [p for p in sources if all(p <= s.source or p >= s.target for s in build.skips)] + [l]
+        if l < depth and rng.random() < 0.1 and not any(s.source < l < s.target for s in build.skips):
+            barriers.append(l)
+            sources = [l]
+    return build.network("random", barriers=tuple(barriers), ends_in_output=rng.random() < 0.5)
 
 
 def two_times_instance(seed: int, *, cheaper: bool = False) -> tuple[LatencyTable, ImportanceTable]:

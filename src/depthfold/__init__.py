@@ -8,7 +8,7 @@ from depthfold.support.optional import lazy_getattr
 from depthfold.version import __version__
 
 if TYPE_CHECKING:
-    from depthfold.core import Budget, Environment, Frontier, ImportanceTable, LatencyTable, Network, Plan, Span
+    from depthfold.core import Budget, Drops, Environment, Frontier, ImportanceTable, LatencyTable, Network, Plan, Span
     from depthfold.errors import DepthfoldError
     from depthfold.exporting import export, load, save
     from depthfold.finetuning import finetune
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_getattr(
     __name__,
     {
-        "core": "Budget Environment Frontier ImportanceTable LatencyTable Network Plan Span",
+        "core": "Budget Drops Environment Frontier ImportanceTable LatencyTable Network Plan Span",
         "errors": "DepthfoldError",
         "exporting": "export load save",
         "finetuning": "finetune",
@@ -45,7 +45,7 @@ __getattr__ = lazy_getattr(
 )
 
 __all__ = [
-    "Budget", "ClassificationTask", "DepthfoldError", "Environment", "Findings", "Frontier", "ImportanceTable",
+    "Budget", "ClassificationTask", "DepthfoldError", "Drops", "Environment", "Findings", "Frontier", "ImportanceTable",
     "LatencyTable", "Network", "Options", "Plan", "Recipe", "Span", "Verification", "__version__", "choose",
     "compress", "export", "finetune", "load", "measure_importance", "measure_latency", "merge", "profile", "report",
     "rewrite", "save", "solve", "trace", "verify",

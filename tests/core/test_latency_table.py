@@ -183,7 +183,7 @@ def test_bad_times_are_refused(time: float, message: str, tmp_path: Path) -> Non
     [
         (
             "",
-            "'st' is missing. Expected the columns st,end,time and optionally stdev,time_without,reason; found an",
+            "'st' is missing. Expected the columns st,end,time and optionally stdev,time_without,shape,reason; found",
         ),
         ("st,end,ms,stdev\n", "the column 'time' is missing. .* found st,end,ms,stdev"),
         ("st,end,time,stdev\n", r"time\.csv: The latency table is empty: it needs an entry for every span"),

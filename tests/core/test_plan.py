@@ -2,8 +2,9 @@
 
 import pytest
 
-from depthfold.core import Plan
+from depthfold.core import Drops, Plan
 from depthfold.errors import DepthfoldError, PlanError
+from depthfold.support.digest import digest
 
 
 def test_plan_accepts_iterables_and_sorts_them():
@@ -41,6 +42,13 @@ def test_activations_must_be_cuts_except_at_the_last_position():
         Plan((2,), (3,))
     with pytest.raises(PlanError, match=r"The activations \[4, 5\] are not among the cuts \[3\]"):
         Plan((4, 5), (3,))
+
+
+def test_identity_of_a_plan_without_drops_is_that_of_older_runs():
+    plan = Plan((4, 2), (2, 3, 4))
+    assert digest(*plan.identity) == digest([2, 4], [2, 3, 4])
+    others = [Plan((4, 2), (2, 3, 4), dropped) for dropped in (Drops([1]), Drops([1, 6]), Drops([], [(4, 6)]))]
+    assert len({digest(*each.identity) for each in (plan, *others)}) == 4
 
 
 def test_plan_is_frozen():

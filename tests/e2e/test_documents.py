@@ -1,6 +1,7 @@
 """The code in the documents runs as it stands there, from top to bottom of each page."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ def test_the_python_of_a_page_runs(page, capsys, tables_on_disk):
         assert line in printed
 
 
+def test_picture_is_the_one_that_its_script_draws():
+    script = ROOT / "docs" / "pictures" / "dropping.py"
+    assert runpy.run_path(str(script))["picture"]() == script.with_suffix(".svg").read_text(encoding="utf-8")
+
+
 # Everything as on the page but for the stopwatch, which no test can rely on, and what takes long: training, a second
 # worker, and the number of blocks. Only the last inverted residual and the head may be merged, which saves less time.
 INSTEAD = {
@@ -90,4 +96,12 @@ EXPECTED = {
         "of 6 blocks measured",
     ),
     "solver.md": ("plans, exact", "if merging followed A, not S"),
+    "dropping.md": (
+        "drops layer 2 and the branch (3, 5]",
+        "tolerance 1e-04",
+        "3x3, 8 -> 8 without layers 3, 4, 5\n1x1, 8 -> 8, depth-wise without the branches (1, 3], (3, 5]",
+        "10 spans, 11 more shapes with dropped layers",
+        "24 entries, 14 with dropped layers, ",
+        "ms by A  dropped layers",
+    ),
 }

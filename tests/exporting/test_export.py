@@ -79,7 +79,8 @@ def test_example_batch_of_one_gives_a_dynamic_batch(tmp_path):
 def test_onnx_file_contains_name_plan_and_version(tmp_path):
     model = onnx.load(df.export(merged(classifier(), plan=PLAN), tmp_path / "m.onnx").path)
     metadata = {prop.key: prop.value for prop in model.metadata_props}
-    assert metadata == {"name": "Net", "plan": '{"activations": [1], "cuts": [1]}', "depthfold": df.__version__}
+    plan = '{"activations": [1], "cuts": [1]}'
+    assert metadata == {"name": "Net", "plan": plan, "depthfold": df.__version__}
 
 
 def test_unsupported_op_is_exported_by_pytorch_without_source_paths(tmp_path):

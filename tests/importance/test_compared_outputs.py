@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import depthfold as df
-from depthfold.core import FlaggedSpan
+from depthfold.core import BlockOption, FlaggedSpan
 from depthfold.errors import JournalError
 from depthfold.importance import entry, importance_plan, measure_importance
 from depthfold.training import Recipe, recalibrate, train
@@ -96,7 +96,9 @@ def test_blocks_that_change_nothing_have_importance_0_and_are_not_run(method, tm
     shared = set() if method in ("local", "fit") else {FlaggedSpan(3, 4, True, True)}
     keys = [json.loads(line)["key"] for line in (run / "importance.jsonl").read_text().splitlines()[1:]]
     bases = ["base", "base seed 6"]
-    assert sorted(keys) == sorted([*bases, *(entry.job_key(span, seed) for span in rest - shared for seed in (5, 6))])
+    assert sorted(keys) == sorted(
+        [*bases, *(entry.job_key(BlockOption(span), seed) for span in rest - shared for seed in (5, 6))]
+    )
     assert sum(scores_in(tmp_path).values()) == len(keys)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import ConvShape, FlaggedSpan
+from depthfold.core import ConvShape, Drops, FlaggedSpan, Span
 from depthfold.importance import IncompleteTable, fit, importance_plan, importance_student, measure_importance
 from depthfold.importance.fit import NormalEquations, fit_block, too_large
 from depthfold.training import FunctionTask, Recipe, recalibrate
@@ -103,7 +103,10 @@ TRACED = df.trace(Tiny().double(), torch.zeros(1, 2, SIZE, SIZE, dtype=torch.flo
 
 @torch.no_grad()
 def maps():
-    """Return what some merged convolutions of Tiny read and what they must compute, for all batches together."""
+    """Return what some merged convolutions of Tiny read and what they must compute, for all batches together.
+
+    A key may end with dropped layers, which change only the shape of the convolution.
+    """
     net, x = NET, torch.cat(BATCHES)
     one = F.relu(net.norm1(net.conv1(x)))
     two = F.relu(net.norm2(net.conv2(one)))
@@ -117,18 +120,24 @@ def maps():
         (1, 3, 1, 0): (one, three),  # the residual is inside: it is a part of the kernel
         (2, 3, 1, 1): (two, branch),  # it begins before the block, and is added afterwards
         (3, 5, 1, 1): (F.relu(three), five),  # an activation is inserted at 3
+        (0, 3, 1, 1, 3): (x, three),
+        (0, 3, 1, 1, 2, 3): (x, three),
+        (1, 3, 1, 0, 2): (one, three),  # the first layer of the block is dropped
+        (3, 5, 1, 1, 5): (F.relu(three), five),
     }
 
 
 @pytest.mark.parametrize("key", maps())
 @torch.no_grad()
 def test_block_of_a_network_is_fitted(key):
-    block = FlaggedSpan(*key[:2], *map(bool, key[2:]))
-    student = importance_student(TRACED, block, 0, reinit=False)
+    block, dropped = FlaggedSpan(*key[:2], *map(bool, key[2:4])), Drops(key[4:])
+    student = importance_student(TRACED, block, 0, dropped=dropped, reinit=False)
     fit_block(TRACED, student, block, TASK, FIT, seed=5)
     x, target = maps()[key]
-    weight, bias = least_squares(x.numpy(), target.numpy(), TRACED.network.merged_shape(block.span))
-    merged = student.get_submodule(f"conv{block.i + 1}")
+    shape = TRACED.network.merged_shape(block.span, dropped)
+    weight, bias = least_squares(x.numpy(), target.numpy(), shape)
+    merged = student.get_submodule(f"conv{dropped.kept(block.span)[0]}")
+    assert merged.kernel_size == shape.kernel
     np.testing.assert_allclose(merged.weight, weight, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(merged.bias, bias, rtol=1e-8, atol=1e-10)
     # The layers of the block are gone; the batch norms outside stay.
@@ -155,6 +164,15 @@ def by_hand(block, merged, x):
             y = y + at[1]
         at.append(F.relu(y) if l in activations else y)
     return net.head(at[5].mean((2, 3)))
+
+
+@torch.no_grad()
+def test_nothing_is_fitted_for_a_dropped_branch():
+    block, branch = FlaggedSpan(1, 3, True, True), Drops(branches=[Span(1, 3)])
+    student = importance_student(TRACED, block, 0, dropped=branch, reinit=False)
+    fit_block(TRACED, student, block, TASK, FIT, seed=5)
+    wanted = by_hand(block, nn.Identity(), BATCHES[0])
+    torch.testing.assert_close(student.eval()(BATCHES[0]), wanted, rtol=1e-9, atol=1e-9)
 
 
 class Functional(nn.Module):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.core import FlaggedSpan
+from depthfold.core import BlockOption, Drops, FlaggedSpan, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance import IncompleteTable, importance_plan, importance_student, measure_importance
 from depthfold.importance.local import train_locally
@@ -59,7 +59,8 @@ def layer(net, l, x, padding):
     return (x - mean) / (variance + norm.eps).sqrt() * norm.weight.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)
 
 
-# What the layers of some blocks compute, by hand, from the values at all positions.
+# What the layers of some blocks compute, by hand, from the values at all positions. The fifth part of a key has the
+# dropped layers.
 BLOCKS = {
     # The padding of all three layers is before the first, so the skip is cropped. An activation is inserted at the end.
     (0, 3, 1, 1): lambda net, x: F.relu(
@@ -71,12 +72,19 @@ BLOCKS = {
     (2, 3, 1, 1): lambda net, x: F.relu(layer(net, 3, x[2], 1) + x[1]),
     # Activations are inserted at both ends.
     (3, 5, 1, 1): lambda net, x: F.relu(layer(net, 5, layer(net, 4, F.relu(x[3]), 1), 0)),
+    (1, 3, 1, 0, 2): lambda net, x: layer(net, 3, x[1], 1) + x[1],
+    (0, 3, 1, 1, 3): lambda net, x: F.relu(layer(net, 2, first := layer(net, 1, x[0], 2), 0) + first[..., 1:-1, 1:-1]),
+    (0, 3, 1, 1, 2, 3): lambda net, x: F.relu(2 * layer(net, 1, x[0], 1)),
+    (3, 5, 0, 1, 5): lambda net, x: F.relu(layer(net, 4, x[3], 1)),
 }
-LAYERS = {(0, 3, 1, 1): (1, 2, 3), (1, 3, 1, 0): (2, 3), (2, 3, 1, 1): (3,), (3, 5, 1, 1): (4, 5)}
+LAYERS = {
+    (0, 3, 1, 1): (1, 2, 3), (1, 3, 1, 0): (2, 3), (2, 3, 1, 1): (3,), (3, 5, 1, 1): (4, 5), (1, 3, 1, 0, 2): (3,),
+    (0, 3, 1, 1, 3): (1, 2), (0, 3, 1, 1, 2, 3): (1,), (3, 5, 0, 1, 5): (4,),
+}  # fmt: skip
 
 
-def block(key):
-    return FlaggedSpan(*key[:2], *map(bool, key[2:]))
+def option(key):
+    return BlockOption(FlaggedSpan(*key[:2], *map(bool, key[2:4])), Drops(key[4:]))
 
 
 def train_by_hand(key, steps, seed):
@@ -98,7 +106,10 @@ def train_by_hand(key, steps, seed):
 
 
 def students(keys):
-    return {block(key): importance_student(TRACED, block(key), 0, reinit=False) for key in keys}
+    return {
+        (one := option(key)): importance_student(TRACED, one.block, 0, dropped=one.dropped, reinit=False)
+        for key in keys
+    }
 
 
 def test_blocks_are_trained_as_by_hand():
@@ -106,14 +117,30 @@ def test_blocks_are_trained_as_by_hand():
     losses = train_locally(TRACED, made, TASK, LOCAL, seed=5)
     for key in BLOCKS:
         net, error = train_by_hand(key, LOCAL.steps, seed=5)
-        assert losses[block(key)] == pytest.approx(error, rel=1e-10)
-        trained, before = dict(made[block(key)].named_parameters()), dict(NET.named_parameters())
+        assert losses[option(key)] == pytest.approx(error, rel=1e-10)
+        trained, before = dict(made[option(key)].named_parameters()), dict(NET.named_parameters())
+        gone = {f"{part}{l}" for l in key[4:] for part in ("conv", "norm")}
+        assert before.keys() - trained.keys() == {name for name in before if name[:5] in gone}
         for name, wanted in net.named_parameters():
+            if name[:5] in gone:
+                continue
             # A batch norm removes these biases, so their gradients are only rounding, which Adam divides by 1e-8.
             atol = 1e-7 if name in ("conv2.bias", "norm2.bias", "norm4.bias") else 1e-11
             torch.testing.assert_close(trained[name], wanted, rtol=1e-9, atol=atol)
             inside = name[:5] in {f"{part}{l}" for l in LAYERS[key] for part in ("conv", "norm")}
             assert inside != torch.equal(trained[name], before[name])
+
+
+def test_block_without_layers_is_not_trained():
+    branch = BlockOption(FlaggedSpan(1, 3, True, False), Drops(branches=[Span(1, 3)]))
+    student = importance_student(TRACED, branch.block, 0, dropped=branch.dropped, reinit=False)
+    assert train_locally(TRACED, {branch: student}, TASK, LOCAL, seed=5) == {branch: 0.0}
+    before = dict(NET.named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in student.named_parameters())
+    with torch.no_grad():
+        x = images(4, 3)[0].double()
+        wanted = NET.head(NET.norm5(NET.conv5(F.relu(NET.norm4(NET.conv4(maps(x)[1]))))).mean((2, 3)))
+        torch.testing.assert_close(student.eval()(x), wanted)
 
 
 def test_score_is_that_of_the_recalibrated_network():
@@ -122,7 +149,7 @@ def test_score_is_that_of_the_recalibrated_network():
     recalibrate(student, TASK, LOCAL, steps=range(5, 9), seed=5)
     table = measure_importance(TRACED, TASK, LOCAL, method="local")
     entries = {entry.span: entry for entry in table.entries}
-    assert entries[key].samples == (score(student.eval(), "holdout"),)
+    assert entries[key.block].samples == (score(student.eval(), "holdout"),)
     # Single layers with the network's own activations change nothing, so only their batch norms are recalibrated.
     unchanged = df.rewrite(TRACED, TRACED.vanilla)
     recalibrate(unchanged, TASK, LOCAL, steps=range(5, 9), seed=5)
@@ -146,7 +173,7 @@ def test_training_of_a_block_does_not_depend_on_the_others():
 def test_students_share_the_memory_of_what_is_not_trained():
     made = students(BLOCKS)
     train_locally(TRACED, made, TASK, LOCAL, seed=5)
-    one, two = made[block((0, 3, 1, 1))], made[block((3, 5, 1, 1))]
+    one, two = (made[option(key)] for key in ((0, 3, 1, 1), (3, 5, 1, 1)))
     assert one.head.weight.data_ptr() == two.head.weight.data_ptr() != TRACED.graph.head.weight.data_ptr()
     assert one.conv5.weight.data_ptr() != two.conv5.weight.data_ptr()
     assert one.norm5.running_mean.data_ptr() != two.norm5.running_mean.data_ptr()  # recalibration changes them
@@ -222,7 +249,7 @@ def test_frozen_parts_stay_frozen():
     traced = df.trace(model, INPUTS)
     key = FlaggedSpan(0, 2, True, True)
     student = importance_student(traced, key, 0, reinit=False)
-    train_locally(traced, {key: student}, TinyTask(), RECIPE, seed=5)
+    train_locally(traced, {BlockOption(key): student}, TinyTask(), RECIPE, seed=5)
     recalibrate(student, TinyTask(), RECIPE, steps=range(3), seed=5)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(student.state_dict()[name], value)}
     norm2 = {f"norm2.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

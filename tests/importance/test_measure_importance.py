@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import depthfold as df
-from depthfold.core import FlaggedSpan, ImportanceTable
+from depthfold.core import BlockOption, FlaggedSpan, ImportanceTable
 from depthfold.errors import InvalidValue, JournalError, TableError
 from depthfold.importance import IncompleteTable, Method, importance_plan, measure_importance
 from depthfold.importance.entry import EntrySetup
@@ -292,7 +292,7 @@ def test_weights_are_freed_after_a_training_even_if_it_fails(fails):
     gc.disable()  # the weights must be freed without it: the next training needs the memory
     try:
         with contextlib.suppress(ValueError):
-            work(((0, 2, True, True), 0))
+            work((BlockOption(FlaggedSpan(0, 2, True, True)), 0))
         assert seen
         assert not [ref for ref in seen if ref() is not None]
     finally:

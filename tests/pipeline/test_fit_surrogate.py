@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
 
 import depthfold as df
-from depthfold.core import ImportanceTable, LatencyTable, Score, Surrogate, Timing
+from depthfold.core import ImportanceTable, LatencyTable, Move, Score, Surrogate, Timing
 from depthfold.errors import InvalidValue, JournalError, TableError
 from depthfold.importance.journal import ImportanceJournal
 from depthfold.jobs import Failure, Outcome, Processes
@@ -20,6 +21,7 @@ from depthfold.store import RunFolder
 from depthfold.store.run_folder import SURROGATE_JOURNAL
 from depthfold.tracing import student_parts
 from depthfold.training import FunctionTask
+from tables import tables_with_moves
 from tiny_importance import RECIPE, SIZE, Pair, TinyTask, tiny_network, trainings_in
 
 TRACED = tiny_network()
@@ -153,3 +155,16 @@ def test_surrogate_of_a_run_is_reused_for_the_same_tables(tmp_path, monkeypatch)
     worse = ImportanceTable(entries=tuple(
         Score(span=entry.span, samples=(2 * entry.mean,)) for entry in IMPORTANCE.entries))  # fmt: skip
     assert artefacts.make_surrogate(folder, TRACED, task, (LATENCY, worse), Options(), None) != first
+
+
+def test_plans_with_drops_are_trained_each_by_itself(tmp_path):
+    """Two plans that differ only in what they drop have two lines in the journal."""
+    latency, importance = tables_with_moves(NETWORK, "paper", get_args(Move), seed=2)
+    task = Counting(folder=str(tmp_path))
+    surrogate = fit_surrogate(TRACED, task, latency, importance, RECIPE, run=tmp_path / "run")
+    plans = [each.plan for each in surrogate.plans]
+    assert len(plans) == len(set(plans))
+    assert len({(plan.activations, plan.cuts) for plan in plans}) < len(plans)
+    lines = (tmp_path / "run" / SURROGATE_JOURNAL).read_text().splitlines()
+    assert len(lines) == len(plans) + 1
+    assert Surrogate.loads(surrogate.dumps()) == surrogate

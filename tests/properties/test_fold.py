@@ -31,15 +31,17 @@ def close(found, wanted):
     assert (found - wanted).abs().max() <= 1e-10 * largest
 
 
-@given(spec=network_specs(), seed=st.integers(0, 2**16))
-def test_rewritten_and_merged_networks_are_exact_and_have_the_predicted_shapes(spec, seed):
+@given(spec=network_specs(), seed=st.integers(0, 2**16), drops=st.sampled_from((0, 0.4, 0.9)))
+def test_rewritten_and_merged_networks_are_exact_and_have_the_predicted_shapes(spec, seed, drops):
     model, x = build(spec, seed)
     traced = df.trace(model, x)
     steps, depth = program(model)
     assert traced.depth == depth
     assert [(c.i, c.j) for c in traced.network.chains] == [(c.start, c.end) for c in chains_of(steps)]
-    plan = random_plan(traced.network, Random(seed), largest=50_000)
-    segments = traced.network.segments(plan)
+    plan = random_plan(traced.network, Random(seed), largest=50_000, drops=drops)
+    segments = [span for span in traced.network.segments(plan) if plan.dropped.kept(span)]
+    event(f"dropped layers: {bool(plan.dropped.layers)}, branches: {bool(plan.dropped.branches)}")
+    event(f"empty segments: {len(segments) < len(traced.network.segments(plan))}")
     event(f"longest segment {max((len(s) for s in segments), default=0)}")
     event(f"skips inside segments: {any(s.contains(k.span) for s in segments for k in traced.network.skips)}")
     event(f"branches parallel to a layer: {sum(k.target == k.source + 1 for k in traced.network.skips)}")
@@ -55,21 +57,23 @@ def test_rewritten_and_merged_networks_are_exact_and_have_the_predicted_shapes(s
         close(df.rewrite(traced, traced.vanilla)(x), model(x))
     convs = sum(isinstance(m, torch.nn.modules.conv._ConvNd) for m in shallow.modules())
     explicit = sum(
-        skip.projection is not None and not any(s.contains(skip.span) for s in segments)
+        skip.projection is not None
+        and not any(s.contains(skip.span) for s in segments)
+        and not plan.dropped.covers(skip.span)
         for skip in traced.network.skips
     )
     assert convs == len(segments) + explicit
     called = [node.target for node in shallow.graph.nodes if node.op == "call_module"]
     assert sum(isinstance(shallow.get_submodule(t), torch.nn.modules.conv._ConvNd) for t in called) == convs
     assert not any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in shallow.modules())
-    check_predicted_shapes(traced.network, plan, shallow)
+    check_predicted_shapes(traced.network, plan, segments, shallow)
     assert df.Network.loads(traced.network.dumps()) == traced.network
 
 
-def check_predicted_shapes(network, plan, shallow):
-    for span in network.segments(plan):
-        shape = network.merged_shape(span)
-        conv = shallow.get_submodule(network.layers[span.i].where)
+def check_predicted_shapes(network, plan, segments, shallow):
+    for span in segments:
+        shape = network.merged_shape(span, plan.dropped)
+        conv = shallow.get_submodule(network.layers[plan.dropped.kept(span)[0] - 1].where)
         assert conv.kernel_size == shape.kernel
         assert (conv.stride, conv.dilation, conv.groups) == (shape.stride, shape.dilation, shape.groups)
         assert sum(p.numel() for p in conv.parameters()) == shape.parameters

@@ -1,7 +1,6 @@
 """The page in a real browser: explorer, figures, themes and keyboard work, and the page makes no request."""
 
 import dataclasses
-import shutil
 
 import pytest
 
@@ -13,24 +12,7 @@ from runs import brute_force_states, measured_run
 pytestmark = needs("playwright", "chromium")
 
 LAPTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 EVIL = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = shutil.which("chromium")
-    if found is None:
-        pytest.fail(
-            "The report is tested in chromium, which is not installed. Run: make browser, or as root "
-            "apt-get install -y chromium"
-        )
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=list(OPTIONS))
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -119,8 +119,8 @@ def test_random_plans_with_residuals(space):
     assert (traced.depth, len(traced.network.skips)) == (11, 3)
     agree(run(df.merge(df.rewrite(traced, traced.vanilla)), x), run(model, x))
     rng = Random(0)
-    for _ in range(4):
-        student = df.rewrite(traced, random_plan(traced.network, rng, space)).eval()
+    for drops in (0, 0, 0, 0.5, 0.9):
+        student = df.rewrite(traced, random_plan(traced.network, rng, space, drops=drops)).eval()
         merged = pickle.loads(pickle.dumps(df.merge(student)))
         for shape in ((16, 18), (32, 34), (20, 22)):
             y = torch.randn(1, 4, *shape).double()

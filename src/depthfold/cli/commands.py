@@ -38,7 +38,7 @@ def inspect(call: Call) -> None:
 
 @command(
     needs="run model target",
-    uses=f"{MODEL} space",
+    uses=f"{MODEL} space moves",
     flags="retry",
     example="depthfold latency file.py:model --input 3x32x32 --target onnxruntime:threads=2 --run out",
 )
@@ -49,7 +49,7 @@ def latency(call: Call) -> None:
 
 @command(
     needs="run model",
-    uses=f"{MODEL} space {TRAINING}",
+    uses=f"{MODEL} space moves {TRAINING}",
     flags="retry",
     example="depthfold importance --run out --data cifar10:data --executor processes:2",
 )
@@ -114,7 +114,7 @@ def report(call: Call) -> None:
 
 @command(
     needs="run model data target budget",
-    uses=f"{MODEL} space {TRAINING} alpha surrogate recipe distil export",
+    uses=f"{MODEL} space moves {TRAINING} alpha surrogate recipe distil export",
     flags="retry",
     example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
 )

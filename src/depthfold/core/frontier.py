@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Self, overload
 
 from depthfold.core.budget import LARGEST, Budget
+from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.environment import Environment
 from depthfold.core.plan import Plan, Segment, SolvedPlan
-from depthfold.core.span import FlaggedSpan, Position
+from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.core.surrogate import Surrogate
 from depthfold.errors import BudgetError, InvalidValue
-from depthfold.support.document import Document
+from depthfold.support.document import SPARSE, Document
 from depthfold.support.text import at_most, count, text_table
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
 SHOWN = 20
 SPANS = 5
+
+_Segments = Mapping[tuple[Span, Drops], Segment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,16 @@ class Point:
     activations: tuple[Position, ...]
     cuts: tuple[Position, ...]
     boundaries: tuple[Position, ...]
+    dropped: Drops = field(default=NOTHING, metadata=SPARSE)
+
+    def spans(self, depth: int) -> tuple[Span, ...]:
+        """Return the spans of the segments of a network with `depth` layers."""
+        return tuple(Span(i, j) for i, j in pairwise((0, *self.cuts, depth)))
+
+    def convolutions(self, depth: int) -> int:
+        """Return the number of convolutions of a network with `depth` layers: segments that are not all dropped."""
+        missing = self.dropped.missing
+        return sum(not missing.issuperset(span.layers) for span in self.spans(depth))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -41,9 +54,9 @@ class Frontier(Document):
 
     Shares and speed-ups refer to `original`. `lost` is 0 for an exact frontier. If the solver had to thin its labels,
     `lost` bounds the importance that the plan for any budget may lack. `segments` has the times and the shape of every
-    segment that a plan uses. `fingerprint` is that of the network, empty if it was not known. `unscored` are the blocks
-    that have a reason instead of a score in the importance table; no plan uses them. With a `surrogate`, importances
-    are predicted scores, less its intercept.
+    segment that a plan uses, once for each set of layers dropped in it. `fingerprint` is that of the network, empty if
+    it was not known. `unscored` are the blocks that have a reason instead of a score in the importance table; no plan
+    uses them. With a `surrogate`, importances are predicted scores, less its intercept.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
@@ -112,22 +125,23 @@ class Frontier(Document):
     def __getitem__(self, index: slice) -> tuple[SolvedPlan, ...]: ...
 
     def __getitem__(self, index: int | slice) -> SolvedPlan | tuple[SolvedPlan, ...]:
-        by_span = self._by_span()
+        known = self._known()
         if isinstance(index, slice):
-            return tuple(self._solved(point, by_span) for point in self.points[index])
-        return self._solved(self.points[index], by_span)
+            return tuple(self._solved(point, known) for point in self.points[index])
+        return self._solved(self.points[index], known)
 
     def __iter__(self) -> Iterator[SolvedPlan]:
-        by_span = self._by_span()
-        return (self._solved(point, by_span) for point in self.points)
+        known = self._known()
+        return (self._solved(point, known) for point in self.points)
 
     def __str__(self) -> str:
         shown = min(SHOWN, len(self))
         rows = [self._row(self.points[n * (len(self) - 1) // max(shown - 1, 1)]) for n in range(shown)]
+        header = (*HEADER, "dropped layers") if self._drops else HEADER
         how = "exact" if self.exact else f"thinned: at most {at_most(self.lost)} of importance lost at any budget"
         title = f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}, {how}"
         title += f"; {shown} of them:" if shown < len(self) else ""
-        return "\n".join([title, *self._notes(), "", *text_table(HEADER, rows)])
+        return "\n".join([title, *self._notes(), "", *text_table(header, rows)])
 
     def __repr__(self) -> str:
         fastest, best = self.points[0].latency, self.points[-1].latency
@@ -147,11 +161,15 @@ class Frontier(Document):
         share = speedup = "?"
         if self.original and point.latency:
             share, speedup = f"{point.latency / self.original:.1%}", f"{self.original / point.latency:.2f}x"
-        counts = str(len(point.activations)), str(len(point.cuts) + 1)
         return (
-            f"{point.latency:.4g}", share, speedup, f"{point.importance:.4g}", *counts,
-            f"{point.latency_by_activations:.4g}",
+            f"{point.latency:.4g}", share, speedup, f"{point.importance:.4g}", str(len(point.activations)),
+            str(point.convolutions(self.depth)), f"{point.latency_by_activations:.4g}",
+            *([str(len(point.dropped.missing))] if self._drops else []),
         )  # fmt: skip
+
+    @property
+    def _drops(self) -> bool:
+        return any(point.dropped for point in self.points)
 
     def _share(self, latency: float) -> str:
         """Return the latency in per cent, rounded up so that a budget of it admits the plan; empty if too large."""
@@ -162,18 +180,20 @@ class Frontier(Document):
             tenths += 1
         return f" ({tenths / 10:.1f}% of the original)"
 
-    def _by_span(self) -> Mapping[tuple[Position, Position], Segment]:
-        return {(segment.span.i, segment.span.j): segment for segment in self.segments}
+    def _known(self) -> _Segments:
+        return {(segment.span, segment.dropped): segment for segment in self.segments}
 
-    def _solved(self, point: Point, by_span: Mapping[tuple[Position, Position], Segment]) -> SolvedPlan:
-        ends = list(pairwise((0, *point.cuts, self.depth)))
-        if lacking := [pair for pair in ends if pair not in by_span]:
+    def _solved(self, point: Point, known: _Segments) -> SolvedPlan:
+        keys = [(span, point.dropped.within(span)) for span in point.spans(self.depth)]
+        if lacking := [key for key in keys if key not in known]:
+            span, dropped = lacking[0]
             raise InvalidValue(
-                f"The plan with the cuts {list(point.cuts)[:60]} needs the segment ({lacking[0][0]}, {lacking[0][1]}], "
-                "which the frontier lacks. Was its file edited? Solve again."
+                f"The plan with the cuts {list(point.cuts)[:60]} needs the segment {span}"
+                f"{f' without {dropped}' if dropped else ''}, which the frontier lacks. Was its file edited? Solve "
+                "again."
             )
         return SolvedPlan(
-            plan=Plan(point.activations, point.cuts), boundaries=point.boundaries, latency=point.latency,
-            importance=point.importance, latency_by_activations=point.latency_by_activations,
-            segments=tuple(by_span[pair] for pair in ends), original=self.original, fingerprint=self.fingerprint,
+            plan=Plan(point.activations, point.cuts, point.dropped), boundaries=point.boundaries,
+            latency=point.latency, importance=point.importance, latency_by_activations=point.latency_by_activations,
+            segments=tuple(known[key] for key in keys), original=self.original, fingerprint=self.fingerprint,
         )  # fmt: skip

@@ -9,15 +9,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, Self
 
+from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.environment import Environment
+from depthfold.core.options import BlockOption
 from depthfold.core.span import FlaggedSpan, Position
-from depthfold.errors import TableError
+from depthfold.errors import PlanError, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
-from depthfold.support.document import Document
+from depthfold.support.document import SPARSE, Document
 from depthfold.support.text import count
 
 COLUMNS = ("st", "end", "st_act", "end_act", "imp")
+EXTRA = ("dropped", "reason")  # only where an entry needs them
 LARGEST = 1e100  # far beyond any score; sums and differences of such numbers are still floats
 
 
@@ -26,28 +29,39 @@ class Score:
     """One entry: the scores of the network whose span has lost its inner activations, or the reason why it has none.
 
     `samples` has one score (an accuracy, for example) for each short training, and `seeds` the seeds of these
-    trainings, if they are known.
+    trainings, if they are known. `dropped` are the convolutions and branches of the span that are left out.
     """
 
     span: FlaggedSpan
     samples: tuple[float, ...] = ()
     reason: str | None = None
     seeds: tuple[int, ...] = ()
+    dropped: Drops = field(default=NOTHING, metadata=SPARSE)
 
     def __post_init__(self) -> None:
-        samples = tuple(_checked(f"A score of {self.span}", score) for score in self.samples)
+        samples = tuple(_checked(f"A score of {self.name}", score) for score in self.samples)
         object.__setattr__(self, "samples", samples)
         object.__setattr__(self, "seeds", tuple(map(int, self.seeds)))
         if bool(self.samples) == bool(self.reason):
             raise TableError(
-                f"The importance entry {self.span} must have either scores or the reason why it has none; found "
+                f"The importance entry {self.name} must have either scores or the reason why it has none; found "
                 f"scores {self.samples!r} and reason {self.reason!r}."
             )
         if len(self.seeds) not in (0, len(self.samples)):
             raise TableError(
-                f"The importance entry {self.span} has {len(self.samples)} scores and {len(self.seeds)} seeds; "
+                f"The importance entry {self.name} has {len(self.samples)} scores and {len(self.seeds)} seeds; "
                 "expected one for each score, or none at all."
             )
+        if self.dropped != self.dropped.within(self.span.span):
+            raise TableError(
+                f"The importance entry {self.name} drops something outside its span. Drop only layers and branches "
+                "inside it."
+            )
+
+    @property
+    def name(self) -> str:
+        """The block and what it drops, for messages."""
+        return str(BlockOption(self.span, self.dropped))
 
     @property
     def mean(self) -> float:
@@ -59,7 +73,8 @@ class ImportanceTable(Document):
     """I of the paper. The importance of an entry is its mean score minus `base`, the score of the original network.
 
     A table with a flag 0 (no activation at an end of a block) poses the extended problem of Appendix B, any other table
-    the plain one. `provenance` describes the origin of the scores: task, recipe, seeds.
+    the plain one. A block has an entry for each of its options, that is for each set of dropped layers and branches.
+    `provenance` describes the origin of the scores: task, recipe, seeds.
     """
 
     FORMAT: ClassVar[str] = "depthfold.importance-table"
@@ -73,12 +88,12 @@ class ImportanceTable(Document):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", _checked("The base score of the importance table", self.base))
-        ordered = tuple(sorted(self.entries, key=lambda entry: entry.span))
+        ordered = tuple(sorted(self.entries, key=lambda entry: (entry.span, entry.dropped)))
         if not ordered:
             raise TableError("The importance table is empty: it needs an entry for every span and its flags.")
         for one, two in pairwise(ordered):
-            if one.span == two.span:
-                raise TableError(f"The importance table has two entries for {one.span}; give one entry both scores.")
+            if (one.span, one.dropped) == (two.span, two.dropped):
+                raise TableError(f"The importance table has two entries for {one.name}; give one entry both scores.")
         object.__setattr__(self, "entries", ordered)
 
     @property
@@ -88,8 +103,18 @@ class ImportanceTable(Document):
 
     @property
     def importances(self) -> Mapping[FlaggedSpan, float]:
-        """The entries that have scores: mean score minus base score."""
-        return {entry.span: entry.mean - self.base for entry in self.entries if entry.samples}
+        """The entries that have scores and drop nothing: mean score minus base score."""
+        return {block: value for (block, dropped), value in self.options.items() if not dropped}
+
+    @property
+    def options(self) -> Mapping[tuple[FlaggedSpan, Drops], float]:
+        """The importances of all entries that have scores, by block and by what it drops."""
+        return {(entry.span, entry.dropped): entry.mean - self.base for entry in self.entries if entry.samples}
+
+    @property
+    def drops(self) -> bool:
+        """True if an entry drops a layer or a branch."""
+        return any(entry.dropped for entry in self.entries)
 
     @property
     def extended(self) -> bool:
@@ -100,11 +125,12 @@ class ImportanceTable(Document):
     def read_csv(
         cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
     ) -> Self:
-        """Read the columns st,end,st_act,end_act,imp, and reason if the file has it. Other columns are ignored.
+        """Read the columns st,end,st_act,end_act,imp, and dropped and reason if the file has them.
 
-        `imp` is the change of the score, so the base score of the table is 0.
+        `imp` is the change of the score, so the base score of the table is 0. `dropped` has the numbers of the dropped
+        layers and the ends of the dropped branches, as in "3 5 6:9". Other columns are ignored.
         """
-        entries = read_entries(path, COLUMNS, ("reason",), _entry)
+        entries = read_entries(path, COLUMNS, EXTRA, _entry)
         environment = environment or Environment()
         try:
             return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
@@ -113,26 +139,31 @@ class ImportanceTable(Document):
 
     def write_csv(self, path: str | Path) -> None:
         """Write the importances without their samples, which only a JSON document holds."""
-        known = self.importances
-        rows = ((e.span.i, e.span.j, int(e.span.a), int(e.span.b), known.get(e.span), e.reason) for e in self.entries)
-        if any(entry.reason for entry in self.entries):
-            write_rows(path, (*COLUMNS, "reason"), rows)
-        else:
-            write_rows(path, COLUMNS, (row[:5] for row in rows))
+        known = self.options
+        rows: list[dict[str, object]] = []
+        for e in self.entries:
+            block = (e.span.i, e.span.j, int(e.span.a), int(e.span.b))
+            cells = (*block, known.get((e.span, e.dropped)), e.dropped.key or None, e.reason)
+            rows.append(dict(zip((*COLUMNS, *EXTRA), cells, strict=True)))
+        columns = (*COLUMNS, *(name for name in EXTRA if any(row[name] is not None for row in rows)))
+        write_rows(path, columns, [[row[name] for name in columns] for row in rows])
 
     def __str__(self) -> str:
-        scored = len(self.importances)
-        without = f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
+        scored, dropping = len(self.options), sum(bool(entry.dropped) for entry in self.entries)
+        size = count(scored, "flagged span")
+        if dropping:  # a block has several entries
+            size = f"{count(len(self.entries), 'entry', 'entries')}, {dropping} with dropped layers"
+        size += f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
         problem = "extended" if self.extended else "plain"
         return (
-            f"Importance table of {self.network or 'an unnamed network'}: {count(scored, 'flagged span')}{without}, "
-            f"{count(self.depth, 'layer')}, base score {self.base:g}, {problem} problem; "
-            f"environment: {self.environment}"
+            f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
+            f"score {self.base:g}, {problem} problem; environment: {self.environment}"
         )
 
     def __repr__(self) -> str:
-        size = f"{count(len(self.entries), 'flagged span')}, {count(self.depth, 'layer')}"
-        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}>"
+        number = len(self.entries)
+        size = count(number, "entry", "entries") if self.drops else count(number, "flagged span")
+        return f"<ImportanceTable {self.network or '(unnamed)'}: {size}, {count(self.depth, 'layer')}>"
 
 
 def _checked(what: str, value: object) -> float:
@@ -148,5 +179,12 @@ def _checked(what: str, value: object) -> float:
 def _entry(row: Row) -> Score:
     span = FlaggedSpan(*row.ends(), row.flag("st_act"), row.flag("end_act"))
     if row.text("imp") is None and (reason := row.text("reason")):
-        return Score(span=span, reason=reason)
-    return Score(span=span, samples=(row.number("imp"),))
+        return Score(span=span, reason=reason, dropped=_drops(row))
+    return Score(span=span, samples=(row.number("imp"),), dropped=_drops(row))
+
+
+def _drops(row: Row) -> Drops:
+    try:
+        return Drops.parse(row.text("dropped") or "")
+    except PlanError as error:
+        raise TableError(f"column 'dropped': {error}") from None

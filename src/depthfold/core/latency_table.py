@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +13,23 @@ from typing import ClassVar, Self
 
 from depthfold.core.environment import Environment
 from depthfold.core.network import Network
+from depthfold.core.options import left_of
 from depthfold.core.plan import Plan, SolvedPlan, plan_of
+from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
-from depthfold.support.document import Document
+from depthfold.support.document import SPARSE, Document, decode, encode
 from depthfold.support.text import count
 
 LONGEST = 1e6  # milliseconds, the limit of an entry: a float64 holds so many whole picoseconds exactly
 
 COLUMNS = ("st", "end", "time", "stdev")
-WITHOUT = "time_without"  # the time without an activation, where it differs; not in the published tables
+# Not in the published tables, and only where an entry needs them: the time without an activation, and the shape of a
+# span with dropped layers.
+WITHOUT, SHAPE = "time_without", "shape"
+EXTRA = (WITHOUT, SHAPE, "reason")
 
 # The least cost of a block inside a network, as a share of its time alone. A fitted cost <= 0 would make a block free.
 LEAST = 0.02
@@ -59,7 +65,8 @@ class Timing:
     """One entry of the latency table: both times of a span, or the reason why it has none.
 
     `times` are T[i, j, 0] and T[i, j, 1] in milliseconds: without and with an activation at j. They are equal in tables
-    that do not distinguish the two. `quartiles` and `count` describe the samples of the block as it was timed, alone.
+    that do not distinguish the two. `shape` is the shape of the convolution if some layers of the span are dropped, and
+    None if all of them are merged. `quartiles` and `count` describe the samples of the block as it was timed, alone.
     `stdev` is the standard deviation of the samples, on the scale of `times`.
     """
 
@@ -69,28 +76,39 @@ class Timing:
     quartiles: tuple[float, float, float] | None = None
     count: int = 0
     reason: str | None = None
+    shape: ConvShape | None = field(default=None, metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if (self.times is None) != bool(self.reason):
             raise TableError(
-                f"The latency entry {self.span} must have either times or the reason why it has none; found "
+                f"The latency entry {self.name} must have either times or the reason why it has none; found "
                 f"times {self.times!r} and reason {self.reason!r}."
             )
         if self.times is not None:
             without, with_one = self.times
             which = ("", "") if without == with_one else (" without an activation", " with an activation")
-            times = (_checked(f"The latency of {self.span}{which[0]}", without),
-                     _checked(f"The latency of {self.span}{which[1]}", with_one))  # fmt: skip
+            times = (_checked(f"The latency of {self.name}{which[0]}", without),
+                     _checked(f"The latency of {self.name}{which[1]}", with_one))  # fmt: skip
             object.__setattr__(self, "times", times)
         if self.stdev is not None:
-            what, expected = f"The standard deviation of {self.span}", "a number from 0 on"
+            what, expected = f"The standard deviation of {self.name}", "a number from 0 on"
             object.__setattr__(self, "stdev", as_float(what, self.stdev, TableError, expected))
             if not 0 <= self.stdev < math.inf:
                 raise TableError(f"{what} must be {expected}, found {self.stdev!r}.")
 
+    @property
+    def name(self) -> str:
+        """The span and its shape if layers are dropped, for messages."""
+        return f"{self.span} as {self.shape}" if self.shape else str(self.span)
+
     @classmethod
     def measured(
-        cls, span: Span, samples: Iterable[float], times: tuple[float, float] | None = None, scale: float = 1.0
+        cls,
+        span: Span,
+        samples: Iterable[float],
+        times: tuple[float, float] | None = None,
+        scale: float = 1.0,
+        shape: ConvShape | None = None,
     ) -> Self:
         """Return an entry with a summary of its samples.
 
@@ -107,6 +125,7 @@ class Timing:
             stdev=scale * stdev(found) if len(found) > 1 else None,
             quartiles=quartiles(found),
             count=len(found),
+            shape=shape,
         )
 
 
@@ -167,6 +186,8 @@ class Calibration:
 class LatencyTable(Document):
     """T of the paper, with the environment in which it was measured. A span without an entry cannot be merged.
 
+    A span has one entry for all its layers, and one for each other shape that it has with dropped layers.
+
     With a `calibration`, the sum of the times over a plan predicts the whole network; the spans that start at 0
     include the cost of everything outside the spans. `activations` are the positions where the original network has an
     activation. If they are None (not known), every layer counts as one with an activation.
@@ -182,12 +203,12 @@ class LatencyTable(Document):
     entries: tuple[Timing, ...]
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted(self.entries, key=lambda entry: entry.span))
+        ordered = tuple(sorted(self.entries, key=_order))
         if not ordered:
             raise TableError("The latency table is empty: it needs an entry for every span that can be merged.")
         for one, two in pairwise(ordered):
-            if one.span == two.span:
-                raise TableError(f"The latency table has two entries for {one.span}; keep one of them.")
+            if (one.span, one.shape) == (two.span, two.shape):
+                raise TableError(f"The latency table has two entries for {one.name}; keep one of them.")
         object.__setattr__(self, "entries", ordered)
 
     @property
@@ -197,8 +218,18 @@ class LatencyTable(Document):
 
     @property
     def times(self) -> Mapping[Span, tuple[float, float]]:
-        """T[i, j, 0] and T[i, j, 1] of the spans that have times."""
-        return {entry.span: entry.times for entry in self.entries if entry.times is not None}
+        """T[i, j, 0] and T[i, j, 1] of the spans that have times, all their layers merged."""
+        return {entry.span: entry.times for entry in self.entries if entry.times is not None and entry.shape is None}
+
+    @property
+    def shape_times(self) -> Mapping[tuple[Span, ConvShape | None], tuple[float, float]]:
+        """The times of all entries that have times, by span and shape; the shape is None if nothing is dropped."""
+        return {(entry.span, entry.shape): entry.times for entry in self.entries if entry.times is not None}
+
+    @property
+    def drops(self) -> bool:
+        """True if an entry is for a span with dropped layers."""
+        return any(entry.shape is not None for entry in self.entries)
 
     @property
     def layers(self) -> tuple[float | None, ...]:
@@ -206,7 +237,7 @@ class LatencyTable(Document):
         known = self.activations
         found: list[float | None] = [None] * self.depth
         for entry in self.entries:
-            if len(entry.span) == 1 and entry.times is not None:
+            if len(entry.span) == 1 and entry.times is not None and entry.shape is None:
                 l = entry.span.j
                 found[l - 1] = entry.times[known is None or l in known]
         return tuple(found)
@@ -230,29 +261,46 @@ class LatencyTable(Document):
                 f"The latency table is of another network (fingerprint {self.fingerprint}; this one is {own}). Measure "
                 "this one, or predict with the network that was measured."
             )
-        entries, active = {entry.span: entry for entry in self.entries}, network.final_activations(plan)
+        entries, active = {(entry.span, entry.shape): entry for entry in self.entries}, network.final_activations(plan)
         times = []
         for span in network.segments(plan):
-            entry = entries.get(span)
-            if entry is None or entry.times is None:
+            shape, empty = left_of(network, span, plan.dropped.within(span))
+            entry = entries.get((span, shape))
+            both = entry.times if entry else self.empty_times(network, span) if empty else None
+            if both is None:
                 why = f" ({entry.reason})" if entry else ""
                 raise TableError(
-                    f"The latency table has no time for {span}{why}, which the plan merges. Measure it, or predict a "
-                    "plan whose segments have times."
+                    f"The latency table has no time for {span}{f' as {shape}' if shape else ''}{why}, which the plan "
+                    "merges. Measure it, or predict a plan whose segments have times."
                 )
-            times.append(entry.times[span.j in active])
+            times.append(both[span.j in active])
         return sum_times(times)
+
+    def empty_times(self, network: Network, span: Span) -> tuple[float, float] | None:
+        """Return the times of a span from which nothing is left, for tables without an entry for it.
+
+        It takes no time without an activation. An activation at its end takes what it adds to the last layer of the
+        span. The cost of everything outside the spans is also due if the span starts at 0. If a residual from before
+        the span ends with it, the times are not known: an addition is timed only with the layer before it.
+        """
+        if any(skip.source < span.i for skip in network.skips_into(span.j)):
+            return None
+        last = next((e.times for e in self.entries if e.span == Span(span.j - 1, span.j) and e.shape is None), None)
+        if last is None:
+            return None
+        start = self.calibration.outside if self.calibration and span.i == 0 else 0.0
+        return start, start + max(last[1] - last[0], 0.0)
 
     @classmethod
     def read_csv(
         cls, path: str | Path, *, network: str = "", fingerprint: str = "", environment: Environment | None = None
     ) -> Self:
-        """Read the columns st,end,time in milliseconds, and stdev, time_without and reason if the file has them.
+        """Read the columns st,end,time in milliseconds, and stdev, time_without, shape and reason if the file has them.
 
-        `time_without` is the time without an activation at the end, equal to `time` where it is empty. Other columns
-        are ignored. A CSV file has no environment.
+        `time_without` is the time without an activation at the end, equal to `time` where it is empty. `shape` is the
+        JSON of a ConvShape, empty where no layer is dropped. Other columns are ignored. A CSV file has no environment.
         """
-        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], WITHOUT, "reason"), _entry)
+        entries = read_entries(path, COLUMNS[:3], (*COLUMNS[3:], *EXTRA), _entry)
         environment = environment or Environment()
         try:
             return cls(network=network, fingerprint=fingerprint, environment=environment, entries=entries)
@@ -260,19 +308,23 @@ class LatencyTable(Document):
             raise TableError(f"{path}: {error}") from error
 
     def write_csv(self, path: str | Path) -> None:
-        """Write the columns of the published tables, and time_without and reason only if an entry needs them."""
+        """Write the columns of the published tables, and the others only if an entry needs them."""
         rows: list[dict[str, object]] = []
         for e in self.entries:
             without, time = e.times or (None, None)
             without = None if without == time else without
-            cells = (e.span.i, e.span.j, time, e.stdev, without, e.reason)
-            rows.append(dict(zip((*COLUMNS, WITHOUT, "reason"), cells, strict=True)))
-        columns = (*COLUMNS, *(name for name in (WITHOUT, "reason") if any(row[name] is not None for row in rows)))
+            shape = json.dumps(encode(e.shape)) if e.shape else None
+            cells = (e.span.i, e.span.j, time, e.stdev, without, shape, e.reason)
+            rows.append(dict(zip((*COLUMNS, *EXTRA), cells, strict=True)))
+        columns = (*COLUMNS, *(name for name in EXTRA if any(row[name] is not None for row in rows)))
         write_rows(path, columns, [[row[name] for name in columns] for row in rows])
 
     def __str__(self) -> str:
         timed = len(self.times)
-        without = f", {len(self.entries) - timed} without a time" if timed < len(self.entries) else ""
+        missing, dropping = (sum(entry.times is None for entry in self.entries),
+                             sum(entry.shape is not None for entry in self.entries))  # fmt: skip
+        without = f", {count(dropping, 'more shape')} with dropped layers" if dropping else ""
+        without += f", {missing} without a time" if missing else ""
         total = "unknown" if self.original is None else f"{self.original:.4g} ms"
         return (
             f"Latency table of {self.network or 'an unnamed network'}: {count(timed, 'span')}{without}, "
@@ -280,8 +332,9 @@ class LatencyTable(Document):
         )
 
     def __repr__(self) -> str:
-        size = f"{count(len(self.entries), 'span')}, {count(self.depth, 'layer')}"
-        return f"<LatencyTable {self.network or '(unnamed)'}: {size}>"
+        number = len(self.entries)
+        size = count(number, "entry", "entries") if self.drops else count(number, "span")
+        return f"<LatencyTable {self.network or '(unnamed)'}: {size}, {count(self.depth, 'layer')}>"
 
 
 def _checked(what: str, value: object) -> float:
@@ -297,7 +350,26 @@ def _checked(what: str, value: object) -> float:
 def _entry(row: Row) -> Timing:
     span = Span(*row.ends())
     without, spread = (row.number(name) if row.text(name) else None for name in (WITHOUT, "stdev"))
+    shape = _shape(row)
     if row.text("time") is None and (reason := row.text("reason")):
-        return Timing(span=span, reason=reason)
+        return Timing(span=span, reason=reason, shape=shape)
     time = row.number("time")
-    return Timing(span=span, times=(time if without is None else without, time), stdev=spread)
+    return Timing(span=span, times=(time if without is None else without, time), stdev=spread, shape=shape)
+
+
+def _shape(row: Row) -> ConvShape | None:
+    text = row.text(SHAPE)
+    if text is None:
+        return None
+    try:
+        shape: ConvShape = decode(ConvShape, json.loads(text), f"column {SHAPE!r}")
+    except json.JSONDecodeError:
+        raise TableError(f"column {SHAPE!r} must hold the JSON of a shape, found {text!r}.") from None
+    return shape
+
+
+def _order(entry: Timing) -> tuple[object, ...]:
+    """Sort by span; first the entry without drops, then by the sizes of the shape."""
+    s = entry.shape
+    key = (s.kernel, s.stride, s.padding, s.dilation, s.groups, s.in_channels, s.out_channels) if s else ()
+    return (entry.span, key)

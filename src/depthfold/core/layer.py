@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import InvalidValue
+from depthfold.support.document import SPARSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,15 @@ class Skip:
     """A residual connection: the value at `source` is added to the output of layer `target`.
 
     The value is added unchanged, or through a linear `projection` (ResNet's "downsample"). Only residuals that can be
-    folded into a kernel are skips; any other addition is a barrier.
+    folded into a kernel are skips; any other addition is a barrier. `side` is True if such a value is added at `target`
+    before this one: it would be lost with the branch, so the branch cannot be dropped.
     """
 
     source: Position
     target: Position
     where: str
     projection: ConvShape | None = None
+    side: bool = field(default=False, metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if not 0 <= self.source < self.target:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
+from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.layer import Layer, Refusal, Skip
 from depthfold.core.plan import Plan
 from depthfold.core.shape import ConvShape, FixedPadding
@@ -217,7 +219,7 @@ class Network(Document):
         }
         return digest(structure)
 
-    @property
+    @cached_property
     def activations(self) -> frozenset[Position]:
         """The positions where the network has an activation."""
         return frozenset(l for l, layer in enumerate(self.layers, start=1) if layer.activation is not None)
@@ -266,33 +268,61 @@ class Network(Document):
                 )
         return None
 
-    def merged_shape(self, span: Span) -> ConvShape:
-        """Return the shape of the merged convolution of a span, including the skips inside it."""
+    @cached_property
+    def droppable_layers(self) -> frozenset[int]:
+        """The layers whose convolution can be replaced by the identity: they keep channels and size.
+
+        A layer with a skip of its own is not among them: such skips are parallel branches of one layer.
+        """
+        alone = {skip.target for skip in self.skips if len(skip.span) == 1}
+        return frozenset(l for l, layer in enumerate(self.layers, 1) if layer.shape.keeps_shape and l not in alone)
+
+    @cached_property
+    def droppable_branches(self) -> frozenset[Span]:
+        """The spans of the residuals whose branch can be left out: the identity is the only value added to it."""
+        return frozenset(
+            skip.span
+            for skip in self.skips
+            if not (skip.projection or skip.side)
+            and len([*self.skips_into(skip.target)]) == 1
+            and not any(other.crosses(skip.span) for other in self.skips)
+        )
+
+    def merged_shape(self, span: Span, dropped: Drops = NOTHING) -> ConvShape:
+        """Return the shape of the merged convolution of a span, including the skips inside it.
+
+        If nothing of it is left, this is the shape of the identity.
+        """
         if refusal := self.why_not(span):
             raise PlanError(f"The span {span} cannot be merged: {refusal.why}.")
-        dims, channels = self.layers[span.i].shape.dims, self.layers[span.i].shape.in_channels
-        at = {span.i: ConvShape.identity(channels, dims)}
+        start = self.identity_shape(span.i)
+        at = {span.i: start}
         for l in span.layers:
-            # Composing with the identity at the front would only take time.
+            if branch := next((branch for branch in dropped.branches if branch.i < l <= branch.j), None):
+                at[l] = at[branch.i]  # read only at its end
+                continue
             shape = self.layers[l - 1].shape
-            at[l] = shape if l == span.i + 1 else at[l - 1].then(shape)
+            if l in dropped.layers:
+                at[l] = at[l - 1]
+            else:  # composing with the identity at the front would only take time
+                at[l] = shape if at[l - 1] is start else at[l - 1].then(shape)
             for skip in self.skips_into(l):
                 if skip.source >= span.i:
                     projected = at[skip.source] if skip.projection is None else at[skip.source].then(skip.projection)
+                    if at[l].offset(projected) is None:
+                        raise PlanError(f"The skip {skip.source} -> {l} exceeds what is left of its branch. Drop less.")
                     at[l] = at[l].plus(projected)
         return at[span.j]
 
-    def path_shape(self, span: Span) -> ConvShape:
+    def path_shape(self, span: Span, dropped: Drops = NOTHING) -> ConvShape:
         """Return the shape of the composed layers of a span, without skips."""
-        shape = self.layers[span.i].shape
-        for l in span.layers[1:]:
-            shape = shape.then(self.layers[l - 1].shape)
-        return shape
+        missing = dropped.missing
+        kept = [self.layers[l - 1].shape for l in span.layers if l not in missing]
+        return functools.reduce(ConvShape.then, kept) if kept else self.identity_shape(span.i)
 
     def skip_shape(self, skip: Skip) -> ConvShape:
         """Return the shape of a skip: its projection, or the identity."""
-        first = self.layers[skip.source].shape
-        return skip.projection or ConvShape.identity(first.in_channels, first.dims)
+        return skip.projection or self.identity_shape(skip.source)
 
     def skips_into(self, target: Position) -> Iterator[Skip]:
         return (skip for skip in self.skips if skip.target == target)
@@ -315,10 +345,35 @@ class Network(Document):
             raise PlanError(
                 "The plan inserts activations, but the network has no activation to copy. Use a plan without any."
             )
+        self._check_dropped(plan, cuts)
         segments = tuple(self._between(tuple(sorted(cuts))))
         if problems := [f"{span}, because {refusal.why}" for span in segments if (refusal := self.why_not(span))]:
             raise PlanError(f"The plan merges spans that cannot be merged: {'; '.join(problems)}. Add cuts there.")
+        for span in segments if plan.dropped else ():
+            self.merged_shape(span, plan.dropped)  # skips fit into what is left
+            if plan.dropped.doubles(span, (skip.span for skip in self.skips)):
+                raise PlanError(
+                    f"The plan drops all layers of the segment {span}, so that its residual would add a value to "
+                    "itself. Drop the branch of the residual, or keep a layer."
+                )
         return segments
+
+    def _check_dropped(self, plan: Plan, cuts: Set[Position]) -> None:
+        if wrong := [l for l in plan.dropped.layers if l not in self.droppable_layers]:
+            why = "which has a parallel branch"
+            if (l := wrong[0]) > self.depth:
+                why = f"but the network has {self.depth} layers"
+            elif not self.layers[l - 1].shape.keeps_shape:
+                why = "which changes the number of channels or the size"
+            raise PlanError(f"The plan drops layer {l}, {why}. Drop only layers of network.droppable_layers.")
+        for branch in plan.dropped.branches:
+            if branch not in self.droppable_branches:
+                raise PlanError(
+                    f"The plan drops the branch {branch}, which is not that of a residual that adds only the identity. "
+                    "Drop only those of network.droppable_branches."
+                )
+            if inside := sorted(cuts & set(branch.inner)):
+                raise PlanError(f"The plan drops the branch {branch}, but cuts it at {inside[0]}. Remove the cut.")
 
     def final_activations(self, plan: Plan) -> frozenset[Position]:
         """Return the positions that have an activation after the plan is applied.
@@ -332,6 +387,11 @@ class Network(Document):
 
     def __repr__(self) -> str:
         return f"<Network {self.name}: {summary(self)}>"
+
+    def identity_shape(self, position: Position) -> ConvShape:
+        """Return the shape of the identity at a position before the last one."""
+        after = self.layers[position].shape
+        return ConvShape.identity(after.in_channels, after.dims)
 
     def _between(self, cuts: tuple[Position, ...]) -> Iterator[Span]:
         bounds = (0, *cuts, self.depth) if self.depth else ()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
+from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import PlanError
-from depthfold.support.document import Document
+from depthfold.support.document import SPARSE, Document
 from depthfold.support.text import count, text_table
 
 HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
@@ -21,15 +22,23 @@ HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 class Plan(Document):
     """A and S of the paper: `activations` are the positions with an activation, and no merging crosses a cut.
 
-    A is a subset of S, except that the last position L can have an activation and is never a cut.
+    A is a subset of S, except that the last position L can have an activation and is never a cut. `dropped` are the
+    convolutions and residual branches that are left out.
     """
 
     FORMAT: ClassVar[str] = "depthfold.plan"
 
     activations: frozenset[Position]
     cuts: tuple[Position, ...]
+    dropped: Drops = field(default=NOTHING, metadata=SPARSE)
 
-    def __init__(self, activations: Iterable[Position], cuts: Iterable[Position]) -> None:
+    def __init__(self, activations: Iterable[Position], cuts: Iterable[Position], dropped: Drops = NOTHING) -> None:
+        if not isinstance(dropped, Drops):
+            raise PlanError(
+                f"The dropped layers and branches of a plan must be Drops, found {dropped!r:.80}. Use, for example, "
+                "dropped=Drops(layers=[2])."
+            )
+        object.__setattr__(self, "dropped", dropped)
         object.__setattr__(self, "activations", frozenset(_positions("activations", activations)))
         object.__setattr__(self, "cuts", tuple(sorted(set(_positions("cuts", cuts)))))
         outside = sorted(self.activations - set(self.cuts))
@@ -40,8 +49,15 @@ class Plan(Document):
                 "the one at the last position L must also be a cut: add them to cuts, or leave the activations out."
             )
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The parts of a digest that identifies the plan: A and S, and what is dropped only if there is something."""
+        dropped = (self.dropped.key,) if self.dropped else ()
+        return (sorted(self.activations), self.cuts, *dropped)
+
     def __str__(self) -> str:
-        return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}"
+        dropped = f"; drops {self.dropped}" if self.dropped else ""
+        return f"Plan: activations at {ranges(self.activations)}; cuts at {ranges(self.cuts)}{dropped}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +66,29 @@ class Segment:
 
     `times` are T[i, j, 0] and T[i, j, 1] in milliseconds, without and with an activation at the end. `replaced` is the
     time of its layers one by one, None if one of them was not timed. `shape` is the merged convolution, None if the
-    solver was not given the network.
+    solver was not given the network. `dropped` is what the plan drops inside the segment. If nothing is left of its
+    layers, the shape is the identity, and the compressed network has no convolution there.
     """
 
     span: Span
     times: tuple[float, float]
     replaced: float | None = None
     shape: ConvShape | None = None
+    dropped: Drops = field(default=NOTHING, metadata=SPARSE)
+
+    @property
+    def empty(self) -> bool:
+        """True if all layers are dropped, so that there is no convolution."""
+        return bool(self.dropped) and self.dropped.missing.issuperset(self.span.layers)
 
     def row(self, active: bool) -> tuple[str, ...]:
         """Return the segment as a row of text, with or without an activation at its end."""
         first, last = self.span.layers[0], self.span.layers[-1]
         layers = str(first) if first == last else f"{first}-{last}"
         becomes = str(self.shape) if self.shape else "as it is" if first == last else "one convolution"
+        if self.dropped:
+            left = "only an activation" if active else "nothing"
+            becomes = f"{left}, all dropped" if self.empty else f"{becomes}, without {self.dropped}"
         time = self.times[active]
         replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
         saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
@@ -101,11 +127,21 @@ class SolvedPlan(Document):
                 f"The segments of the plan do not start and end at its cuts {list(self.plan.cuts)[:60]}: they are "
                 f"{', '.join(str(segment.span) for segment in self.segments[:60])}."
             )
+        for segment in self.segments:
+            if segment.dropped != (dropped := self.plan.dropped.within(segment.span)):
+                raise PlanError(
+                    f"The segment {segment.span} drops {segment.dropped}, but the plan drops {dropped} there."
+                )
 
     @property
     def speedup(self) -> float | None:
         """The original's latency divided by the plan's."""
         return self.original / self.latency if self.original and self.latency else None
+
+    @property
+    def convolutions(self) -> int:
+        """The number of convolutions: one for each segment that is not empty."""
+        return sum(not segment.empty for segment in self.segments)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -117,7 +153,7 @@ class SolvedPlan(Document):
             share += f" ({self.speedup:.2f} times as fast)"
         yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
         yield f"{self.plan}; boundaries at {ranges(self.boundaries)}"
-        convolutions = count(len(self.segments), "convolution")
+        convolutions = count(self.convolutions, "convolution")
         yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
         yield ""
         rows = [segment.row(segment.span.j in self.plan.activations) for segment in self.segments]

@@ -118,6 +118,12 @@ class ConvShape:
         return self.groups == self.in_channels == self.out_channels
 
     @property
+    def keeps_shape(self) -> bool:
+        """True if input and output have the same channels and, at every size, the same size."""
+        same = all(sum(pad) == extent - 1 for pad, extent in zip(self.padding, self.extent, strict=True))
+        return same and self.in_channels == self.out_channels and max(self.stride) == 1
+
+    @property
     def extent(self) -> tuple[int, ...]:
         """The size of the kernel including dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))

@@ -143,7 +143,7 @@ def _build_without_weights(folder: Path, traced: TracedNetwork, result: Result) 
     """Return the merged network with its convolutions on the device "meta"."""
 
     def empty(span: Span, like: Tensor) -> nn.Module:
-        return empty_module(traced.network.merged_shape(span), like.dtype)
+        return empty_module(traced.network.merged_shape(span, result.plan.dropped), like.dtype)
 
     try:
         return build_shallow(rewrite(traced, result.plan), empty)

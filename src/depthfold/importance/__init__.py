@@ -9,8 +9,9 @@ from depthfold.support.optional import lazy_getattr
 if TYPE_CHECKING:
     from depthfold.importance.definition import importance_plan, importance_student
     from depthfold.importance.doubts import IncompleteTable, SmallHoldout
-    from depthfold.importance.measure import left_out_blocks, measure_importance
+    from depthfold.importance.measure import measure_importance
     from depthfold.importance.methods import Method, MethodName, check_method
+    from depthfold.importance.options import importance_options, layer_weights, left_out_options
 
 # Imported on first use: the names of the methods do not need torch.
 __getattr__ = lazy_getattr(
@@ -18,12 +19,13 @@ __getattr__ = lazy_getattr(
     {
         "definition": "importance_plan importance_student",
         "doubts": "IncompleteTable SmallHoldout",
-        "measure": "left_out_blocks measure_importance",
+        "measure": "measure_importance",
         "methods": "Method MethodName check_method",
+        "options": "importance_options layer_weights left_out_options",
     },
 )
 
 __all__ = [
-    "IncompleteTable", "Method", "MethodName", "SmallHoldout", "check_method", "importance_plan",
-    "importance_student", "left_out_blocks", "measure_importance",
+    "IncompleteTable", "Method", "MethodName", "SmallHoldout", "check_method", "importance_options",
+    "importance_plan", "importance_student", "layer_weights", "left_out_options", "measure_importance",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthfold.core import FlaggedSpan, Network, Plan
+from depthfold.core import NOTHING, Drops, FlaggedSpan, Network, Plan
 from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, student_parts
@@ -20,11 +20,11 @@ from depthfold.tracing.functional import use_plain_convolutions
 from depthfold.training import fork_rng
 
 
-def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
+def importance_plan(network: Network, block: FlaggedSpan, dropped: Drops = NOTHING) -> Plan:
     """Return the plan of the original network in which only one block is changed (Eq. 14).
 
-    It has no activation inside the block, one at i if a, and one at j if b. The block is one segment, so that its
-    padding moves; every other layer is a segment by itself.
+    It has no activation inside the block, one at i if a, and one at j if b, and it drops the layers and branches of the
+    block that are given. The block is one segment, so that its padding moves; every other layer is a segment by itself.
     """
     inside = range(block.i + 1, block.j)
     at_ends = {position for position, flag in ((block.i, block.a), (block.j, block.b)) if flag and position > 0}
@@ -34,18 +34,21 @@ def importance_plan(network: Network, block: FlaggedSpan) -> Plan:
             f"The block {block} has no activation after the last layer, {network.depth}, but the network always keeps "
             "the one it has there. Leave this block out of the table."
         )
-    return Plan(activations=activations, cuts=[cut for cut in range(1, network.depth) if cut not in inside])
+    return Plan(activations, [cut for cut in range(1, network.depth) if cut not in inside], dropped)
 
 
-def importance_student(traced: TracedNetwork, block: FlaggedSpan, seed: int, *, reinit: bool = True) -> nn.Module:
+def importance_student(
+    traced: TracedNetwork, block: FlaggedSpan, seed: int, *, dropped: Drops = NOTHING, reinit: bool = True
+) -> nn.Module:
     """Return the network that is trained for the entry of a block.
 
-    With `reinit`, a block of one layer is reinitialised: its convolution and batch norm get PyTorch's initial values,
-    drawn with the seed. So its importance measures what training can recover, as for longer blocks.
+    With `reinit`, a block of one layer is reinitialised, unless the layer is dropped: its convolution and batch norm
+    get PyTorch's initial values, drawn with the seed. So its importance measures what training can recover, as for
+    longer blocks.
     """
     # On the CPU, where random numbers are the same on every machine.
-    student = rewrite(traced, importance_plan(traced.network, block)).cpu()
-    if reinit and len(block.span) == 1:
+    student = rewrite(traced, importance_plan(traced.network, block, dropped)).cpu()
+    if reinit and len(block.span) == 1 and not dropped:
         _reset(student, traced, block.j, seed)
     return student
 

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Collection, Sequence
 from statistics import fmean, median, pstdev
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Score
+from depthfold.core import BlockOption, ImportanceTable, Score
 from depthfold.errors import TableError
 from depthfold.importance.entry import Comparison
-from depthfold.stage_one import SAVES_NO_TIME
+from depthfold.stage_one import LEFT_OUT
 from depthfold.support.text import count
 from depthfold.tasks import ClassificationTask
 from depthfold.training import Task
@@ -26,23 +26,23 @@ class SmallHoldout(UserWarning):
     """The hold-out set is too small to tell the scores of blocks apart."""
 
 
-def warn_if_incomplete(table: ImportanceTable, seeds: int, left_out: Collection[FlaggedSpan]) -> None:
+def warn_if_incomplete(table: ImportanceTable, seeds: int, left_out: Collection[BlockOption]) -> None:
     """Give an IncompleteTable warning if blocks have no score that could save time. Raise TableError if all failed."""
-    without = [entry for entry in table.entries if entry.reason not in (None, SAVES_NO_TIME)]
-    failed = [entry for entry in without if entry.span not in left_out]
+    without = [entry for entry in table.entries if entry.reason is not None and entry.reason not in LEFT_OUT]
+    failed = [entry for entry in without if (entry.span, entry.dropped) not in left_out]
     partly = [entry for entry in table.entries if 0 < len(entry.samples) < seeds]
-    if failed and not table.importances:
+    if failed and not table.options:
         raise TableError(
-            f"Every measurement failed. The first failure: {failed[0].span}: {str(failed[0].reason).rstrip('.')}. "
+            f"Every measurement failed. The first failure: {failed[0].name}: {str(failed[0].reason).rstrip('.')}. "
             "Correct this, and run again with retry=True (--retry)."
         )
     lines = _listed(failed, len(table.entries), "could not be measured; no plan will use them")
     if partly:
         lines += [f"{count(len(partly), 'block')} of {len(table.entries)} could not be measured with every seed:"]
-        lines += [f"  {entry.span}: {len(entry.samples)} of {seeds} measurements" for entry in partly]
+        lines += [f"  {entry.name}: {len(entry.samples)} of {seeds} measurements" for entry in partly]
     if lines:
         lines += ["To run only these again, use retry=True with the same run=..., or --retry on the command line."]
-    refused = [entry for entry in without if entry.span in left_out]
+    refused = [entry for entry in without if (entry.span, entry.dropped) in left_out]
     lines += _listed(refused, len(table.entries), "are too large for this method; no plan will use them")
     if lines:
         warnings.warn("\n".join(lines), IncompleteTable, stacklevel=3)
@@ -51,7 +51,7 @@ def warn_if_incomplete(table: ImportanceTable, seeds: int, left_out: Collection[
 def _listed(entries: Collection[Score], total: int, what: str) -> list[str]:
     if not entries:
         return []
-    return [f"{count(len(entries), 'block')} of {total} {what}:", *(f"  {e.span}: {e.reason}" for e in entries)]
+    return [f"{count(len(entries), 'block')} of {total} {what}:", *(f"  {e.name}: {e.reason}" for e in entries)]
 
 
 def warn_about_holdout(table: ImportanceTable, task: Task, comparisons: Sequence[Comparison]) -> None:

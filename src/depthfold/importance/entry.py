@@ -11,7 +11,7 @@ from typing import NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import FlaggedSpan
+from depthfold.core import BlockOption
 from depthfold.errors import NotFinite
 from depthfold.importance.definition import importance_student
 from depthfold.importance.fit import fit_block
@@ -33,26 +33,27 @@ from depthfold.training import (
     train,
 )
 
-Ends = tuple[int, int, bool, bool]  # the i, j, a and b of a block
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """The argument of a job that measures several blocks with one seed."""
 
-    blocks: tuple[Ends, ...]
+    options: tuple[BlockOption, ...]
     seed: int
 
 
 # The argument of a job: a block and a seed, a group of blocks, or a seed alone for the original network.
-Payload = tuple[Ends, int] | Group | int
+Payload = tuple[BlockOption, int] | Group | int
 
 BASE = "base"  # the key of the original network starts with it
 TOGETHER = 16  # blocks in a group
 
 
-def job_key(block: FlaggedSpan, seed: int) -> str:
-    return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} seed {seed}"
+def job_key(option: BlockOption, seed: int) -> str:
+    """Return the key of a job, such as "2-6-1-0 without 3 5 seed 0"."""
+    block, dropped = option
+    without = f"without {dropped.key} " if dropped else ""
+    return f"{block.i}-{block.j}-{int(block.a)}-{int(block.b)} {without}seed {seed}"
 
 
 def base_job(seed: int, first: int) -> Job:
@@ -60,26 +61,20 @@ def base_job(seed: int, first: int) -> Job:
     return Job(key=BASE if seed == first else f"{BASE} seed {seed}", payload=seed)
 
 
-def make_job(block: FlaggedSpan, seed: int) -> Job:
-    payload: Payload = (_ends(block), seed)
-    return Job(key=job_key(block, seed), payload=payload)
+def make_job(option: BlockOption, seed: int) -> Job:
+    payload: Payload = (option, seed)
+    return Job(key=job_key(option, seed), payload=payload)
 
 
-def make_groups(blocks: Sequence[FlaggedSpan], seed: int) -> list[Job]:
+def make_groups(options: Sequence[BlockOption], seed: int) -> list[Job]:
     """Return the jobs that measure these blocks in groups of neighbours."""
-    parts = [tuple(blocks[start : start + TOGETHER]) for start in range(0, len(blocks), TOGETHER)]
-    return [
-        Job(key=f"group of {job_key(part[0], seed)}", payload=Group(tuple(map(_ends, part)), seed)) for part in parts
-    ]
+    parts = [tuple(options[start : start + TOGETHER]) for start in range(0, len(options), TOGETHER)]
+    return [Job(key=f"group of {job_key(part[0], seed)}", payload=Group(part, seed)) for part in parts]
 
 
 def jobs_of(group: Group) -> list[Job]:
     """Return a job for each block of a group."""
-    return [make_job(FlaggedSpan(*ends), group.seed) for ends in group.blocks]
-
-
-def _ends(block: FlaggedSpan) -> Ends:
-    return (block.i, block.j, block.a, block.b)
+    return [make_job(option, group.seed) for option in group.options]
 
 
 class Result(TypedDict):
@@ -140,9 +135,8 @@ class Entries:
         if isinstance(payload, int):
             return self._measure_unchanged(payload)
         if isinstance(payload, Group):
-            return self._measure_group([FlaggedSpan(*ends) for ends in payload.blocks], payload.seed)
-        ends, seed = payload
-        return self._measure(FlaggedSpan(*ends), seed)
+            return self._measure_group(payload.options, payload.seed)
+        return self._measure(*payload)
 
     def _measure_unchanged(self, seed: int) -> Result:
         """Return the result that importances refer to.
@@ -160,11 +154,10 @@ class Entries:
         finally:
             free_weights(student)
 
-    def _measure(self, block: FlaggedSpan, seed: int) -> Result:
-        started, name = time.perf_counter(), self.method.name
-        student = importance_student(
-            self.traced, block, seed=derive_seed(seed, "reset", _ends(block)), reinit=self.method.reinit
-        )
+    def _measure(self, option: BlockOption, seed: int) -> Result:
+        started, name, (block, dropped) = time.perf_counter(), self.method.name, option
+        reset = derive_seed(seed, "reset", (block.i, block.j, block.a, block.b))
+        student = importance_student(self.traced, block, reset, dropped=dropped, reinit=self.method.reinit)
         try:
             if name == "trained":
                 return self._train(student, seed)
@@ -173,26 +166,27 @@ class Entries:
             if name == "brief":
                 loss = self._distil(student, seed)
             elif name == "local":
-                loss = train_locally(self.traced, {block: student}, self.task, self.method.recipe, seed)[block]
+                loss = train_locally(self.traced, {option: student}, self.task, self.method.recipe, seed)[option]
             elif name == "fit":
                 fit_block(self.traced, student, block, self.task, self.method.recipe, seed)
             return self._recalibrated_result(student, seed, loss, started)
         finally:
             free_weights(student)
 
-    def _measure_group(self, blocks: list[FlaggedSpan], seed: int) -> list[Result | str]:
+    def _measure_group(self, options: Sequence[BlockOption], seed: int) -> list[Result | str]:
         started = time.perf_counter()
-        students: dict[FlaggedSpan, nn.Module] = {}
+        students: dict[BlockOption, nn.Module] = {}
         try:
-            for block in blocks:
-                students[block] = importance_student(self.traced, block, seed=0, reinit=False).to(self.device)
+            for option in options:
+                student = importance_student(self.traced, option.block, 0, dropped=option.dropped, reinit=False)
+                students[option] = student.to(self.device)
             losses = train_locally(self.traced, students, self.task, self.method.recipe, seed)
-            shared = (time.perf_counter() - started) / len(blocks)
+            shared = (time.perf_counter() - started) / len(options)
             results: list[Result | str] = []
-            for block, student in students.items():
+            for option, student in students.items():
                 try:
                     since = time.perf_counter() - shared
-                    results.append(self._recalibrated_result(student, seed, losses[block], since))
+                    results.append(self._recalibrated_result(student, seed, losses[option], since))
                 except NotFinite as error:
                     results.append(str(error))
             return results

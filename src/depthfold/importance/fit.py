@@ -44,7 +44,12 @@ def too_large(shape: ConvShape) -> str | None:
 def fit_block(
     traced: TracedNetwork, student: nn.Module, block: FlaggedSpan, task: Task, recipe: Recipe, seed: int
 ) -> None:
-    """Replace the block of a student with the convolution that is closest to the original's values at its end."""
+    """Replace the block of a student with the convolution that is closest to the original's values at its end.
+
+    If the student drops all layers of the block, there is nothing to fit.
+    """
+    if not student_parts(student)[1].plan.dropped.kept(block.span):
+        return
     replace_segment(student, block.span, fitted_convolution(traced, student, block, task, recipe, seed))
 
 
@@ -63,7 +68,7 @@ def fitted_convolution(
     front.module.eval()
     target = _Target(traced, student_parts(original)[0], block)
     recorder = ValueRecorder(student_parts(original)[0], (*front.inputs, *target.names))
-    equations = NormalEquations(traced.network.merged_shape(block.span), device)
+    equations = NormalEquations(traced.network.merged_shape(block.span, origin.plan.dropped), device)
     with torch.no_grad(), disable_autocast(device), fork_rng(device) as reseed:
         for number in range(total_steps(recipe, task)):
             reseed(derive_seed(seed, "step", number, 0))

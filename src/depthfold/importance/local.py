@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import FlaggedSpan
+from depthfold.core import BlockOption, FlaggedSpan
 from depthfold.importance.pieces import ValueRecorder, cut_out, end_of, start_of
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, device_of, free_weights, student_parts
@@ -69,16 +69,16 @@ class LocalBlock:
 
 
 def train_locally(
-    traced: TracedNetwork, students: Mapping[FlaggedSpan, nn.Module], task: Task, recipe: Recipe, seed: int
-) -> dict[FlaggedSpan, float]:
+    traced: TracedNetwork, students: Mapping[BlockOption, nn.Module], task: Task, recipe: Recipe, seed: int
+) -> dict[BlockOption, float]:
     """Train the blocks of the students in place, and return their last losses.
 
     The students are on one device. One forward of the original per step feeds all blocks, but the training of a block
-    does not depend on the others.
+    does not depend on the others. A block of which no layer is left is not trained, and its loss is 0.
     """
     device = device_of(next(iter(students.values())))
     original = rewrite(traced, traced.vanilla).eval().to(device)
-    blocks = {block: LocalBlock(student, traced, block) for block, student in students.items()}
+    blocks = {option: LocalBlock(student, traced, option.block) for option, student in students.items()}
     for student, block in zip(students.values(), blocks.values(), strict=True):
         _share_parameters(student, original, except_for=block.parameters)
     names = [name for block in blocks.values() for name in (*block.piece.inputs, block.target)]

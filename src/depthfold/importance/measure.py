@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Plan, Score, Space
+from depthfold.core import BlockOption, ImportanceTable, LatencyTable, Move, Score, Space
+from depthfold.core.options import MERGE
 from depthfold.errors import InvalidValue, TableError
-from depthfold.importance.definition import importance_plan
 from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
 from depthfold.importance.entry import (
     BASE,
@@ -23,12 +23,11 @@ from depthfold.importance.entry import (
     make_groups,
     make_job,
 )
-from depthfold.importance.fit import too_large
 from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.importance.methods import Method, MethodName
+from depthfold.importance.options import importance_options, is_unchanged, left_out_options, shared_measurements
 from depthfold.jobs import Executor, Failure, InProcess, Job, Outcome, check_is_executor
 from depthfold.progress import Progress, progress_bars
-from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
 from depthfold.support.coerce import as_whole
 from depthfold.tracing import TracedNetwork, require_traced
 from depthfold.training import OutputTask, Recipe, Task, check_has_holdout, check_task, task_name
@@ -44,6 +43,7 @@ def measure_importance(
     executor: Executor | None = None,
     run: str | Path | None = None,
     space: Space = "paper",
+    moves: Iterable[Move] = MERGE,
     seeds: int = 1,
     reinit: bool | None = None,
     retry: bool = False,
@@ -64,9 +64,16 @@ def measure_importance(
     "trained" uses the task's score. The other methods compare the outputs with those of the original if the task can do
     that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
+    With the `moves` "drop-layers" and "drop-branches", a block also has an entry for each other convolution that it can
+    become without some of its layers, and without the branch of a residual. Of several sets of dropped layers that
+    leave the same shape, the one is measured whose kept layers have the largest sum of weights. The weight of a layer
+    is the mean absolute value of its kernel with the batch norm folded in. The block with dropped layers recovers by
+    the same method; if nothing is left of it, "local" and "fit" have nothing to train or fit.
+
     `recipe` may be the name of a preset; by default it is the preset of the method. The n-th measurement of a block
     uses the recipe's seed plus n. With a `latency` table, blocks whose merging saves no time are not measured, unless
-    layers are reinitialised.
+    layers are reinitialised. Drops that save no time are not measured either: see `useless_options`. This changes no
+    optimal plan of solve() if keeping an activation or dropping less never lowers the importance.
 
     With `reinit`, the default of "trained" and possible only there, a block of one layer is reinitialised before its
     training, as in the paper. Use reinit=False with short trainings: a layer that has not recovered after a few steps
@@ -81,22 +88,22 @@ def measure_importance(
     _check_arguments(traced, task, executor)
     seeds = as_whole("The number of seeds", seeds, InvalidValue)
     every_seed = tuple(chosen.recipe.seed + n for n in range(seeds))
-    blocks = traced.flagged_spans(space)
-    left_out = left_out_blocks(traced.network, blocks, chosen, latency)
-    unchanged = [] if chosen.name == "trained" else [block for block in blocks if _is_unchanged(traced.network, block)]
+    network, options = traced.network, importance_options(traced, space, moves)
+    left_out = left_out_options(network, options, chosen, latency)
+    unchanged = [] if chosen.name == "trained" else [option for option in options if is_unchanged(network, option)]
     without = {*left_out, *unchanged}
-    measured_as = _measured_as(traced, [block for block in blocks if block not in without], chosen)
+    measured_as = shared_measurements(network, [option for option in options if option not in without], chosen)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars())
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
         bases = measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
-    entries = [Score(span=block, reason=reason) for block, reason in left_out.items()]
-    entries += [Score(span=block, samples=bases, seeds=every_seed) for block in unchanged]
-    entries += [_entry(block, measured, every_seed, journal) for block, measured in measured_as.items()]
+    entries = [Score(span=block, dropped=dropped, reason=reason) for (block, dropped), reason in left_out.items()]
+    entries += [Score(span=block, samples=bases, seeds=every_seed) for block, _ in unchanged]
+    entries += [_entry(option, measured, every_seed, journal) for option, measured in measured_as.items()]
     table = ImportanceTable(
-        network=traced.network.name,
-        fingerprint=traced.network.fingerprint,
+        network=network.name,
+        fingerprint=network.fingerprint,
         base=fmean(bases),
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
         entries=tuple(entries),
@@ -112,55 +119,13 @@ def _scored_by(task: Task, method: Method) -> str:
     return "; scores are minus the divergence from the original's outputs"
 
 
-def left_out_blocks(
-    network: Network, blocks: Sequence[FlaggedSpan], method: Method, latency: LatencyTable | None
-) -> dict[FlaggedSpan, str]:
-    """Return the blocks that are not measured because they cannot help or are too large, with the reasons.
-
-    With `reinit`, a block of one layer costs importance, so splitting a block at an activation may lower the sum. Then
-    blocks that save no time may still be needed. Raise TableError for a latency table of another network.
-    """
-    useless = frozenset[FlaggedSpan]() if latency is None else useless_blocks(network, latency, blocks)
-    found = {} if method.reinit else dict.fromkeys(useless, SAVES_NO_TIME)
-    if method.name == "fit":
-        for block in blocks:
-            if block in found or _is_unchanged(network, block):
-                continue
-            if why := too_large(network.merged_shape(block.span)):
-                found[block] = f"not measured: {why}"
-    return found
-
-
-def _is_unchanged(network: Network, block: FlaggedSpan) -> bool:
-    """Return True for a block of one layer with the network's own activations, which changes nothing."""
-    return len(block.span) == 1 and importance_plan(network, block) == network.vanilla
-
-
-def _measured_as(
-    traced: TracedNetwork, blocks: Iterable[FlaggedSpan], method: Method
-) -> dict[FlaggedSpan, FlaggedSpan]:
-    """Map every block to the block whose measurement it uses.
-
-    Without `reinit`, blocks of one layer differ from the original network only in their activations. If the whole
-    network is treated alike, all blocks with the same activations share one measurement.
-    """
-    first: dict[Plan, FlaggedSpan] = {}
-
-    def measured_as(block: FlaggedSpan) -> FlaggedSpan:
-        plan = importance_plan(traced.network, block)
-        shared = len(block.span) == 1 and not method.reinit and method.name not in ("local", "fit")
-        return first.setdefault(plan, block) if shared else block
-
-    return {block: measured_as(block) for block in blocks}
-
-
 class _Measurement:
     """Runs the jobs that the journal lacks."""
 
     def __init__(self, setup: EntrySetup, executor: Executor, journal: ImportanceJournal, *, retry: bool) -> None:
         self.setup, self.executor, self.journal, self.retry = setup, executor, journal, retry
 
-    def run(self, blocks: Sequence[FlaggedSpan], seeds: Sequence[int], progress: Progress) -> tuple[float, ...]:
+    def run(self, options: Sequence[BlockOption], seeds: Sequence[int], progress: Progress) -> tuple[float, ...]:
         """Measure all blocks with all seeds, and return the scores of the original network.
 
         It has one score for each seed, or for "trained" only one. Raise TableError if it cannot be scored.
@@ -168,8 +133,8 @@ class _Measurement:
         trained = self.setup.method.name == "trained"
         bases = [base_job(seed, seeds[0]) for seed in (seeds[:1] if trained else seeds)]
         first = [job for job in bases if job.key not in self.journal.results]
-        missing = {seed: [block for block in blocks if self._is_missing(job_key(block, seed))] for seed in seeds}
-        number, left = len(blocks) * len(seeds) + len(bases), sum(map(len, missing.values())) + len(first)
+        missing = {seed: [option for option in options if self._is_missing(job_key(option, seed))] for seed in seeds}
+        number, left = len(options) * len(seeds) + len(bases), sum(map(len, missing.values())) + len(first)
         step = progress("trainings" if trained else "blocks", number, number - left)
         if trained:
             self._run(first, step)  # separately: if it fails, hours of training would fail for the same reason
@@ -180,10 +145,10 @@ class _Measurement:
     def _is_missing(self, key: str) -> bool:
         return self.journal.missing(key, retry=self.retry)
 
-    def _jobs(self, blocks: Sequence[FlaggedSpan], seed: int) -> list[Job]:
+    def _jobs(self, options: Sequence[BlockOption], seed: int) -> list[Job]:
         if not self.setup.method.groups_blocks:
-            return [make_job(block, seed) for block in blocks]
-        return make_groups(blocks, seed)
+            return [make_job(option, seed) for option in options]
+        return make_groups(options, seed)
 
     def _run(self, jobs: Sequence[Job], step: Callable[[], None]) -> None:
         """Run the jobs. A group that fails is run again block by block, because one block may have failed it."""
@@ -231,17 +196,19 @@ def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:
         yield replace(outcome, key=job.key, result=None if failure else result, failure=failure)
 
 
-def _entry(block: FlaggedSpan, measured: FlaggedSpan, seeds: Sequence[int], journal: ImportanceJournal) -> Score:
+def _entry(option: BlockOption, measured: BlockOption, seeds: Sequence[int], journal: ImportanceJournal) -> Score:
+    block, dropped = option
     known = {seed: journal.results[key] for seed in seeds if (key := job_key(measured, seed)) in journal.results}
     if not known:
         reasons = dict.fromkeys(journal.failures[job_key(measured, seed)] for seed in seeds)
-        return Score(span=block, reason="; ".join(reasons))
-    return Score(span=block, samples=tuple(result["score"] for result in known.values()), seeds=tuple(known))
+        return Score(span=block, dropped=dropped, reason="; ".join(reasons))
+    scores = tuple(result["score"] for result in known.values())
+    return Score(span=block, dropped=dropped, samples=scores, seeds=tuple(known))
 
 
-def _comparisons(blocks: Iterable[FlaggedSpan], seeds: Sequence[int], journal: ImportanceJournal) -> list[Comparison]:
+def _comparisons(options: Iterable[BlockOption], seeds: Sequence[int], journal: ImportanceJournal) -> list[Comparison]:
     """Return the known standard errors of the scores of blocks of several layers."""
-    keys = [job_key(block, seed) for block in blocks if len(block.span) > 1 for seed in seeds]
+    keys = [job_key(option, seed) for option in options if len(option.block.span) > 1 for seed in seeds]
     results = [journal.results[key] for key in keys if key in journal.results]
     return [Comparison(error=one["error"], inputs=one["inputs"]) for one in results if "inputs" in one]
 

@@ -120,6 +120,8 @@ def end_of(graph: fx.GraphModule, blueprint: Blueprint, plan: Plan, j: int) -> f
 
 def input_of(graph: fx.GraphModule, blueprint: Blueprint, block: FlaggedSpan) -> fx.Node:
     """Return the value that the first layer of a block convolves in the graph of a student, before its padding."""
+    # A dropped branch has no nodes, but an option that drops branches drops all layers of its block (span_options), and
+    # then nothing is fitted. The node of a dropped layer stays, as an identity.
     site = blueprint.sites[block.i]
     node: fx.Node = next(node for node in graph.graph.nodes if node.name == site.conv).all_input_nodes[0]
     while node.name == site.pad or node.meta.get(INSERTED):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from depthfold.core import ConvShape, Network, Span, as_pad_argument, free_positions
+from depthfold.core.options import Move, span_options
 from depthfold.errors import BackendError
 from depthfold.merging import random_module, use_plain_layers
 from depthfold.rewriting import activation_module, activation_names
@@ -107,6 +108,19 @@ def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None
         return BlockShape(traced.network.merged_shape(span), size, _branches(traced.network, span), kind, examples)
 
     return {span: shape(span) for span in spans}
+
+
+def dropped_shapes(
+    network: Network, blocks: Mapping[Span, BlockShape], moves: Iterable[Move]
+) -> dict[tuple[Span, ConvShape], BlockShape]:
+    """Return the blocks of the spans with dropped layers, by span and shape. A block of which nothing is left is not
+    timed."""
+    found = {}
+    for span, block in blocks.items():
+        for shape, dropped in span_options(network, span, moves).items():
+            if dropped and not dropped.missing.issuperset(span.layers):
+                found[span, shape] = replace(block, shape=shape)
+    return found
 
 
 def _branches(network: Network, span: Span) -> tuple[Branch, ...]:

@@ -6,12 +6,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from depthfold.core import Environment, Plan
+from depthfold.core import Drops, Environment, Plan
 from depthfold.errors import InvalidValue
 from depthfold.latency.timer import Rounds, milliseconds
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import LATENCY_JOURNAL
-from depthfold.support.document import decode
+from depthfold.support.document import decode, encode
 from depthfold.tracing import TracedNetwork
 
 
@@ -45,9 +45,13 @@ class LatencyJournal(Journal):
     def add_plan(self, plan: Plan) -> str:
         """Add a plan, so that later fits can use its latency, and return its key."""
         key = f"plan {sorted(plan.activations)} {list(plan.cuts)}"
+        record: dict[str, Any] = {"activations": sorted(plan.activations), "cuts": list(plan.cuts)}
+        if plan.dropped:
+            key += f" without {plan.dropped}"
+            record["dropped"] = encode(plan.dropped)
         if key not in self.plans:
             self.plans[key] = plan
-            self.append({"key": key, "activations": sorted(plan.activations), "cuts": list(plan.cuts)})
+            self.append({"key": key} | record)
         return key
 
     def add_share(self, plan: Plan, share: float) -> None:
@@ -83,4 +87,4 @@ class LatencyJournal(Journal):
             self.reasons[key] = decode(str, record["reason"], "reason")
         else:
             activations, cuts = (decode(tuple[int, ...], record[name], name) for name in ("activations", "cuts"))
-            self.plans[key] = Plan(activations, cuts)
+            self.plans[key] = Plan(activations, cuts, decode(Drops, record.get("dropped", {}), "dropped"))

@@ -9,10 +9,11 @@ from statistics import median
 from typing import Literal, get_args
 
 from depthfold.backends import Backend, SupportsInside, get
-from depthfold.core import Calibration, LatencyTable, Network, Plan, Space, Span, Timing
+from depthfold.core import Calibration, ConvShape, LatencyTable, Network, Plan, Space, Span, Timing
 from depthfold.core.latency_table import COSTS
+from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
-from depthfold.latency.blocks import BlockShape, block_shapes
+from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_inaccurate
 from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.journal import LatencyJournal
@@ -34,6 +35,7 @@ def measure_latency(
     target: str | Backend,
     *,
     space: Space = "paper",
+    moves: Iterable[Move] = MERGE,
     mode: Mode = "in context",
     run: str | Path | None = None,
     timer: Timer | None = None,
@@ -42,6 +44,9 @@ def measure_latency(
     progress: Progress | None = None,
 ) -> LatencyTable:
     """Measure how long every span of the search space takes as one convolution.
+
+    With the `moves` "drop-layers" and "drop-branches", also measure every other shape that a span can have without some
+    of its layers.
 
     Equal blocks are timed once, each alone. In the mode "in context", `networks` whole networks are also timed, and the
     table is calibrated so that its sum over a plan predicts the latency of the merged network, including the cost of
@@ -52,9 +57,11 @@ def measure_latency(
     those of the traced network. Without `progress`, progress bars are shown on a terminal.
     """
     _check_arguments(traced, mode, networks)
+    moves = require_moves(moves)
     backend, timer = get(target), timer or Timer()
     environment = backend.environment(traced.example_tensors())
     blocks = block_shapes(traced, traced.spans(space))
+    dropped = dropped_shapes(traced.network, blocks, moves)
     in_context = mode == "in context"
     if in_context:
         _check_mergeable(traced, blocks, space)
@@ -62,6 +69,7 @@ def measure_latency(
     # Blocks that run on another runtime have other keys in the journal.
     runtime = "" if block_backend == backend else f"{block_backend.environment(traced.example_tensors()).runtime} "
     keys = {span: runtime + block.key for span, block in blocks.items()}
+    more = {key: runtime + block.key for key, block in dropped.items()}
     calibration = None
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
@@ -69,7 +77,8 @@ def measure_latency(
             journal.reasons.clear()
         progress = progress or stack.enter_context(progress_bars())
         candidates = CandidateTimer(traced, journal, timer, progress)
-        candidates.time_blocks(block_backend, {keys[span]: block for span, block in blocks.items()})
+        every = {keys[span]: block for span, block in blocks.items()}
+        candidates.time_blocks(block_backend, every | {more[key]: block for key, block in dropped.items()})
         if in_context:
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
             calibration = _calibrate(candidates, backend, blocks, times, networks)
@@ -77,7 +86,10 @@ def measure_latency(
     return LatencyTable(
         network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
         calibration=calibration, activations=traced.network.activations,
-        entries=tuple(_entry(span, block, keys[span], journal, calibration) for span, block in blocks.items()),
+        entries=(
+            *(_entry(span, None, block, journal, keys[span], calibration) for span, block in blocks.items()),
+            *(_entry(*key, block, journal, more[key], calibration) for key, block in dropped.items()),
+        ),
     )  # fmt: skip
 
 
@@ -119,10 +131,13 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
 def timed_networks(
     network: Network, journal: LatencyJournal, times: Times, plans: Iterable[Plan]
 ) -> list[TimedNetwork]:
-    """Return the plans that were timed as whole networks and whose blocks were also timed."""
+    """Return the plans that were timed as whole networks and whose blocks were also timed.
+
+    Plans with dropped layers, which choose() may have timed, are not among them: `times` has only whole spans.
+    """
     found = []
     original = journal.add_plan(network.vanilla)
-    for plan in plans:
+    for plan in (plan for plan in plans if not plan.dropped):
         key = journal.add_plan(plan)
         segments, activations = network.segments(plan), network.final_activations(plan)
         if all(span in times for span in segments):
@@ -155,14 +170,21 @@ def _all_reasons(journal: LatencyJournal) -> str:
     return "; ".join(dict.fromkeys(reason.removesuffix(".") for reason in journal.reasons.values()))
 
 
-def _entry(span: Span, block: BlockShape, key: str, journal: LatencyJournal, calibration: Calibration | None) -> Timing:
+def _entry(
+    span: Span,
+    shape: ConvShape | None,
+    block: BlockShape,
+    journal: LatencyJournal,
+    key: str,
+    calibration: Calibration | None,
+) -> Timing:
     if key in journal.reasons:
-        return Timing(span=span, reason=journal.reasons[key])
+        return Timing(span=span, reason=journal.reasons[key], shape=shape)
     samples, time = journal.samples(key), journal.time(key)
     if calibration is None:
-        return Timing.measured(span, samples, (time, time))
+        return Timing.measured(span, samples, (time, time), shape=shape)
     without, with_one = (_in_context(span, time, block, calibration, block.extra_activations(b)) for b in (False, True))
-    return Timing.measured(span, samples, (without, with_one), calibration.slope)
+    return Timing.measured(span, samples, (without, with_one), calibration.slope, shape)
 
 
 def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, extra: int = 0) -> float:

@@ -33,13 +33,15 @@ from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 
 
-def remove_no_ops(graph: fx.GraphModule) -> set[str]:
-    """Remove dropout, drop-path and identities, which do nothing in evaluation mode.
+def remove_no_ops(graph: fx.GraphModule, but: Set[str | None] = frozenset()) -> set[str]:
+    """Remove dropout, drop-path and identities, which do nothing in evaluation mode, except the nodes in `but`.
 
     Return the names of their nodes.
     """
     names = set()
     for node in list(graph.graph.nodes):
+        if node.name in but:
+            continue
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         no_op = module is not None and is_no_op(module) and is_plain(module)
         if no_op and not module.training:  # type: ignore[union-attr]

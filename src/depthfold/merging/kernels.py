@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from depthfold.algebra import Kernel, fold_norm
-from depthfold.core import ConvShape, Span
+from depthfold.core import NOTHING, ConvShape, Drops, Span
 from depthfold.tracing import Blueprint
 from depthfold.tracing.functional import conv_tensors, norm_statistics_at
 from depthfold.tracing.traced import SkipSite, StepSite
@@ -18,10 +18,12 @@ from depthfold.tracing.traced import SkipSite, StepSite
 _LAYERS: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], blueprint: Blueprint, span: Span) -> Kernel:
-    """Compose all layers of the span and the skips inside it into one kernel from position i to position j."""
-    inside = [site for site in blueprint.skip_sites if span.contains(site.skip.span)]
-    sources = {site.skip.source for site in inside}
+def segment_kernel(
+    student: fx.GraphModule, nodes: Mapping[str, fx.Node], blueprint: Blueprint, span: Span, dropped: Drops = NOTHING
+) -> Kernel:
+    """Compose the layers of the span that are left, and the skips inside it, into one kernel from position i to j."""
+    inside = [*blueprint.skips_inside(span, dropped)]
+    sources, kept = {site.skip.source for site in inside}, dropped.kept(span)
 
     def of(step: StepSite, like: torch.Tensor | None = None) -> Kernel:
         if step.conv is not None:
@@ -35,18 +37,26 @@ def segment_kernel(student: fx.GraphModule, nodes: Mapping[str, fx.Node], bluepr
         steps = skip.steps or (StepSite(shape=blueprint.network.skip_shape(skip.skip)),)
         return reduce(Kernel.then, (of(step, like) for step in steps))
 
+    def layer(l: int) -> Kernel:
+        site, shape = blueprint.sites[l - 1], blueprint.network.layers[l - 1].shape
+        return of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
+
     at: dict[int, Kernel] = {}  # from the start of the span to each position where a skip starts
-    merged: Kernel | None = None
+    merged: Kernel | None = None  # None for the identity
     for l in span.layers:
         if l - 1 in sources and merged is not None:
             at[l - 1] = merged
-        site, shape = blueprint.sites[l - 1], blueprint.network.layers[l - 1].shape
-        layer = of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
-        merged = layer if merged is None else merged.then(layer)
+        if l in kept:
+            merged = layer(l) if merged is None else merged.then(layer(l))
         for skip in (each for each in inside if each.skip.target == l):
+            if merged is None:  # all layers before are dropped
+                like, shape = layer(kept[0]).weight, blueprint.network.identity_shape(span.i)
+                merged = Kernel.constant(shape, 1.0, like)
             projected = branch(skip, merged.weight)
             source = at.get(skip.skip.source)
-            merged = merged.plus(projected if source is None else source.then(projected), reuse=True)
+            # If the layers since then are dropped, the kernel at an earlier position is the same one.
+            alone = all(merged is not kernel for kernel in at.values())
+            merged = merged.plus(projected if source is None else source.then(projected), reuse=alone)
     assert merged is not None
     return merged
 

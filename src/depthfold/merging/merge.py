@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from depthfold.algebra import Kernel
-from depthfold.core import Span, as_pad_argument
+from depthfold.core import Drops, Span, as_pad_argument
 from depthfold.errors import VerificationError
 from depthfold.merging.cleaning import (
     drop_unused,
@@ -27,7 +27,7 @@ from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.forward import exclude_unsaved_buffers
 from depthfold.tracing.functional import replace_module, use_plain_convolutions
-from depthfold.tracing.modules import fused_activation
+from depthfold.tracing.modules import activation_kind, fused_activation
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.traced import INSERTED
 
@@ -87,7 +87,7 @@ def merge(student: nn.Module) -> nn.Module:
     nodes = {node.name: node for node in part.graph.nodes}
 
     def exact(span: Span, like: torch.Tensor) -> nn.Module:
-        return as_module(segment_kernel(part, nodes, blueprint, span), like)
+        return as_module(segment_kernel(part, nodes, blueprint, span, origin.plan.dropped), like)
 
     shallow = build_shallow(student, exact)
     verification = verify(student, shallow)
@@ -109,21 +109,24 @@ def sketch(student: nn.Module) -> nn.Module:
     network = origin.blueprint.network
 
     def random(span: Span, like: torch.Tensor) -> nn.Module:
-        return random_module(network.merged_shape(span), device=like.device, dtype=like.dtype)
+        return random_module(network.merged_shape(span, origin.plan.dropped), device=like.device, dtype=like.dtype)
 
     return build_shallow(student, random).get_submodule(path)
 
 
 def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Module:
-    """Return the student with a convolution in place of every segment."""
+    """Return the student with a convolution in place of every segment. Segments without layers disappear."""
     part, origin, path = student_parts(student)
-    blueprint = origin.blueprint
+    blueprint, dropped = origin.blueprint, origin.plan.dropped
     graph = copy.deepcopy(part).eval()
-    removed = remove_no_ops(graph) | replace_guards_with_assertions(graph)
+    ends = {name for site in blueprint.sites for name in (site.conv, site.norm, *site.additions)}
+    removed = remove_no_ops(graph, but=ends) | replace_guards_with_assertions(graph)
     use_plain_convolutions(graph)
-    merger = _SegmentMerger(graph, {node.name: node for node in graph.graph.nodes}, blueprint, convolution_for)
+    nodes = {node.name: node for node in graph.graph.nodes}
+    merger = _SegmentMerger(graph, nodes, blueprint, dropped, convolution_for)
     segments = blueprint.network.segments(origin.plan)
-    merged = {span: merger.merge_segment(span) for span in segments}
+    merged = {span: merger.merge_segment(span) for span in segments if dropped.kept(span)}
+    removed |= remove_no_ops(graph)  # what is left of dropped layers and branches
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
     outside = (site for site in blueprint.skip_sites if not any(span.contains(site.skip.span) for span in segments))
     fold_remaining_sums(graph, merger.nodes, (name for site in outside for name in site.sums))
@@ -131,8 +134,8 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     drop_unused(graph)
     exclude_unsaved_buffers(graph)
     graph.eval()
-    student_nodes = {node.name: node for node in part.graph.nodes}
-    compared = tuple(_segment_nodes(blueprint, span, student_nodes, removed, *nodes) for span, nodes in merged.items())
+    before = replace(merger, graph=part, nodes={node.name: node for node in part.graph.nodes})
+    compared = tuple(_segment_nodes(before, span, removed, *found) for span, found in merged.items())
     graph.meta = {Shallow.KEY: Shallow(blueprint, origin.plan, compared)}
     if not path:
         return graph
@@ -142,18 +145,18 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
 
 
 def replace_segment(student: nn.Module, span: Span, convolution: nn.Module) -> None:
-    """Replace one segment of a student with a convolution, in place.
+    """Replace one segment of a student, of which a layer is left, with a convolution, in place.
 
     Skips inside the segment are replaced with it. Everything else stays as it is: the activation at the end of the
     segment, residuals that end there but start before it, and all batch norms outside.
     """
     graph, origin, _ = student_parts(student)
-    blueprint = origin.blueprint
-    first, last = blueprint.sites[span.i], blueprint.sites[span.j - 1]
+    blueprint, dropped = origin.blueprint, origin.plan.dropped
+    first, last = blueprint.sites[dropped.kept(span)[0] - 1], blueprint.sites[span.j - 1]
     use_plain_convolutions(graph, {first.conv})
     nodes = {node.name: node for node in graph.graph.nodes}
-    before = _ancestors(nodes[name] for name in (last.linear, *last.additions))
-    _SegmentMerger(graph, nodes, blueprint, lambda *_: convolution).merge_segment(span)
+    before = _ancestors(nodes[name] for name in (last.linear, *last.additions) if name in nodes)
+    _SegmentMerger(graph, nodes, blueprint, dropped, lambda *_: convolution).merge_segment(span)
     for node in reversed(list(graph.graph.nodes)):
         if node in before and not node.users:
             graph.graph.erase_node(node)
@@ -181,24 +184,25 @@ class _SegmentMerger:
     graph: fx.GraphModule
     nodes: dict[str, fx.Node]
     blueprint: Blueprint
+    dropped: Drops
     convolution_for: ConvolutionFor
 
     def merge_segment(self, span: Span) -> tuple[fx.Node, fx.Node]:
-        """Replace a segment with one convolution.
+        """Replace a segment, of which a layer is left, with one convolution.
 
         Return the node of the convolution, and the node before the segment's activation: the convolution itself, or the
         last addition that is not folded.
         """
-        first, last = self.blueprint.sites[span.i], self.blueprint.sites[span.j - 1]
-        shape = self.blueprint.network.merged_shape(span)
+        first, last = self.blueprint.sites[self.dropped.kept(span)[0] - 1], self.blueprint.sites[span.j - 1]
+        shape = self.blueprint.network.merged_shape(span, self.dropped)
         target = str(self.nodes[first.conv].target)
         like = self.graph.get_submodule(target).weight
         assert isinstance(like, torch.Tensor)
         replace_module(self.graph, target, self.convolution_for(span, like))
-        linear = self.nodes[last.linear]
+        linear = self.linear_end(span)
         # At the start of the segment, because later operations may overwrite its input.
-        with self.graph.graph.inserting_before(self.nodes[first.conv]):
-            given = _before_padding(self.nodes[first.conv].all_input_nodes[0], {first.pad})
+        with self.graph.graph.inserting_before(self.reader(span)):
+            given = self.input_of(span)
             if not shape.symmetric:
                 given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
                 given.meta[INSERTED] = True
@@ -207,22 +211,40 @@ class _SegmentMerger:
                 end = self._activation_of_norm(linear, convolution)
         linear.replace_all_uses_with(end)
         self.graph.graph.erase_node(linear)
-        folded = {site.add for site in self.blueprint.skip_sites if span.contains(site.skip.span)}
+        folded = {site.add for site in self.blueprint.skips_inside(span, self.dropped)}
         for name in last.additions:
             if name in folded:
                 self.nodes[name].replace_all_uses_with(end)
-            else:
+            elif self.nodes[name] is not linear:
                 end = self.nodes[name]
         return convolution, end
+
+    def reader(self, span: Span) -> fx.Node:
+        """Return the node of the path of layers that reads the value at the start of a segment."""
+        if branches := [branch for branch in self.dropped.branches if branch.i == span.i and span.contains(branch)]:
+            return self.nodes[self.blueprint.skip_around(max(branches)).add]
+        return self.nodes[self.blueprint.sites[span.i].conv]
+
+    def input_of(self, span: Span, passed: Set[str] = frozenset()) -> fx.Node:
+        """Return the value at the start of a segment, before its padding and before the nodes with these names."""
+        return _before_padding(self.reader(span).all_input_nodes[0], passed | {self.blueprint.sites[span.i].pad})
+
+    def linear_end(self, span: Span) -> fx.Node:
+        """Return the last node of a segment before its additions, or the one that stands for a dropped branch."""
+        if branches := [branch for branch in self.dropped.branches if branch.j == span.j and span.contains(branch)]:
+            return self.nodes[self.blueprint.skip_around(min(branches)).add]
+        return self.nodes[self.blueprint.sites[span.j - 1].linear]
 
     def _activation_of_norm(self, norm: fx.Node, convolution: fx.Node) -> fx.Node:
         """Return the activation inside a folded batch norm, applied to the convolution, or the convolution if it has
         none."""
-        activation = fused_activation(self.graph.get_submodule(str(norm.target)))
-        if activation is None:
-            return convolution
-        self.graph.set_submodule(str(norm.target), activation)
-        return self.graph.graph.call_module(str(norm.target), (convolution,))
+        path, module = str(norm.target), self.graph.get_submodule(str(norm.target))
+        if activation_kind(module) is None:  # otherwise the layer is dropped, and only its activation is left
+            activation = fused_activation(module)
+            if activation is None:
+                return convolution
+            self.graph.set_submodule(path, activation)
+        return self.graph.graph.call_module(path, (convolution,))
 
 
 def _before_padding(node: fx.Node, names: Set[str | None] = frozenset()) -> fx.Node:
@@ -233,20 +255,14 @@ def _before_padding(node: fx.Node, names: Set[str | None] = frozenset()) -> fx.N
 
 
 def _segment_nodes(
-    blueprint: Blueprint,
-    span: Span,
-    student: Mapping[str, fx.Node],
-    removed: Set[str],
-    convolution: fx.Node,
-    end: fx.Node,
+    student: _SegmentMerger, span: Span, removed: Set[str], convolution: fx.Node, end: fx.Node
 ) -> SegmentNodes:
-    first, last = blueprint.sites[span.i], blueprint.sites[span.j - 1]
-    # Also before a removed dropout: a skip may read the value before it, and must see the same value.
-    skipped = removed | {first.pad}
+    last = student.blueprint.sites[span.j - 1]
     return SegmentNodes(
         span,
         student=last.additions[-1] if last.additions else last.linear,
-        student_source=_before_padding(student[first.conv].all_input_nodes[0], skipped).name,
+        # Also before a removed dropout: a skip may read the value before it, and must see the same value.
+        student_source=student.input_of(span, removed).name,
         shallow=end.name,
         shallow_source=_before_padding(convolution.all_input_nodes[0]).name,
     )

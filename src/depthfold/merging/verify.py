@@ -137,7 +137,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
             other = _record("rewritten", deep, given.map(perturbed), set())
             sensitivity = output_error(wanted[OUTPUT], other[OUTPUT])
     network = origin.blueprint.network
-    errors = tuple(_segment_errors(nodes, network.merged_shape(nodes.span), wanted, found) for nodes in segments)
+    shapes = [network.merged_shape(nodes.span, origin.plan.dropped) for nodes in segments]
+    errors = tuple(_segment_errors(nodes, shape, wanted, found) for nodes, shape in zip(segments, shapes, strict=True))
     return Verification(errors, output, tolerance, sensitivity)
 
 
@@ -166,10 +167,10 @@ def _segment_errors(
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the values of the named nodes.
+    """Runs a graph and keeps the values that it computes at the named nodes.
 
-    Values in `given` replace those of the graph if they have the same shape and are finite, which they may not be if
-    the merged network is wrong.
+    Later nodes read the values in `given` instead of those of the graph if they have the same shape and are finite,
+    which they may not be if the merged network is wrong.
     """
 
     def __init__(self, graph: fx.GraphModule, names: set[str], given: Mapping[str, Tensor]) -> None:
@@ -179,14 +180,13 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        given = self.given.get(n.name)
-        if given is not None and given.shape == value.shape and given.isfinite().all():
-            value = given.clone()
         if n.op == "output":
             self.kept[OUTPUT] = value
         elif n.name in self.names:
             self.kept[n.name] = value.clone()  # an in-place activation may overwrite it
-        return value
+        given = self.given.get(n.name)
+        replaces = given is not None and given.shape == value.shape and given.isfinite().all()
+        return given.clone() if replaces else value  # type: ignore[union-attr]
 
 
 def _record(

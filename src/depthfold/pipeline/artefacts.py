@@ -7,10 +7,11 @@ from pathlib import Path
 from torch import nn
 
 from depthfold.backends import Backend, get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Surrogate
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Surrogate, require_moves
+from depthfold.core.options import MERGE
 from depthfold.errors import RunError, VerificationError
 from depthfold.exporting import save
-from depthfold.importance import Method, left_out_blocks, measure_importance
+from depthfold.importance import Method, importance_options, left_out_options, measure_importance
 from depthfold.importance.journal import importance_inputs
 from depthfold.latency import choose, measure_latency
 from depthfold.latency.journal import latency_inputs
@@ -36,14 +37,15 @@ def make_latency_table(
     them now has a time.
     """
     environment = get(target).environment(traced.example_tensors())
-    made_from = latency_inputs(traced, environment) | {"space": options.space}
+    made_from = latency_inputs(traced, environment) | _search_space(options)
     found = folder.find(LATENCY, LatencyTable, made_from)
-    if found is not None and not (options.retry and len(found.times) < len(found.entries)):
+    if found is not None and not (options.retry and len(found.shape_times) < len(found.entries)):
         return found
     table = measure_latency(
-        traced, target, space=options.space, run=folder.path, retry=options.retry, progress=progress
-    )
-    if found is not None and table.times.keys() == found.times.keys():
+        traced, target, space=options.space, moves=options.moves, run=folder.path, retry=options.retry,
+        progress=progress,
+    )  # fmt: skip
+    if found is not None and table.shape_times.keys() == found.shape_times.keys():
         return found
     folder.write(LATENCY, table, made_from)
     return table
@@ -63,20 +65,28 @@ def make_importance_table(
     about them and, with `retry`, measures them again.
     """
     method = Method.of(options.importance_method, options.importance_recipe, options.reinit)
-    left_out = left_out_blocks(traced.network, traced.flagged_spans(options.space), method, latency)
-    made_from = importance_inputs(traced, task, method) | {
-        "space": options.space,
-        "left out": digest([str(block) for block in sorted(left_out)]) if left_out else None,
-    }
+    left_out = left_out_options(
+        traced.network, importance_options(traced, options.space, options.moves), method, latency
+    )
+    made_from = importance_inputs(traced, task, method) | _search_space(options)
+    made_from |= {"left out": digest([str(option) for option in sorted(left_out)]) if left_out else None}
     found = folder.find(IMPORTANCE, ImportanceTable, made_from)
-    if found is not None and all(entry.reason is None or entry.span in left_out for entry in found.entries):
+    if found is not None and all(
+        entry.reason is None or (entry.span, entry.dropped) in left_out for entry in found.entries
+    ):
         return found
     table = measure_importance(
-        traced, task, method.recipe, method=method.name, latency=latency, space=options.space, reinit=options.reinit,
-        executor=options.executor, run=folder.path, retry=options.retry, progress=progress,
+        traced, task, method.recipe, method=method.name, latency=latency, space=options.space, moves=options.moves,
+        reinit=options.reinit, executor=options.executor, run=folder.path, retry=options.retry, progress=progress,
     )  # fmt: skip
     folder.write(IMPORTANCE, table, made_from)
     return table
+
+
+def _search_space(options: Options) -> dict[str, object]:
+    """Return the search space and the moves. The paper's moves alone have no record, as before there were others."""
+    moves = require_moves(options.moves)
+    return {"space": options.space} | ({} if moves == MERGE else {"moves": moves})
 
 
 def make_surrogate(
@@ -140,7 +150,7 @@ def choose_plan(
         _check_merges(traced, plan, budget)
         return plan
 
-    plans = [[one.latency, one.importance, sorted(one.plan.activations), list(one.plan.cuts)] for one in frontier.plans]
+    plans = [(one.latency, one.importance, *one.plan.identity) for one in frontier.plans]
     environment = get(target).environment(traced.example_tensors())
     made_from = {"budget": str(budget), "environment": environment, "frontier": digest(plans)}
     return folder.make(PLAN, SolvedPlan, made_from, build)
@@ -156,8 +166,7 @@ def chosen_plan(folder: RunFolder, command: str) -> tuple[SolvedPlan, Budget]:
 
 def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, distil: bool) -> Path:
     """Return the folder in which the student of a plan is trained. Each plan and recipe has its own."""
-    name = digest(sorted(plan.activations), sorted(plan.cuts), _resolved(recipe).to_json(), distil)
-    return folder.path / STUDENTS / name
+    return folder.path / STUDENTS / digest(*plan.identity, _resolved(recipe).to_json(), distil)
 
 
 def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path) -> None:

@@ -16,7 +16,7 @@ from depthfold.merging import merge
 from depthfold.pipeline import artefacts
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
 from depthfold.pipeline.options import Options
-from depthfold.pipeline.preflight import checked_inputs, checked_options
+from depthfold.pipeline.preflight import check_drops, checked_inputs, checked_options
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -47,7 +47,7 @@ class Compressed:
         if (one := found.score_before) and (two := found.score_after):
             form = ".2%" if one.share else ".4g"
             parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
-        parts.append(f"{found.network.depth} traced convolutions -> {len(self.plan.segments)}")
+        parts.append(f"{found.network.depth} traced convolutions -> {self.plan.convolutions}")
         return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
 
 
@@ -72,6 +72,8 @@ def compress(
     budget, options = Budget.parse(budget), checked_options(options)
     inputs = checked_inputs(model, task, target, options, example_inputs, traced)
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
+    if options.importance is not None:
+        check_drops(options.importance, traced.network, options.space, options.moves)
     folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
     with folder.lock():
         folder.claim(traced.network)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from depthfold.core import ImportanceTable, Space
+from depthfold.core import ImportanceTable, Move, Space
+from depthfold.core.options import MERGE
 from depthfold.importance import MethodName
 from depthfold.jobs import Executor
 from depthfold.training import Recipe
@@ -34,6 +35,11 @@ class Options:
     )
     at: str | None = _option(None, "Fold only this submodule, for example backbone.")
     space: Space = _option("paper", "The search space: paper, or full for every span that merges exactly.")
+    moves: tuple[Move, ...] = _option(
+        MERGE,
+        "What a plan may do: merge (always), drop-layers (leave out convolutions that keep channels "
+        "and size) and drop-branches (leave out the branches of residuals).",
+    )
     importance: ImportanceTable | None = _option(None, "An importance table to use instead of measuring one.")
     importance_method: MethodName = _option(
         "trained",

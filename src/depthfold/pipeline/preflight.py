@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends import Backend, get
-from depthfold.core import ImportanceTable, check_space
-from depthfold.errors import DataError, InvalidValue, lacks_memory, spoils_device
+from depthfold.core import ImportanceTable, Move, Network, Space, block_options, check_space, require_moves
+from depthfold.errors import DataError, InvalidValue, TableError, lacks_memory, spoils_device
 from depthfold.exporting import FORMATS
 from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
@@ -62,6 +62,7 @@ def checked_options(options: object) -> Options:
     Method.of(options.importance_method, recipe, options.reinit)
     return replace(
         options,
+        moves=require_moves(options.moves),
         importance_recipe=recipe,
         recipe=_recipe("recipe", options.recipe),
     )
@@ -80,6 +81,24 @@ def checked_inputs(
     inputs = inputs_of(task, example_inputs)
     check_task_data(task, model, inputs, importances=measures_importance)
     return inputs
+
+
+def check_drops(importance: ImportanceTable, network: Network, space: Space, moves: Iterable[Move]) -> None:
+    """Raise TableError if a given importance table drops what is not among the moves, or lacks what they ask for."""
+    moves = require_moves(moves)
+    options = block_options(network, space, moves)
+    for move, kind in (("drop-layers", "layers"), ("drop-branches", "branches")):
+        has = any(getattr(entry.dropped, kind) for entry in importance.entries)
+        if has and move not in moves:
+            raise TableError(
+                f"The importance table has entries with dropped {kind}, but the moves are {', '.join(moves)}. Add "
+                f"{move} to the moves (--moves {move}), so that their latencies are measured."
+            )
+        if not has and move in moves and any(getattr(option.dropped, kind) for option in options):
+            raise TableError(
+                f"The importance table has no entry with dropped {kind}, which the move {move} asks for. Measure one "
+                "with measure_importance(..., moves=...) or depthfold importance --moves ..., or leave out the move."
+            )
 
 
 def _recipe(name: str, given: object) -> Recipe:

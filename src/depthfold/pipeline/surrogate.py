@@ -55,7 +55,7 @@ def fit_surrogate(
     check_is_executor(executor)
     plans = as_whole("The number of plans", plans, InvalidValue, least=FEWEST)
     chosen = plans_along_frontier(traced, latency, importance, plans)
-    jobs = [Job(key=_key(one.plan), payload=one.plan) for one in chosen]
+    jobs = [Job(key=digest(*one.plan.identity), payload=one.plan) for one in chosen]
     inputs = surrogate_inputs(traced, task, recipe)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, inputs, name=SURROGATE_JOURNAL))
@@ -69,7 +69,7 @@ def fit_surrogate(
     trained = [
         TrainedPlan(plan=one.plan, importance=one.importance, blocks=one.blocks, score=journal.results[key]["score"])
         for one in chosen
-        if (key := _key(one.plan)) in journal.results
+        if (key := digest(*one.plan.identity)) in journal.results
     ]
     if len(trained) < max(FEWEST, len(chosen) / 2):
         first = next(journal.failures[job.key] for job in jobs if job.key in journal.failures).rstrip(".")
@@ -169,7 +169,3 @@ class PlanSetup:
             free_weights(student, teacher)
         curve = [(point.step, point.loss, point.score) for point in trained.curve]
         return {"score": trained.score, "curve": curve, "seconds": trained.seconds}
-
-
-def _key(plan: Plan) -> str:
-    return digest(sorted(plan.activations), sorted(plan.cuts))

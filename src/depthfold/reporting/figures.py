@@ -5,9 +5,10 @@ Colours are CSS variables of page.css, so that figures follow the light and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import TypeVar
 
 from depthfold.core import Network, Point, Span
 from depthfold.reporting import format
@@ -17,6 +18,8 @@ from depthfold.reporting.view import FLAGS, ScoredBlock, ShownPlans, TimedSpan
 RISING = tuple(f"var(--rising-{n})" for n in range(5))
 DIVERGING = tuple(f"var(--around-{n})" for n in range(5))
 MOST_SHAPES = 1000  # the shape of a merged span is composed layer by layer, which is slow for thousands of spans
+MOST_OPTIONS = 8  # lines of a tooltip
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def frontier_figure(findings: Findings, plans: ShownPlans) -> Scatter:
     """Return importance over latency for every plan, with the chosen plan and the original's latency marked."""
     points, chosen, original = plans.points, plans.points[plans.chosen], findings.frontier.original
     dots = tuple(
-        Dot(x=point.latency, y=point.importance, text=_plan_text(n, point, original)) for n, point in enumerate(points)
+        Dot(x=point.latency, y=point.importance, text=_plan_text(n, point, findings)) for n, point in enumerate(points)
     )
     series = (
         Series(name="Plans", style="plans", dots=dots, line=True),
@@ -152,29 +155,58 @@ def ablation_figure(findings: Findings, plans: ShownPlans) -> Scatter:
 
 
 def latency_maps(network: Network, entries: Sequence[TimedSpan]) -> tuple[HeatMap, ...]:
-    """Return T in milliseconds, and T as a multiple of the layers that a span replaces: below 1, merging is faster."""
+    """Return T in milliseconds, and T as a multiple of the layers that a span replaces: below 1, merging is faster.
+
+    If entries have dropped layers, a third map has the shortest time of each span with dropped layers.
+    """
     with_shapes = len(entries) <= MOST_SHAPES
-    texts = {entry.span: _latency_text(network, entry, with_shapes) for entry in entries}
-    times = {entry.span: entry.time for entry in entries}
-    ratios = {entry.span: entry.ratio for entry in entries if len(entry.span) > 1}
-    return (
+    whole = [entry for entry in entries if entry.shape is None]
+    texts = {entry.span: _latency_text(network, entry, with_shapes) for entry in whole}
+    times = {entry.span: entry.time for entry in whole}
+    ratios = {entry.span: entry.ratio for entry in whole if len(entry.span) > 1}
+    maps = [
         _heat_map("Time as one convolution, ms", network, times, _log_scale("ms", times.values(), RISING), texts),
         _heat_map(
             "Time as a multiple of the separate layers", network, ratios, _ratio_scale(ratios.values()), texts
         ),
-    )  # fmt: skip
+    ]  # fmt: skip
+    if dropping := _by_span((entry.span, entry) for entry in entries if entry.shape is not None):
+        least = {span: min(_known(entry.time for entry in some), default=None) for span, some in dropping.items()}
+        texts = {span: _options_text(network, span, map(_shape_text, some)) for span, some in dropping.items()}
+        scale = _log_scale("ms", least.values(), RISING)
+        maps.append(_heat_map("Shortest time with dropped layers, ms", network, least, scale, texts))
+    return tuple(maps)
 
 
 def importance_maps(network: Network, blocks: Sequence[ScoredBlock]) -> tuple[HeatMap, ...]:
-    """Return I for each pair of flags that occurs: the change of the score compared with the original."""
+    """Return I for each pair of flags that occurs: the change of the score compared with the original.
+
+    If blocks have dropped layers or branches, there is a second map for their flags, with the best of them.
+    """
     maps = []
     for flags, title in FLAGS.items():
         entries = [block for block in blocks if (block.block.a, block.block.b) == flags]
-        if entries:
-            values = {entry.block.span: entry.importance for entry in entries}
-            texts = {entry.block.span: _score_text(network, entry) for entry in entries}
+        if whole := [entry for entry in entries if not entry.dropped]:
+            values = {entry.block.span: entry.importance for entry in whole}
+            texts = {entry.block.span: _score_text(network, entry) for entry in whole}
             maps.append(_heat_map(title, network, values, _change_scale(values.values()), texts))
+        if dropping := _by_span((entry.block.span, entry) for entry in entries if entry.dropped):
+            best = {span: max(_known(e.importance for e in some), default=None) for span, some in dropping.items()}
+            texts = {span: _options_text(network, span, map(_drop_text, some)) for span, some in dropping.items()}
+            title = f"{title}, the best with dropped layers"
+            maps.append(_heat_map(title, network, best, _change_scale(best.values()), texts))
     return tuple(maps)
+
+
+def _by_span(entries: Iterable[tuple[Span, Entry]]) -> dict[Span, list[Entry]]:
+    groups: dict[Span, list[Entry]] = {}
+    for span, entry in entries:
+        groups.setdefault(span, []).append(entry)
+    return groups
+
+
+def _known(values: Iterable[float | None]) -> Iterator[float]:
+    return (value for value in values if value is not None)
 
 
 def _heat_map(
@@ -261,11 +293,13 @@ def _log_axis(title: str, low: float, high: float) -> Axis:
     return Axis(title=title, low=log10(low), high=log10(high), ticks=ticks)
 
 
-def _plan_text(n: int, point: Point, original: float | None) -> str:
+def _plan_text(n: int, point: Point, findings: Findings) -> str:
+    original = findings.frontier.original
     share = f", {format.percent(point.latency / original)} of the original" if original else ""
     return (
         f"Plan {n + 1}: {format.ms(point.latency)}{share}\nimportance {format.number(point.importance)}, "
-        f"{len(point.cuts) + 1} convolutions"
+        f"{point.convolutions(findings.network.depth)} convolutions"
+        + (f"\ndrops {point.dropped}" if point.dropped else "")
     )
 
 
@@ -288,3 +322,20 @@ def _score_text(network: Network, entry: ScoredBlock) -> str:
         return f"{name}\nno score: {entry.reason}"
     change = format.number(entry.importance)
     return f"{name}\nscore {format.number(entry.score)}, {change} compared with the original"
+
+
+def _options_text(network: Network, span: Span, lines: Iterable[str]) -> str:
+    """Return the first options of a span, one in each line."""
+    every = list(lines)
+    more = [f"and {len(every) - MOST_OPTIONS} more"] if len(every) > MOST_OPTIONS else []
+    return "\n".join([f"{span}: {format.layers(span, network)}", *every[:MOST_OPTIONS], *more])
+
+
+def _shape_text(entry: TimedSpan) -> str:
+    time = f"no time: {entry.reason}" if entry.time is None else format.ms(entry.time)
+    return f"as {format.shape(entry.shape)}: {time}" if entry.shape else time
+
+
+def _drop_text(entry: ScoredBlock) -> str:
+    found = f"no score: {entry.reason}" if entry.importance is None else format.number(entry.importance)
+    return f"without {entry.dropped}: {found}"

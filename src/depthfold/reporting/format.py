@@ -128,5 +128,6 @@ FILTERS = {
     "repr": repr,
     "score": score,
     "score_with_error": score_with_error,
+    "shape": shape,
 }
 FUNCTIONS = {"faster": faster, "relative_change": relative_change, "score_change": score_change}

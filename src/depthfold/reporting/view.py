@@ -8,10 +8,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeVar
 
-from depthfold.core import FlaggedSpan, Frontier, Network, Point, SolvedPlan, Span
+from depthfold.core import (
+    NOTHING,
+    BlockOption,
+    ConvShape,
+    Drops,
+    FlaggedSpan,
+    Frontier,
+    Network,
+    Point,
+    Segment,
+    SolvedPlan,
+    Span,
+)
 from depthfold.reporting import format
 from depthfold.reporting.findings import Findings
 
@@ -48,12 +59,18 @@ class ShownPlans:
         """The number of plans that would be slower if merging followed A instead of S."""
         return sum(point.latency < point.latency_by_activations for point in self.points)
 
+    @property
+    def dropping(self) -> int:
+        """The number of plans that drop layers or branches."""
+        return sum(bool(point.dropped) for point in self.points)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSpan:
     """One entry of the latency table. `replaced` is the time of its layers one by one; times are None if unknown.
 
-    `time` is T[i, j, 1], with an activation at j, and `bare` is T[i, j, 0], without one.
+    `time` is T[i, j, 1], with an activation at j, and `bare` is T[i, j, 0], without one. `shape` is the shape of the
+    convolution if layers are dropped, and None if all of them are merged.
     """
 
     span: Span
@@ -62,6 +79,11 @@ class TimedSpan:
     stdev: float | None
     replaced: float | None
     reason: str
+    shape: ConvShape | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.span} as {format.shape(self.shape)}" if self.shape else str(self.span)
 
     @property
     def ratio(self) -> float | None:
@@ -77,6 +99,11 @@ class ScoredBlock:
     importance: float | None
     samples: int
     reason: str
+    dropped: Drops = NOTHING
+
+    @property
+    def name(self) -> str:
+        return str(BlockOption(self.block, self.dropped))
 
     @property
     def flags(self) -> str:
@@ -109,6 +136,7 @@ def timed_spans(findings: Findings) -> tuple[TimedSpan, ...]:
             stdev=entry.stdev,
             replaced=_sum_or_none(layers[l - 1] for l in entry.span.layers),
             reason=entry.reason or "",
+            shape=entry.shape,
         )
         for entry in findings.latency.entries
     )
@@ -124,6 +152,7 @@ def scored_blocks(findings: Findings) -> tuple[ScoredBlock, ...]:
             importance=entry.mean - base if entry.samples else None,
             samples=len(entry.samples),
             reason=entry.reason or "",
+            dropped=entry.dropped,
         )
         for entry in findings.importance.entries
     )
@@ -132,26 +161,22 @@ def scored_blocks(findings: Findings) -> tuple[ScoredBlock, ...]:
 def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
     """Return the data of explorer.js: every segment once, and the plans as lists of indices of segments.
 
-    Positions count from 0 to L; layer l is at index l - 1.
+    Positions count from 0 to L; layer l is at index l - 1. A span has a segment for each set of drops.
     """
     network, times = findings.network, findings.latency.layers
-    used = sorted({ends for point in plans.points for ends in _segment_ends(point, network.depth)})
-    number = {ends: n for n, ends in enumerate(used)}
-    known = {(s.span.i, s.span.j): s for s in (*findings.frontier.segments, *findings.plan.segments)}
+    used = sorted({key for point in plans.points for key in _segment_keys(point, network.depth)})
+    number = {key: n for n, key in enumerate(used)}
+    known = {(s.span, s.dropped): s for s in (*findings.frontier.segments, *findings.plan.segments)}
     layers = [
         {"name": layer.where, "shape": format.shape(layer.shape), "activation": layer.activation, "ms": times[l - 1]}
         for l, layer in enumerate(network.layers, start=1)
     ]
-    segments = [
-        [*ends, known[ends].times[1], known[ends].times[0], known[ends].replaced,
-         format.shape(network.merged_shape(Span(*ends)))]
-        for ends in used
-    ]  # fmt: skip
+    segments = [_explorer_segment(network, known[key]) for key in used]
     shown = [
         {
             "ms": point.latency,
             "importance": point.importance,
-            "segments": [number[ends] for ends in _segment_ends(point, network.depth)],
+            "segments": [number[key] for key in _segment_keys(point, network.depth)],
             "activations": list(point.activations),
         }
         for point in plans.points
@@ -186,8 +211,8 @@ def barriers(network: Network) -> list[tuple[int, str, str]]:
 
 def unusable_blocks(timed: Iterable[TimedSpan], scored: Iterable[ScoredBlock]) -> list[tuple[str, str, str]]:
     """Return (what is missing, reason, blocks) of the entries that have a reason instead of a number."""
-    untimed = _grouped((entry.reason, str(entry.span)) for entry in timed if entry.reason)
-    unscored = _grouped((entry.reason, str(entry.block)) for entry in scored if entry.reason)
+    untimed = _grouped((entry.reason, entry.name) for entry in timed if entry.reason)
+    unscored = _grouped((entry.reason, entry.name) for entry in scored if entry.reason)
     rows = [("no time", reason, places) for reason, places in untimed.items()]
     return rows + [("no score", reason, places) for reason, places in unscored.items()]
 
@@ -206,8 +231,17 @@ def environments(findings: Findings) -> dict[str, dict[str, object]]:
     return {name: fields for name, fields in stated.items() if fields}
 
 
-def _segment_ends(point: Point, depth: int) -> list[tuple[int, int]]:
-    return list(pairwise((0, *point.cuts, depth)))
+def _segment_keys(point: Point, depth: int) -> list[tuple[Span, Drops]]:
+    return [(span, point.dropped.within(span)) for span in point.spans(depth)]
+
+
+def _explorer_segment(network: Network, segment: Segment) -> list[Any]:
+    """Return a segment as explorer.js reads it. The shape of an empty one is None."""
+    span, dropped = segment.span, segment.dropped
+    shape = None if segment.empty else format.shape(network.merged_shape(span, dropped))
+    parts = [span.i, span.j, segment.times[1], segment.times[0], segment.replaced, shape]
+    branches = [[branch.i, branch.j] for branch in dropped.branches]
+    return [*parts, {"layers": list(dropped.layers), "branches": branches}] if dropped else parts
 
 
 def _answers(points: tuple[Point, ...], most: int) -> set[int]:
@@ -226,12 +260,13 @@ def _point_of(plan: SolvedPlan) -> Point:
         activations=tuple(sorted(plan.plan.activations)),
         cuts=plan.plan.cuts,
         boundaries=plan.boundaries,
+        dropped=plan.plan.dropped,
     )
 
 
 def _is_same_plan(one: Point, two: Point) -> bool:
-    """Compare A and S only: the predictions differ if a table was measured again."""
-    return one.cuts == two.cuts and set(one.activations) == set(two.activations)
+    """Compare A, S and the drops only: the predictions differ if a table was measured again."""
+    return (one.cuts, set(one.activations), one.dropped) == (two.cuts, set(two.activations), two.dropped)
 
 
 def _sum_or_none(times: Iterable[float | None]) -> float | None:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from depthfold.tracing import TracedNetwork
 from depthfold.tracing.in_place import out_of_place
-from depthfold.tracing.modules import fused_activation
+from depthfold.tracing.modules import activation_kind, fused_activation
 from depthfold.tracing.traced import LayerSite
 
 Nodes = dict[str, fx.Node]
@@ -20,8 +20,10 @@ def remove_activation(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> N
     """Remove the activation of a layer."""
     assert site.activation is not None
     node = nodes[site.activation]
-    if site.activation == site.norm:  # it is inside the batch norm, which stays
-        graph.get_submodule(str(node.target)).act = nn.Identity()
+    if site.activation == site.norm:  # it is inside the batch norm, which stays unless it is dropped
+        path = str(node.target)
+        dropped = activation_kind(graph.get_submodule(path)) is not None
+        graph.set_submodule(path if dropped else f"{path}.act", nn.Identity())
         return
     node.replace_all_uses_with(node.all_input_nodes[0])
     graph.graph.erase_node(node)

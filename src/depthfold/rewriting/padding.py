@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx
 
-from depthfold.core import ConvShape, Padding, Span, as_pad_argument
+from depthfold.core import ConvShape, Drops, Padding, Span, as_pad_argument
 from depthfold.tracing import Blueprint
 from depthfold.tracing.shapes import function_arguments
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
@@ -24,24 +24,42 @@ from depthfold.tracing.traced import INSERTED, SkipSite
 Nodes = dict[str, fx.Node]
 
 
-def move_padding(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span) -> None:
+def move_padding(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span, dropped: Drops) -> None:
     """Move the padding and the size guards of a segment to its front, and crop its skips."""
-    _move_guards(graph, nodes, blueprint, span)
-    for layer in blueprint.sites[span.i : span.j]:
+    kept, front = dropped.kept(span), front_layer(blueprint, span, dropped)
+    if front is None:
+        return
+    _move_guards(graph, nodes, blueprint, span, dropped)
+    for layer in (blueprint.sites[l - 1] for l in kept):
         if layer.pad:
-            _bypass(graph, nodes[layer.pad])
+            bypass(graph, nodes[layer.pad])
         _set_padding(graph, nodes[layer.conv], None)
-    front = blueprint.network.path_shape(span).padding
-    _set_padding(graph, nodes[blueprint.sites[span.i].conv], front)
-    for site in blueprint.skip_sites:
-        if span.contains(site.skip.span):
-            _crop_skip(graph, nodes, blueprint, span, site)
+    first, padding = nodes[blueprint.sites[front - 1].conv], blueprint.network.path_shape(span, dropped).padding
+    if front in kept:
+        _set_padding(graph, first, padding)
+    elif any(map(any, padding)):
+        _insert_pad(graph, first, first.all_input_nodes[0], padding)
+    for site in blueprint.skips_inside(span, dropped):
+        _crop_skip(graph, nodes, blueprint, span, site, dropped)
 
 
-def _move_guards(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span) -> None:
+def front_layer(blueprint: Blueprint, span: Span, dropped: Drops) -> int | None:
+    """Return the layer whose input is padded for the whole segment, or None if no layer of it is left.
+
+    This is the first layer that is left. If a projection ends before it, this is the dropped layer at its end: a
+    projection adds a bias, and zeros must be padded before that.
+    """
+    kept = dropped.kept(span)
+    projected = (site.skip.target for site in blueprint.skips_inside(span, dropped) if site.steps)
+    return min((*kept[:1], *projected)) if kept else None
+
+
+def _move_guards(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span, dropped: Drops) -> None:
     """Move guards inside a segment to its front, because the maps inside have margins."""
-    front = nodes[blueprint.sites[span.i].conv]
-    for name, path in _inner_guards(blueprint, span).items():
+    at = front_layer(blueprint, span, dropped)
+    assert at is not None
+    front = nodes[blueprint.sites[at - 1].conv]
+    for name, path in _inner_guards(blueprint, span, at, dropped).items():
         node, target = nodes[name], str(nodes[name].target)
         inner: Any = graph.get_submodule(target)
         checks = []
@@ -49,26 +67,29 @@ def _move_guards(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span
             dim = check.dim - 2
             shift = sum(path.padding[dim]) - path.extent[dim]
             checks.append(SizeCheck(check.dim, check.rule, shift, path.stride[dim]))
-        _bypass(graph, node)
+        bypass(graph, node)
         graph.set_submodule(target, SizeGuard(inner.where, tuple(checks)))
         with graph.graph.inserting_before(front):
             guard = graph.graph.call_module(target, (front.all_input_nodes[0],))
         front.replace_input_with(front.all_input_nodes[0], guard)
 
 
-def _inner_guards(blueprint: Blueprint, span: Span) -> dict[str, ConvShape]:
+def _inner_guards(blueprint: Blueprint, span: Span, front: int, dropped: Drops) -> dict[str, ConvShape]:
     """Return the guards after the front of a segment, each with the convolution from the front to its map."""
     found: dict[str, ConvShape] = {}
-    for l in span.layers[1:]:
-        found |= dict.fromkeys(blueprint.sites[l - 1].guards, blueprint.network.path_shape(Span(span.i, l - 1)))
-    for site in blueprint.skip_sites:
-        if span.contains(site.skip.span):
-            source = site.skip.source
-            path = blueprint.network.path_shape(Span(span.i, source)) if source > span.i else None
-            for step in site.steps:
-                if path is not None:
-                    found |= dict.fromkeys(step.guards, path)
-                path = step.shape if path is None else path.then(step.shape)
+
+    def path_to(position: int) -> ConvShape:
+        return blueprint.network.path_shape(Span(span.i, position), dropped)
+
+    for l in dropped.kept(span):
+        if l > front:
+            found |= dict.fromkeys(blueprint.sites[l - 1].guards, path_to(l - 1))
+    for site in blueprint.skips_inside(span, dropped):
+        path = path_to(site.skip.source) if site.skip.source >= front else None
+        for step in site.steps:
+            if path is not None:
+                found |= dict.fromkeys(step.guards, path)
+            path = step.shape if path is None else path.then(step.shape)
     return found
 
 
@@ -84,13 +105,14 @@ def additions_out_of_place(nodes: Nodes, blueprint: Blueprint) -> None:
             node.target = "add"
 
 
-def skip_crop(blueprint: Blueprint, span: Span, site: SkipSite) -> Padding:
+def skip_crop(blueprint: Blueprint, span: Span, site: SkipSite, dropped: Drops) -> Padding:
     """Return the widths by which to crop the input of a skip on each side, so that it matches its target.
 
-    Negative widths mean padding: a skip from the front of the segment reads a map that has not been padded yet.
+    Negative widths mean padding: a skip over the front of the segment reads a map that has not been padded yet.
     """
-    branch, skip = blueprint.network.path_shape(site.skip.span), blueprint.network.skip_shape(site.skip)
-    front = blueprint.network.path_shape(span).padding if site.skip.source == span.i else ((0, 0),) * branch.dims
+    branch, skip = blueprint.network.path_shape(site.skip.span, dropped), blueprint.network.skip_shape(site.skip)
+    over_front = front_layer(blueprint, span, dropped) in site.skip.span.layers
+    front = blueprint.network.path_shape(span, dropped).padding if over_front else ((0, 0),) * branch.dims
     crops = []
     for (before, _), (own, _), reach, width, (lead, trail) in zip(
         branch.padding, skip.padding, branch.extent, skip.extent, front, strict=True
@@ -101,8 +123,10 @@ def skip_crop(blueprint: Blueprint, span: Span, site: SkipSite) -> Padding:
     return tuple(crops)
 
 
-def _crop_skip(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span, site: SkipSite) -> None:
-    crop = skip_crop(blueprint, span, site)
+def _crop_skip(
+    graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span, site: SkipSite, dropped: Drops
+) -> None:
+    crop = skip_crop(blueprint, span, site, dropped)
     reader, operand = _entry(graph, nodes, site)
     if any(before or after for before, after in crop):
         _insert_pad(graph, reader, operand, tuple((-before, -after) for before, after in crop))
@@ -115,7 +139,7 @@ def _entry(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> tuple[fx.Node
     # Only the first step pads. A crop goes before its batch norm, as do the zeros at the front of a segment.
     first = site.steps[0]
     if first.pad:
-        _bypass(graph, nodes[first.pad])
+        bypass(graph, nodes[first.pad])
     if first.conv is not None:
         _set_padding(graph, nodes[first.conv], None)
     if first.pool is not None:
@@ -137,7 +161,7 @@ def _remove_pool_padding(graph: fx.GraphModule, pool: fx.Node) -> None:
         pool.args, pool.kwargs = pool.args[:1], function_arguments(pool) | {"padding": 0}
 
 
-def _bypass(graph: fx.GraphModule, node: fx.Node) -> None:
+def bypass(graph: fx.GraphModule, node: fx.Node) -> None:
     """Remove a node, and let its readers read its input."""
     node.replace_all_uses_with(node.all_input_nodes[0])
     graph.graph.erase_node(node)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 from torch import fx, nn
 
-from depthfold.core import Network, Plan, SolvedPlan, Span, plan_of
+from depthfold.core import Drops, Network, Plan, SolvedPlan, Span, plan_of
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
+from depthfold.rewriting.dropping import drop_parts
 from depthfold.rewriting.padding import additions_out_of_place, move_padding
 from depthfold.tracing import Student, TracedNetwork, require_traced
 from depthfold.tracing.forward import exclude_unsaved_buffers
@@ -19,22 +20,25 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     """Return a trainable copy of the model with the plan applied. It can be merged exactly.
 
     Activations outside the plan's A are removed, except the network's own at L. Activations in A where
-    the network has none are inserted after the addition, as copies of the network's most frequent one. The padding of
-    every segment moves to its front, and skips inside a segment are cropped to match. Parameters keep their names.
+    the network has none are inserted after the addition, as copies of the network's most frequent one. Identities take
+    the place of dropped layers, and a dropped branch leaves only its skip. The padding of every segment moves to its
+    front, and skips inside a segment are cropped to match. Parameters keep their names.
     """
     traced = require_traced(traced, "rewrite")
     plan = plan_of(plan)
     segments = traced.network.segments(plan)
-    _check_sizes(traced.network, segments)
+    _check_sizes(traced.network, segments, plan.dropped)
     # Together, so that tensors shared by the graph and the model stay shared.
     graph, whole = copy.deepcopy((traced.graph, traced.model))
     nodes = {node.name: node for node in graph.graph.nodes}
+    additions_out_of_place(nodes, traced.blueprint)
+    drop_parts(graph, nodes, traced.blueprint, plan.dropped)
     for span in segments:
         if len(span) > 1:
-            move_padding(graph, nodes, traced.blueprint, span)
-    additions_out_of_place(nodes, traced.blueprint)
+            move_padding(graph, nodes, traced.blueprint, span, plan.dropped)
     standing = traced.network.final_activations(plan)
-    for l in sorted(standing ^ traced.network.activations):
+    gone = {position for branch in plan.dropped.branches for position in branch.inner}
+    for l in sorted((standing ^ traced.network.activations) - gone):
         if l in standing:
             insert_activation(graph, nodes, traced, l)
         else:
@@ -42,9 +46,9 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     return _finish(graph, whole, traced, plan)
 
 
-def _check_sizes(network: Network, segments: Iterable[Span]) -> None:
+def _check_sizes(network: Network, segments: Iterable[Span], dropped: Drops) -> None:
     """Raise PlanError if a merged convolution would be too large for memory."""
-    shapes = {span: network.merged_shape(span) for span in segments if len(span) > 1}
+    shapes = {span: network.merged_shape(span, dropped) for span in segments if len(span) > 1}
     if large := {span: shape.too_large for span, shape in shapes.items() if shape.too_large}:
         span, why = next(iter(large.items()))
         raise PlanError(f"The plan merges {span}, and {why}. Add cuts inside it.")

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import Budget, ImportanceTable
+from depthfold.core import Budget, ImportanceTable, require_moves
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
-from depthfold.pipeline.preflight import inputs_of
+from depthfold.pipeline.preflight import check_drops, inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
 from depthfold.settings.data import check_image_size, make_task
@@ -115,11 +115,13 @@ class Session:
     def claim(self, importance: ImportanceTable | None = None, *, weights: bool = True) -> TracedNetwork:
         """Trace the model and assign the run folder to the network and, unless `weights` is False, to its weights.
 
-        An importance table of another network is refused first. A new run folder keeps the settings from now on.
+        An importance table of another network or other moves is refused first. A new run folder keeps the settings.
         """
         traced = self.trace()
         if importance is not None:
             check_importance(importance, traced.network)
+        if importance is not None and importance is self.importance:
+            check_drops(importance, traced.network, self.settings.space, require_moves(self.settings.moves))
         self.folder.claim(traced.network)
         keep(self.settings, if_new=True)
         if weights:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
-from depthfold.core import Budget, Space, check_space
+from depthfold.core import Budget, Space, check_space, require_moves
 from depthfold.errors import DepthfoldError, InvalidValue
 from depthfold.importance import MethodName, check_method
 from depthfold.pipeline import Options
@@ -180,6 +180,7 @@ class Settings:
     space: Space = _option(  # noqa: RUF009  # it returns a dataclass field, as for the others
         "space", "Default: paper.", metavar="SPACE", check=check_space
     )
+    moves: tuple[str, ...] = _option("moves", "May be repeated. Default: merge.", metavar="MOVE", check=require_moves)
     alpha: float | None = _option("alpha")
     surrogate: bool = _option("surrogate")
     export: tuple[str, ...] = _option(

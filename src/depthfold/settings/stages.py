@@ -9,7 +9,16 @@ from pathlib import Path
 from torch import nn
 
 from depthfold.backends import get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Network, SolvedPlan, Surrogate
+from depthfold.core import (
+    Budget,
+    Frontier,
+    ImportanceTable,
+    LatencyTable,
+    Network,
+    SolvedPlan,
+    Surrogate,
+    require_moves,
+)
 from depthfold.errors import CheckpointError, RunError
 from depthfold.exporting import Exported, export, load
 from depthfold.finetuning import finetune, finetuned
@@ -35,7 +44,7 @@ def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
     """Measure the latency table of the run."""
     with session.folder.lock():
         traced = session.claim(weights=False)
-        options = Options(space=session.settings.space, retry=retry)
+        options = Options(space=session.settings.space, moves=require_moves(session.settings.moves), retry=retry)
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
 
 
@@ -49,8 +58,9 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
             return session.importance
         task = session.training_task()
         options = Options(
-            space=settings.space, importance_method=settings.method, importance_recipe=_importance_recipe(settings),
-            executor=make_executor(settings.executor), reinit=settings.reinit, retry=retry,
+            space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
+            importance_recipe=_importance_recipe(settings), executor=make_executor(settings.executor),
+            reinit=settings.reinit, retry=retry,
         )  # fmt: skip
         traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
         return artefacts.make_importance_table(folder, traced, task, options, session.progress, latency)
@@ -181,8 +191,9 @@ def compress_stage(
     """Run compress() on the network that preflight() has traced."""
     settings = session.settings
     options = Options(
-        space=settings.space, importance_method=settings.method, importance_recipe=_importance_recipe(settings),
-        recipe=make_recipe(settings.recipe), importance=session.importance, executor=make_executor(settings.executor),
+        space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
+        importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
+        importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
         distil=settings.distil, exports=settings.export, retry=retry,
     )  # fmt: skip

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
+from depthfold.core import BlockOption, ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.stage_one import NEVER, Floats, Ints, other_network
+from depthfold.stage_one import NEVER, Floats, Ints, Shapes, check_shapes, other_network
 
 SHOWN = 5
 
@@ -50,10 +50,10 @@ def check_importance(importance: ImportanceTable, network: Network) -> None:
 
 def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
     """Raise TableError if a table has an entry that the network cannot have, or lacks a flagged span."""
-    for entry in latency.entries:
-        if refusal := network.why_not(entry.span):
+    for span in dict.fromkeys(entry.span for entry in latency.entries):
+        if refusal := network.why_not(span):
             raise TableError(
-                f"The latency table has {entry.span}, which does not merge in this network: {refusal.why}. Remove the "
+                f"The latency table has {span}, which does not merge in this network: {refusal.why}. Remove the "
                 "entry, or pass the network that was measured."
             )
     _check_blocks(importance, network)
@@ -64,6 +64,39 @@ def check_fit(latency: LatencyTable, importance: ImportanceTable, network: Netwo
         present = {score.span for score in importance.entries}
         expected = [block for block in network.flagged_spans("full", exclusion=True) if block.span in timed]
         _refuse_missing("importance", [block for block in expected if block not in present], "network")
+
+
+def check_options(latency: LatencyTable, importance: ImportanceTable, shapes: Shapes) -> None:
+    """Raise TableError if entries with dropped layers do not fit the network or the other table."""
+    network = shapes.network
+    for span, shape in ((entry.span, entry.shape) for entry in latency.entries):
+        whole = shapes.shape(span.i, span.j, 0)
+        if shape is not None and whole is not None and not _may_become(whole, shape):
+            why = "is the shape of all its layers. Leave the shape out"
+            if shape != whole:
+                why = f"it cannot become. In this network, all layers of the span are {whole}"
+            raise TableError(f"The latency table has {span} as {shape}, which {why}.")
+    for score in importance.entries:
+        if not score.dropped:
+            continue
+        layers, branches = set(score.dropped.layers), set(score.dropped.branches)
+        if not (layers <= network.droppable_layers and branches <= network.droppable_branches):
+            raise TableError(
+                f"The importance table has {score.name}, but not all of that can be dropped. Drop only layers of "
+                "network.droppable_layers and branches of network.droppable_branches."
+            )
+        if shapes.shape(score.span.i, score.span.j, shapes.mask(score.dropped)) is None:
+            raise TableError(
+                f"The importance table has {score.name}, but then a residual does not fit into the kernel of its "
+                "branch. Remove the entry."
+            )
+    check_shapes(latency, shapes, (BlockOption(score.span, score.dropped) for score in importance.entries))
+
+
+def _may_become(whole: ConvShape, shape: ConvShape) -> bool:
+    """Return False if dropping layers that keep channels and size cannot change the one shape to the other."""
+    channels = (shape.in_channels, shape.out_channels) == (whole.in_channels, whole.out_channels)
+    return channels and shape.stride == whole.stride and shape != whole
 
 
 def check_covered(T_opt: Ints, I_opt: Floats) -> None:
@@ -114,8 +147,9 @@ def _check_network(name: str, table: LatencyTable | ImportanceTable, network: Ne
 
 
 def _check_blocks(importance: ImportanceTable, network: Network) -> None:
-    for score in importance.entries:
-        _check_flags(score.span, network, importance.extended)
+    extended = importance.extended
+    for block in dict.fromkeys(score.span for score in importance.entries):
+        _check_flags(block, network, extended)
 
 
 def _check_flags(block: FlaggedSpan, network: Network, extended: bool) -> None:

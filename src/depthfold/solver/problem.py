@@ -6,17 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Position, Surrogate
+from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Position, Surrogate
 from depthfold.errors import InvalidValue, TableError
 from depthfold.stage_one import Floats, Ints, time_array
 from depthfold.support.coerce import as_float
-
-Bools = NDArray[np.bool_]
 
 # An entry this many times the median is a placeholder for "never", not a measured importance.
 PLACEHOLDER = 1e6
@@ -29,10 +26,12 @@ Normalisation = Literal["single", "default", "all"]
 @dataclass(frozen=True, slots=True)
 class Problem:
     """T[i, j, b] in whole picoseconds, NEVER if there is no such span, and I[i, j, a, b], -inf if there is no such
-    block. The flags a and b are 1 if there is an activation at i and at j."""
+    block. The flags a and b are 1 if there is an activation at i and at j. Both are for blocks that drop nothing;
+    `options` has the importances of all blocks."""
 
     T: Ints
     I: Floats
+    options: Mapping[tuple[FlaggedSpan, Drops], float]
 
     @classmethod
     def of(
@@ -47,18 +46,20 @@ class Problem:
 
         With a surrogate, each importance is what its block adds to the predicted score of a plan.
         """
-        importances = importance.importances
-        _check_placeholders(importances)
+        options = importance.options
+        _check_placeholders(options)
         if alpha is not None:
-            importances = normalised(importances, alpha, over)
+            shift = _shift(importance.importances, alpha, over)
+            options = {key: value - shift for key, value in options.items()}
         if surrogate is not None:
             slope, per_block = surrogate.slope, surrogate.per_block
-            importances = {block: slope * value + per_block for block, value in importances.items()}
+            options = {key: slope * value + per_block for key, value in options.items()}
+        importances = {block: value for (block, dropped), value in options.items() if not dropped}
         I = np.full((latency.depth + 1, latency.depth + 1, 2, 2), -np.inf)
         if importances:
             keys = np.array([(block.i, block.j, block.a, block.b) for block in importances], dtype=np.intp).T
             I[tuple(keys)] = list(importances.values())
-        return cls(time_array(latency), I)
+        return cls(time_array(latency), I, options)
 
 
 def normalised(
@@ -69,6 +70,12 @@ def normalised(
     Short training underestimates the importance of every block a little, so plans with many blocks look worse than
     they are. The normalisation compensates for this.
     """
+    shift = _shift(importances, alpha, over)
+    return {span: value - shift for span, value in importances.items()}
+
+
+def _shift(importances: Mapping[FlaggedSpan, float], alpha: float, over: Normalisation) -> float:
+    """Return alpha times the mean. Entries that drop layers do not count, but are shifted like the others."""
     if over not in get_args(Normalisation):
         known = ", ".join(map(repr, get_args(Normalisation)))
         raise InvalidValue(f"There is no normalisation {over!r}. Use one of {known}.")
@@ -83,7 +90,7 @@ def normalised(
             f"alpha = {alpha!r} shifts the importances by {shift:g}, so far that rounding hides their differences. Use "
             "a smaller alpha: the paper uses 1.2 to 1.8."
         )
-    return {span: value - shift for span, value in importances.items()}
+    return shift
 
 
 def checked_alpha(alpha: object) -> float:
@@ -94,10 +101,10 @@ def checked_alpha(alpha: object) -> float:
     return value
 
 
-def _check_placeholders(importances: Mapping[FlaggedSpan, float]) -> None:
+def _check_placeholders(options: Mapping[tuple[FlaggedSpan, Drops], float]) -> None:
     """Raise TableError if an entry is too large to be measured: added to it, the others would be lost in rounding."""
-    usual = _median(importances)
-    for span, value in importances.items():
+    usual = _median(options)
+    for (span, _), value in options.items():
         if abs(value) > PLACEHOLDER * usual:
             raise TableError(
                 f"The importance of {span} is {value:g} and the median entry is {usual:g}, so rounding would hide the "
@@ -105,7 +112,7 @@ def _check_placeholders(importances: Mapping[FlaggedSpan, float]) -> None:
             )
 
 
-def _median(importances: Mapping[FlaggedSpan, float]) -> float:
+def _median(importances: Mapping[Any, float]) -> float:
     """Return the median size of the entries that are not zero; zero if there are none."""
     return median([abs(value) for value in importances.values() if value] or [0.0])
 

@@ -6,26 +6,36 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal, get_args
 
-import numpy as np
-
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Position, Segment, Span, Surrogate
+from depthfold.core import (
+    NOTHING,
+    BlockOption,
+    ConvShape,
+    FlaggedSpan,
+    Frontier,
+    ImportanceTable,
+    LatencyTable,
+    Network,
+    Position,
+    Segment,
+    Span,
+    Surrogate,
+)
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
-from depthfold.solver.checks import check_covered, check_tables, no_plan
+from depthfold.solver.chains import Chains
+from depthfold.solver.checks import check_options, check_tables, no_plan
+from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.plans import points
 from depthfold.solver.problem import Normalisation, Problem, checked_alpha
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.stage_one import (
-    SAVES_NO_TIME,
-    Floats,
-    algorithm_1,
-    algorithm_3,
-    time_along_activations,
-    useless_blocks,
-)
+from depthfold.stage_one import LEFT_OUT, Shapes, Times, useless_blocks, useless_options
 from depthfold.support.coerce import as_float
 from depthfold.support.text import at_most, count
+
+# Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
+MergeAlong = Literal["S", "B"]
 
 
 def solve(
@@ -37,6 +47,7 @@ def solve(
     surrogate: Surrogate | None = None,
     network: Network | None = None,
     original: float | None = None,
+    merge_along: MergeAlong = "S",
     max_labels: int = 50_000,
 ) -> Frontier:
     """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
@@ -45,8 +56,11 @@ def solve(
     was fitted to trained plans takes the place of alpha: the importance of a plan is then its predicted score, less the
     intercept. With the `network` the tables are checked against it, and the plans have the shapes of their segments.
     `original` is the measured latency of the original, to which shares and speed-ups refer; by default it is the sum of
-    the single layers in the latency table. At most `max_labels` labels are kept for each position. If that drops
-    labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
+    the single layers in the latency table. With `merge_along` = "B", every block of the importance table is one
+    segment: LayerMerge's rule, in place of the free choice of S. At most `max_labels` labels are kept for each
+    position. If that drops labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
+
+    If entries of the tables drop layers or branches, the network is needed, and the plans say what they drop.
     """
     original = None if original is None else _checked_original(original)
     alpha = None if alpha is None else checked_alpha(alpha)
@@ -55,22 +69,25 @@ def solve(
         _check_surrogate(surrogate, alpha, importance)
     if max_labels < 1:
         raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
+    _check_rule(merge_along)
     check_tables(latency, importance, network)
+    shapes = _checked_shapes(latency, importance, network)
     if network is not None and latency.activations is None:
         latency = replace(latency, activations=network.activations)
     if network is not None:
         _warn_if_needed(latency, importance, network)
     if surrogate is not None:
         _warn_about_fewer_blocks(surrogate, importance)
+    if merge_along == "B":
+        _warn_about_fixed_cuts(importance)
 
     problem = Problem.of(latency, importance, alpha, over, surrogate)
-    T_opt, S_opt = algorithm_1(problem.T)
-    I_opt, B_opt = algorithm_3(problem.I)
-    check_covered(T_opt, I_opt)
-    fronts = algorithm_2_and_4(T_opt, I_opt, max_labels)
+    times = Times(latency, shapes)
+    stage_one = _stage_one(problem, times, merge_along)
+    fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
     if latency.depth not in fronts:
         raise no_plan()
-    plans, used = points(fronts, problem.I, S_opt, B_opt, time_along_activations(problem.T))
+    plans, used = points(fronts, stage_one, latency.depth, shapes.drops if shapes else None)
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
         fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
@@ -80,19 +97,51 @@ def solve(
         alpha=alpha,
         normalisation=None if alpha is None else over,
         surrogate=surrogate,
-        lost=_lost(fronts[latency.depth].lost, problem.I, max_labels),
-        segments=_segments(used, latency, network),
+        lost=_lost(fronts[latency.depth].lost, latency.depth, problem.options.values(), max_labels),
+        segments=_segments(used, times, network),
         points=plans,
-        unscored=tuple(entry.span for entry in importance.entries if not entry.samples),
+        unscored=_unscored(importance),
     )
+
+
+def _checked_shapes(latency: LatencyTable, importance: ImportanceTable, network: Network | None) -> Shapes | None:
+    """Return the shapes of the network if the tables drop layers, otherwise None."""
+    if not (latency.drops or importance.drops):
+        return None
+    if network is None:
+        raise InvalidValue(
+            "The tables have entries with dropped layers, and the shapes of the segments then depend on the network. "
+            "Pass it to solve() as network=."
+        )
+    shapes = Shapes(network)
+    check_options(latency, importance, shapes)
+    return shapes
+
+
+def _stage_one(problem: Problem, times: Times, merge_along: MergeAlong) -> StageOne:
+    """Return the ways between two activations. Without drops and with a free S, those of the paper are much faster."""
+    if times.shapes is None and merge_along == "S":
+        return Separate(problem.T, problem.I)
+    return Chains(times, len(problem.T) - 1, problem.options, whole_blocks=merge_along == "B")
+
+
+def _check_rule(merge_along: object) -> None:
+    if merge_along not in get_args(MergeAlong):
+        known = ", ".join(map(repr, get_args(MergeAlong)))
+        raise InvalidValue(f"merge_along must be one of {known}, found {merge_along!r}.")
 
 
 def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network: Network) -> None:
     """Warn about blocks that were left out of the importance table for another latency table, but save time here."""
-    left_out = {entry.span for entry in importance.entries if entry.reason == SAVES_NO_TIME}
+    left_out = {BlockOption(entry.span, entry.dropped) for entry in importance.entries if entry.reason in LEFT_OUT}
     if not left_out:
         return
-    needed = sorted(left_out - useless_blocks(network, latency, [entry.span for entry in importance.entries]))
+    options = [BlockOption(entry.span, entry.dropped) for entry in importance.entries]
+    if importance.drops:
+        useless = useless_options(network, latency, options)
+    else:
+        useless = frozenset(map(BlockOption, useless_blocks(network, latency, [option.block for option in options])))
+    needed = sorted(left_out - useless)
     if needed:
         warnings.warn(
             f"The importance table leaves out {count(len(needed), 'block')} that saved no time with another latency "
@@ -105,12 +154,24 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
 
 def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) -> None:
     """Warn if blocks were left out, and the surrogate prefers fewer blocks: plans may be better with a merged block."""
-    left_out = sum(entry.reason == SAVES_NO_TIME for entry in importance.entries)
+    left_out = sum(entry.reason in LEFT_OUT for entry in importance.entries)
     if left_out and surrogate.per_block < 0:
         warnings.warn(
             f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "
             f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans "
             "with them may be better. Measure the importances without a latency table to include them.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_about_fixed_cuts(importance: ImportanceTable) -> None:
+    """Warn if blocks were left out: that they save no time holds only if S is free."""
+    if left_out := sum(entry.reason in LEFT_OUT for entry in importance.entries):
+        warnings.warn(
+            f"The importance table leaves out {count(left_out, 'block')} that save no time if S is free, but with "
+            'merge_along="B" plans with them may be better. Measure the importances without a latency table to include '
+            "them.",
             UserWarning,
             stacklevel=3,
         )
@@ -145,12 +206,18 @@ def _checked_normalisation(normalisation: Normalisation | None, alpha: float | N
     return normalisation or "single"
 
 
-def _lost(dropped: float, I: Floats, max_labels: int) -> float:
+def _unscored(importance: ImportanceTable) -> tuple[FlaggedSpan, ...]:
+    """Return the blocks without a score, those that no option gives one."""
+    scored = {entry.span for entry in importance.entries if entry.samples}
+    return tuple(dict.fromkeys(entry.span for entry in importance.entries if entry.span not in scored))
+
+
+def _lost(dropped: float, L: Position, importances: Iterable[float], max_labels: int) -> float:
     """Return a bound on the importance that dropping labels has lost, and warn about it. Zero if none was dropped."""
     if not dropped:
         return 0.0
     # A sum of L entries is off by less than L * L * 2^-53 of the largest entry; two sums are compared.
-    rounding = len(I) ** 2 * float(np.abs(I[np.isfinite(I)]).max()) * 2.0**-50
+    rounding = (L + 1) ** 2 * max(map(abs, importances)) * 2.0**-50
     lost = dropped + rounding
     warnings.warn(
         f"The frontier is thinned to {max_labels} labels for each position: at any budget its plan may be up to "
@@ -161,21 +228,28 @@ def _lost(dropped: float, I: Floats, max_labels: int) -> float:
     return lost
 
 
-def _segments(
-    used: Iterable[tuple[Position, Position]], latency: LatencyTable, network: Network | None
-) -> tuple[Segment, ...]:
+def _segments(used: Iterable[UsedSegment], times: Times, network: Network | None) -> tuple[Segment, ...]:
     """Return every segment of every plan once, with its shape if the network is known."""
-    times, layers = latency.times, latency.layers
+    layers, shapes = times.latency.layers, times.shapes
     segments = []
-    for i, j in used:
+    for i, j, mask in used:
         span = Span(i, j)
         replaced = [time for time in layers[i:j] if time is not None]
+        both = times.milliseconds(i, j, mask)
+        assert both is not None  # a plan merges only segments that have times
         segments.append(
             Segment(
                 span=span,
-                times=times[span],
+                times=both,
                 replaced=sum_times(replaced) if len(replaced) == len(span) else None,
-                shape=network.merged_shape(span) if network else None,
+                shape=_shape(span, mask, shapes, network),
+                dropped=shapes.drops(mask) if shapes else NOTHING,
             )
         )
     return tuple(segments)
+
+
+def _shape(span: Span, mask: int, shapes: Shapes | None, network: Network | None) -> ConvShape | None:
+    if shapes is not None:
+        return shapes.shape(span.i, span.j, mask)
+    return network.merged_shape(span) if network else None

@@ -7,13 +7,14 @@ other way beats in both. The labels at L are the frontier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from depthfold.core import Position
-from depthfold.stage_one import NEVER, Floats, Ints
+from depthfold.solver.edges import Edges
+from depthfold.stage_one import Floats, Ints
 
 # With at least WORTHWHILE candidates, every SAMPLE-th is tested first, in BINS bins of time. This rules out most of the
 # others before they are sorted.
@@ -24,57 +25,56 @@ SAMPLE, BINS, WORTHWHILE = 32, 2048, 8_000
 class Front:
     """The labels of one position by rising t. They are numbered over all positions, from `first` on.
 
-    `parent` is the number of the label that each extends, and `a` the flag at the position. `lost` bounds the
-    importance that dropping labels has lost.
+    `parent` is the number of the label that each extends, and `edge` the number of the edge between them. `lost` bounds
+    the importance that dropping labels has lost.
     """
 
     t: Ints
     D: Floats
     parent: Ints
-    a: Ints
+    edge: Ints
     first: int
     lost: float = 0.0
 
 
-def algorithm_2_and_4(T_opt: Ints, I_opt: Floats, max_labels: int) -> dict[Position, Front]:
+def algorithm_2_and_4(edges: Edges, L: Position, max_labels: int) -> dict[Position, Front]:
     """Return the labels (t, D) of every position that can be reached:
 
-        D[l, t, a] = max over k < l of D[k, t - T_opt[k, l, a], 1] + I_opt[k, l, 1, a]
+        D[l, t, b] = max over the edges e from k to l of D[k, t - t_e, 1] + I_e
 
-    Algorithm 2 is the case in which all flags are 1: then I_opt[k, l, 1, 1] is I[k, l].
+    In the paper there is one edge for each k, l and b, with T_opt[k, l, b] and I_opt[k, l, 1, b]. Algorithm 2 is the
+    case in which all flags are 1: then I_opt[k, l, 1, 1] is I[k, l].
     """
-    L = len(T_opt) - 1
     # Erratum: the paper also sets D[0, t, 0] = 0, so a network could start with a = 0. Position 0 has the flag 1.
-    fronts = {0: Front(t=_one(0), D=np.zeros(1), parent=_one(-1), a=_one(1), first=0)}
-    possible = (T_opt < NEVER) & (I_opt[:, :, 1] > -np.inf)  # indices: k, l, a
+    fronts = {0: Front(t=_one(0), D=np.zeros(1), parent=_one(-1), edge=_one(-1), first=0)}
+    bounds = np.searchsorted(edges.l, np.arange(L + 2)).tolist()
+    starts, times, importances = edges.k.tolist(), edges.t.tolist(), edges.I.tolist()
     count = 1
     for l in range(1, L + 1):
-        # Difference: Algorithm 4 also has states with a = 0 before L. They are not needed, because T_opt and I_opt pass
-        # positions without an activation. `a` is the flag at the end, as in the box; stage one calls it b.
-        flags = (0, 1) if l == L else (1,)
-        steps = [(k, a) for a in flags for k in np.flatnonzero(possible[:l, l, a]).tolist() if k in fronts]
-        if not steps:
+        into = [e for e in range(bounds[l], bounds[l + 1]) if starts[e] in fronts]
+        if not into:
             continue
         # Difference: the paper asks for t < T_0; here t <= T_0, as in the authors' code. Their code rounds times to a
         # grid, so that plans exceed the budget. Here times are rounded up when a table comes in.
-        t = np.concatenate([fronts[k].t + T_opt[k, l, a] for k, a in steps])
-        D = np.concatenate([fronts[k].D + I_opt[k, l, 1, a] for k, a in steps])
+        t = np.concatenate([fronts[starts[e]].t + times[e] for e in into])
+        D = np.concatenate([fronts[starts[e]].D + importances[e] for e in into])
         kept, dropped = thinned(undominated(t, D), D, max_labels)
-        parent, a = _origins(kept, steps, fronts)
-        lost = max(fronts[k].lost for k, _ in steps) + dropped
-        fronts[l] = Front(t[kept], D[kept], parent, a, count, lost)
+        parent, edge = _origins(kept, np.array(into), edges, fronts)
+        lost = max(fronts[k].lost for k in {starts[e] for e in into}) + dropped
+        fronts[l] = Front(t[kept], D[kept], parent, edge, count, lost)
         count += len(kept)
     # Erratum: Algorithm 4 takes the best of A[L, T_0, a], which is a set. The best D[L, T_0, a] is meant, and the
     # labels at L have it for every T_0 and both flags.
     return fronts
 
 
-def _origins(kept: Ints, steps: Sequence[tuple[Position, int]], fronts: Mapping[Position, Front]) -> tuple[Ints, Ints]:
-    """Return the parent and the flag of each kept candidate. Candidates are numbered step by step."""
-    starts = np.cumsum([0, *(len(fronts[k].t) for k, _ in steps)])
+def _origins(kept: Ints, into: Ints, edges: Edges, fronts: Mapping[Position, Front]) -> tuple[Ints, Ints]:
+    """Return the parent and the edge of each kept candidate. Candidates are numbered edge by edge."""
+    sources = [fronts[k] for k in edges.k[into].tolist()]
+    starts = np.cumsum([0, *(len(source.t) for source in sources)])
     step = np.searchsorted(starts, kept, side="right") - 1
-    firsts, flags = (np.array(column) for column in zip(*((fronts[k].first, a) for k, a in steps), strict=True))
-    return firsts[step] + kept - starts[step], flags[step]
+    firsts = np.array([source.first for source in sources])
+    return firsts[step] + kept - starts[step], into[step]
 
 
 def undominated(t: Ints, D: Floats) -> Ints:

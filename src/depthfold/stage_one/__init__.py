@@ -9,9 +9,14 @@ from depthfold.stage_one.algorithms import (
     time_along_activations,
     time_array,
 )
-from depthfold.stage_one.useless import SAVES_NO_TIME, other_network, useless_blocks
+from depthfold.stage_one.checks import check_shapes, other_network
+from depthfold.stage_one.shapes import Shapes
+from depthfold.stage_one.times import Times
+from depthfold.stage_one.useless import SAVES_NO_TIME, useless_blocks
+from depthfold.stage_one.useless_drops import DROPS_SAVE_NO_TIME, LEFT_OUT, useless_options
 
 __all__ = [
-    "NEVER", "SAVES_NO_TIME", "Floats", "Ints", "algorithm_1", "algorithm_3", "other_network",
-    "time_along_activations", "time_array", "useless_blocks",
+    "DROPS_SAVE_NO_TIME", "LEFT_OUT", "NEVER", "SAVES_NO_TIME", "Floats", "Ints", "Shapes", "Times", "algorithm_1",
+    "algorithm_3", "check_shapes", "other_network", "time_along_activations", "time_array", "useless_blocks",
+    "useless_options",
 ]  # fmt: skip

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Network, Position
-from depthfold.errors import TableError
+from depthfold.core import FlaggedSpan, LatencyTable, Network, Position
 from depthfold.stage_one.algorithms import NEVER, algorithm_1, algorithm_3, time_array
+from depthfold.stage_one.checks import check_network
 
-# The reason of a block that is left out of an importance table.
+# The reason of blocks that are left out of an importance table.
 SAVES_NO_TIME = "not measured: merging it saves no time on the target of the latency table"
 
 
@@ -25,22 +25,12 @@ def useless_blocks(network: Network, latency: LatencyTable, blocks: Iterable[Fla
 
     Raise TableError if the latency table is of another network.
     """
-    if latency.fingerprint not in ("", network.fingerprint) or latency.depth != network.depth:
-        raise other_network("latency", latency, network)
-    search = _Search(network, latency, tuple(blocks))
+    check_network(network, latency)
+    search = _BlockSearch(network, latency, tuple(blocks))
     return frozenset(block for block in search.blocks if search.is_useless(block))
 
 
-def other_network(name: str, table: LatencyTable | ImportanceTable, network: Network) -> TableError:
-    """Return the error for a table that was measured on another network."""
-    return TableError(
-        f"The {name} table is not of the network {network.name!r}: the network has {network.depth} layers and "
-        f"fingerprint {network.fingerprint!r}, the table {table.depth} and {table.fingerprint or 'none'!r}. Measure it "
-        "again, or give the network that it was measured on."
-    )
-
-
-class _Search:
+class _BlockSearch:
     """T_opt of a latency table, and which stretches of layers the blocks can cover."""
 
     def __init__(self, network: Network, latency: LatencyTable, blocks: tuple[FlaggedSpan, ...]) -> None:

@@ -15,6 +15,10 @@ from typing import Any, ClassVar, Self
 
 from depthfold.errors import InvalidValue
 
+# The metadata of a field that is written only if its value differs from the default. Documents without it stay as they
+# were before the field existed.
+SPARSE = {"sparse": True}
+
 
 class Document:
     """Mix-in for frozen dataclasses that are written as JSON documents with a format and a version."""
@@ -68,7 +72,9 @@ def encode(value: Any) -> Any:
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
+    written = ((field, own) for field, own in fields if not (field.metadata.get("sparse") and own == field.default))
+    return {field.name: encode(own) for field, own in written}
 
 
 def decode_fields(cls: type, data: Any, where: str) -> Any:

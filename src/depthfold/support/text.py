@@ -11,8 +11,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries use terminal colours 
 _LONGEST = 300  # characters; some messages contain a whole stack trace
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def amount(number: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass
 from functools import reduce
@@ -12,14 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from depthfold.core import Network, Padding, Plan, Space, as_pad_argument
+from depthfold.core import Drops, Network, Padding, Plan, Space, as_pad_argument
+from depthfold.errors import PlanError
 
 
-def random_plan(network: Network, rng: Random, space: Space = "full", largest: int = 4_000_000) -> Plan:
+def random_plan(
+    network: Network, rng: Random, space: Space = "full", largest: int = 4_000_000, drops: float = 0.0
+) -> Plan:
     """Return a random plan: cuts from a random walk over the spans of the space, and activations at some of them.
 
     `largest` limits the parameters of a merged convolution, because the full space of a deep network contains kernels
-    that do not fit into memory. Spans of a single layer are always allowed.
+    that do not fit into memory. Spans of a single layer are always allowed. `drops` is the share of the droppable
+    layers that are dropped, and half of it the share of the branches.
     """
     following: dict[int, list[int]] = {}
     for span in network.spans(space):
@@ -33,7 +38,23 @@ def random_plan(network: Network, rng: Random, space: Space = "full", largest: i
     kept = [cut for cut in cuts if rng.random() < 0.6]
     if network.depth and rng.random() < 0.5:
         kept.append(network.depth)
-    return Plan(activations=kept if network.activations else (), cuts=cuts)
+    plan = Plan(activations=kept if network.activations else (), cuts=cuts)
+    return _with_drops(network, plan, rng, drops) if drops else plan
+
+
+def _with_drops(network: Network, plan: Plan, rng: Random, share: float) -> Plan:
+    """Return the plan with random layers and branches dropped, and without the cuts inside dropped branches."""
+    drops = [Drops(layers=[l]) for l in sorted(network.droppable_layers) if rng.random() < share]
+    drops += [Drops(branches=[b]) for b in sorted(network.droppable_branches) if rng.random() < share / 2]
+    rng.shuffle(drops)
+    for each in drops:
+        dropped = plan.dropped | each
+        inside = {position for branch in dropped.branches for position in branch.inner}
+        candidate = Plan(plan.activations - inside, set(plan.cuts) - inside, dropped)
+        with contextlib.suppress(PlanError):  # a residual adds a value to itself, or a skip exceeds its branch
+            network.segments(candidate)
+            plan = candidate
+    return plan
 
 
 def randomise_statistics(model: nn.Module, seed: int = 0) -> nn.Module:

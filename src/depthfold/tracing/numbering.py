@@ -9,7 +9,7 @@ from torch import fx
 
 from depthfold.core import Layer, Network, Refusal, Skip
 from depthfold.tracing.chains import Chains
-from depthfold.tracing.drafts import DataFlow, Draft, Step
+from depthfold.tracing.drafts import Addition, DataFlow, Draft, Step
 from depthfold.tracing.roles import Kind, Sizes, display_name
 from depthfold.tracing.shapes import conv_shape
 from depthfold.tracing.size_guard import SizeGuard
@@ -78,12 +78,18 @@ def _skip_sites(drafts: list[Draft], position: dict[Draft, int], flow: DataFlow)
                         target=position[draft],
                         where=display_name(addition.node),
                         projection=skip.projection,
+                        side=_adds_another_value_before(draft, addition),
                     ),
                     add=addition.node.name,
                     operand=skip.operand.name,
                     sums=tuple(node.name for node in skip.sums),
                     steps=tuple(_step_site(step, flow) for step in skip.steps),
                 )
+
+
+def _adds_another_value_before(draft: Draft, addition: Addition) -> bool:
+    """Return True if a value that is not a skip is added to a layer before this addition."""
+    return not all(earlier.skips for earlier in draft.additions[: draft.additions.index(addition)])
 
 
 def _step_site(step: Step, flow: DataFlow) -> StepSite:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, fx, nn
 
-from depthfold.core import ConvShape, FlaggedSpan, Network, Plan, Skip, Space, Span
+from depthfold.core import ConvShape, Drops, FlaggedSpan, Network, Plan, Skip, Space, Span
 from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.support.digest import digest
@@ -88,6 +89,15 @@ class Blueprint:
     at: str | None
     ignore: tuple[str, ...]
     example: ExampleInputs
+
+    def skips_inside(self, span: Span, dropped: Drops) -> Iterator[SkipSite]:
+        """Yield the skips inside a segment that are not part of a dropped branch."""
+        inside = (site for site in self.skip_sites if span.contains(site.skip.span))
+        return (site for site in inside if not dropped.covers(site.skip.span))
+
+    def skip_around(self, branch: Span) -> SkipSite:
+        """Return the skip of a droppable branch, which has only one."""
+        return next(site for site in self.skip_sites if site.skip.span == branch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

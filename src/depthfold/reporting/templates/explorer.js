@@ -1,8 +1,9 @@
 "use strict";
 // The explorer: a slider over the plans, and the network of the selected plan. view.py writes the data: every segment
 // once, [i, j, ms with an activation at j, ms without, ms of its separate layers or null, shape], and plans as lists
-// of indices of segments. Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text from the data is
-// always set as text, never as HTML.
+// of indices of segments. Segments with dropped layers or branches also have { layers, branches }; the shape is null if
+// nothing of a segment is left. Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text from the
+// data is always set as text, never as HTML.
 
 (function () {
   const data = JSON.parse(document.getElementById("report-data").textContent);
@@ -30,17 +31,31 @@
     return made;
   }
 
+  const plural = (number, one, several) => number + " " + (number === 1 ? one : several);
+
+  // Return the layers of dropped branches, with the start of their branch.
+  function inBranches(branches) {
+    const found = new Map();
+    for (const [i, j] of branches) for (let l = i + 1; l <= j; l++) if (!found.has(l)) found.set(l, i);
+    return found;
+  }
+
   // Return the segments of a plan in full, and the activations that it keeps, removes and inserts.
   function decode(plan) {
     const kept = new Set(plan.activations);
     const native = new Set(own);
     const parts = plan.segments.map((index) => {
-      const [i, j, active, inactive, replaced, shape] = segments[index];
-      return { i, j, time: kept.has(j) ? active : inactive, replaced, shape, merged: j > i + 1 };
+      const [i, j, active, inactive, replaced, shape, drops = { layers: [], branches: [] }] = segments[index];
+      const gone = inBranches(drops.branches);
+      const missing = new Set([...drops.layers, ...gone.keys()]);
+      const merged = j - i - missing.size > 1;
+      return { i, j, time: kept.has(j) ? active : inactive, replaced, shape, merged, gone, missing, branches: drops.branches };
     });
     return {
       plan,
       parts,
+      missing: new Set(parts.flatMap((part) => [...part.missing])),
+      branches: parts.flatMap((part) => part.branches),
       kept,
       removed: own.filter((position) => !kept.has(position)),
       added: plan.activations.filter((position) => !native.has(position)),
@@ -52,13 +67,23 @@
     return ms(plan.ms) + (original ? ", " + perCent(plan.ms / original) + " of the original" : "");
   }
 
-  function summary(index, { plan, parts, removed, added, merged }) {
+  function dropText({ parts, missing, branches }) {
+    if (missing.size === 0) return "";
+    const inside = parts.reduce((sum, part) => sum + part.gone.size, 0);
+    const which = inside === 0 ? "" : `, of which ${inside} in ${plural(branches.length, "residual branch", "residual branches")}`;
+    return ` Dropped: ${plural(missing.size, "layer", "layers")}${which}.`;
+  }
+
+  function summary(index, state) {
+    const { plan, parts, removed, added, merged } = state;
+    const convolutions = parts.filter((part) => part.shape !== null).length;
     const which = index === chosen ? "The chosen plan" : "Plan " + (index + 1) + " of " + plans.length;
-    const faster = original ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
+    const faster = original && plan.ms ? ", " + (original / plan.ms).toFixed(2) + " times as fast as the original" : "";
     return (
       `${which}: ${ms(plan.ms)} predicted${faster}, importance ${digits(plan.importance)}. ` +
-      `Convolutions: ${layers.length} before, ${parts.length} after, of which ${merged} merged. ` +
-      `Activations: ${own.length} before, of which ${removed.length} removed; ${added.length} inserted.`
+      `Convolutions: ${layers.length} before, ${convolutions} after, of which ${merged} merged. ` +
+      `Activations: ${own.length} before, of which ${removed.length} removed; ${added.length} inserted.` +
+      dropText(state)
     );
   }
 
@@ -72,19 +97,28 @@
 
   function layerLine(l, part, state) {
     const { name, shape } = layers[l - 1];
+    // Skips inside a dropped branch are dropped with it.
     const additions = skips
-      .filter(([, target]) => target === l)
+      .filter(([source, target]) => target === l && (part.gone.get(l) ?? source) >= source)
       .map(([source]) => {
-        const merged = source >= part.i && part.merged ? ", merged" : "";
+        if (part.gone.has(l)) return element("span", "aside", `only the skip from ${source} is left`);
+        const merged = source >= part.i && part.shape !== null && part.j > part.i + 1 ? ", merged" : "";
         return element("span", "aside", `+ skip from ${source}${merged}`);
       });
     const marks = element("span", "marks", mark(l, state), ...additions);
-    return element("p", "layer", element("span", "name", name), element("span", "", shape), marks);
+    return element("p", "layer", element("span", "name", name), layerShape(l, part, shape), marks);
   }
 
-  function times({ time, replaced, merged }) {
+  function layerShape(l, part, shape) {
+    if (!part.missing.has(l)) return element("span", "", shape);
+    const how = part.gone.has(l) ? " dropped with its branch" : " dropped";
+    return element("span", "dropped", element("s", "", shape), how);
+  }
+
+  function times({ time, replaced, merged, missing }) {
     const after = ms(time, 3);
-    const text = merged && replaced !== null ? `${digits(replaced, 3)} \u2192 ${after}` : after;
+    const changed = merged || missing.size > 0;
+    const text = changed && replaced !== null ? `${digits(replaced, 3)} \u2192 ${after}` : after;
     const bars = element("div", "bars", element("i", "before"), element("i", "after"));
     bars.setAttribute("aria-hidden", "true");
     bars.children[0].style.width = (100 * (replaced ?? 0)) / longest + "%";
@@ -92,17 +126,22 @@
     return element("div", "times", element("p", "", element("span", "unseen", "Time "), text), bars);
   }
 
+  function outcome({ j, merged, missing, shape }, { kept }) {
+    const left = kept.has(j) ? "only an activation" : "nothing";
+    if (shape === null) return element("p", "", "\u2192 ", element("strong", "", left), ", no convolution");
+    if (merged || missing.size > 0) return element("p", "", "\u2192 one ", element("strong", "", shape));
+    return element("p", "aside", "not merged");
+  }
+
   function blockItem(part, state) {
-    const { i, j, merged, shape } = part;
-    const which = merged ? `Layers ${i + 1}\u2013${j}` : `Layer ${j}`;
+    const { i, j, merged, missing } = part;
+    const which = j > i + 1 ? `Layers ${i + 1}\u2013${j}` : `Layer ${j}`;
     const before = element("div", "before");
     for (let l = i + 1; l <= j; l++) before.append(layerLine(l, part, state));
-    const becomes = element("div", "becomes");
-    if (merged) becomes.append(element("p", "", "\u2192 one ", element("strong", "", shape)));
-    else becomes.append(element("p", "aside", "not merged"));
+    const becomes = element("div", "becomes", outcome(part, state));
     if (barriers.includes(j)) becomes.append(element("p", "aside", "Followed by a barrier: no merge crosses it."));
-    const changed = merged || state.removed.includes(j) || state.added.includes(j);
-    const names = ["block", merged && "merged", !changed && "same", barriers.includes(j) && "barrier"];
+    const changed = merged || missing.size > 0 || state.removed.includes(j) || state.added.includes(j);
+    const names = ["block", merged && "merged", missing.size > 0 && "drops", !changed && "same", barriers.includes(j) && "barrier"];
     const item = element(
       "li", names.filter(Boolean).join(" "), element("p", "which", which), before, becomes, times(part)
     );
@@ -114,8 +153,8 @@
   // Draw blocks with a width proportional to their time. Both strips have the same scale.
   function strip(id, pieces, scale) {
     byId(id).replaceChildren(
-      ...pieces.map(({ time, merged, title }) => {
-        const piece = element("i", merged ? "merged" : "");
+      ...pieces.map(({ time, merged, gone, title }) => {
+        const piece = element("i", merged ? "merged" : gone === true ? "dropped" : "");
         piece.style.width = (100 * time) / scale + "%";
         piece.title = title;
         return piece;
@@ -123,15 +162,18 @@
     );
   }
 
-  function strips({ plan, parts }) {
-    const alone = layers.map(({ ms: time, name }) => ({ time: time ?? 0, merged: false, title: name }));
+  function strips({ plan, parts, missing }) {
+    const alone = layers.map(({ ms: time, name }, n) => {
+      const gone = missing.has(n + 1);
+      return { time: time ?? 0, merged: false, gone, title: gone ? name + ", dropped" : name };
+    });
     const total = alone.reduce((sum, { time }) => sum + time, 0);
     const scale = Math.max(total, plan.ms) || 1;
     const known = layers.every((layer) => layer.ms !== null);
     byId("time-before").textContent = known ? ms(total) + " predicted" : "some layers have no time";
     byId("time-after").textContent = ms(plan.ms) + " predicted";
     strip("strip-before", alone, scale);
-    strip("strip-after", parts.map((part) => ({ ...part, title: `(${part.i}, ${part.j}] ${part.shape}` })), scale);
+    strip("strip-after", parts.map((part) => ({ ...part, title: `(${part.i}, ${part.j}] ${part.shape ?? "nothing"}` })), scale);
   }
 
   function show(index) {

@@ -1,0 +1,126 @@
+"""Leave out convolutions and residual branches: identities take their place, which merging removes.
+
+Nodes keep their names, so that everything that looks up a node of a layer still finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx, nn
+
+from depthfold.core import Drops, Span
+from depthfold.rewriting.padding import Nodes, bypass
+from depthfold.tracing import Blueprint
+from depthfold.tracing.in_place import out_of_place, writes_in_place
+from depthfold.tracing.modules import called_module, fused_activation, is_no_op
+from depthfold.tracing.size_guard import SizeGuard
+from depthfold.tracing.traced import LayerSite, SkipSite
+
+
+def drop_parts(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, dropped: Drops) -> None:
+    """Replace the dropped layers with identities, and the additions after dropped branches with their skips."""
+    activations = {site.activation for site in blueprint.sites}
+    for l in dropped.layers:
+        if not dropped.covers(Span(l - 1, l)):
+            _drop_layer(graph, nodes, blueprint.sites[l - 1])
+            _protect(graph, nodes[blueprint.sites[l - 1].linear], activations)
+    for branch in dropped.branches:
+        if not any(other.contains(branch) for other in dropped.branches if other != branch):
+            addition = _drop_branch(graph, nodes, blueprint.skip_around(branch))
+            _protect(graph, addition, activations)
+
+
+def _drop_layer(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> None:
+    for name in (*site.guards, site.pad):
+        if name is not None:
+            bypass(graph, nodes[name])
+    for name in (site.conv, site.norm):
+        if name is not None:
+            _compute_identity(graph, nodes[name])
+
+
+def _compute_identity(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Let the node of a convolution or batch norm return its input, or the activation of it that is inside the norm."""
+    path, old = str(node.target), graph.get_submodule(str(node.target))
+    source, *tensors = node.all_input_nodes
+    node.args, node.kwargs = (source,), {}
+    used = [f"{other.target}." for other in graph.graph.nodes if other.op in _NAMED and other is not node]
+    activation = fused_activation(old)
+    identity = nn.Identity().train(old.training)
+    for name, child in old.named_children():  # detectron2 has the batch norm inside the convolution
+        if child is activation or any(target.startswith(f"{path}.{name}.") for target in used):
+            identity.add_module(name, child)
+    graph.set_submodule(path, identity)
+    if activation is not None:
+        node.target = f"{path}.act"
+        if hasattr(activation, "inplace"):
+            activation.inplace = False  # type: ignore[assignment]
+    _erase_unused(graph, tensors)
+
+
+_NAMED = ("call_module", "get_attr")
+
+
+def _drop_branch(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> fx.Node:
+    """Let the addition return the value of its skip, and remove what only the branch computes. Return the addition."""
+    addition, target = nodes[site.add], f"depthfold_dropped_{site.skip.target}"
+    before = addition.all_input_nodes
+    graph.add_module(target, nn.Identity().train(graph.training))
+    addition.op, addition.target, addition.args, addition.kwargs = "call_module", target, (nodes[site.operand],), {}
+    _erase_unused(graph, before)
+    return addition
+
+
+def _erase_unused(graph: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
+    """Erase the nodes that nothing reads, what is computed only for them, and the parameters that only they read."""
+    reached, erased = list(nodes), set[fx.Node]()
+    while reached:
+        node = reached.pop()
+        if node.users or node in erased or node.op == "placeholder":
+            continue
+        reached.extend(node.all_input_nodes)
+        graph.graph.erase_node(node)
+        erased.add(node)
+        inside = [f"{other.target}." for other in graph.graph.nodes if other.op in _NAMED]
+        if node.op == "get_attr" and not any(f"{node.target}.".startswith(target) for target in inside):
+            path, _, name = str(node.target).rpartition(".")
+            delattr(graph.get_submodule(path), name)
+
+
+def _protect(graph: fx.GraphModule, value: fx.Node, activations: Iterable[str | None]) -> None:
+    """Let no operation write to the value of an identity: it is also the value at an earlier position."""
+    for user in list(value.users):
+        module = called_module(graph, user)
+        if user.name in activations and module is None:
+            _call_out_of_place(user)
+        elif writes_in_place(user, module):
+            if module is not None:
+                target = f"depthfold_{user.name}"  # other nodes may call the same module
+                graph.add_module(target, copy.deepcopy(module))
+                graph.get_submodule(target).inplace = False  # type: ignore[assignment]
+                user.target = target
+            else:
+                with graph.graph.inserting_before(user):
+                    copied = graph.graph.call_method("clone", (value,))
+                user.replace_input_with(value, copied)
+        passes = module is not None and (is_no_op(module) or isinstance(module, SizeGuard))
+        if passes or user.target == "contiguous":
+            _protect(graph, user, activations)
+
+
+def _call_out_of_place(activation: fx.Node) -> None:
+    if activation.op == "call_method":
+        activation.target = str(activation.target).rstrip("_")
+        return
+    function: Any = out_of_place(activation.target)
+    activation.target = function
+    with contextlib.suppress(ValueError):  # a function of C++ has no signature, and no argument for this
+        bound = inspect.signature(function).bind(*activation.args, **activation.kwargs)
+        if "inplace" in bound.arguments:
+            bound.arguments["inplace"] = False
+        activation.args, activation.kwargs = bound.args, bound.kwargs
