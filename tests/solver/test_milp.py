@@ -23,9 +23,7 @@ def test_structure_has_the_counts_of_the_paper() -> None:
     assert len(network.flagged_spans(exclusion=False)) == 405
 
 
-@pytest.mark.parametrize(
-    ("seed", "exclusion", "plain"), [(1, True, False), (2, True, False), (3, False, False), (4, True, True)]
-)
+@pytest.mark.parametrize(("seed", "exclusion", "plain"), [(1, True, False), (3, False, False), (4, True, True)])
 def test_frontier_equals_a_mixed_integer_program(seed: int, exclusion: bool, plain: bool) -> None:
     network = mobilenet_v2()
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(exclusion=exclusion), seed)

@@ -81,7 +81,7 @@ def test_every_plan_has_the_times_of_its_activations() -> None:
                 assert solved_plan.latency == sum(rounded_up(times[span][1]) for span in spans) / 10**9
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_frontier_equals_a_mixed_integer_program(seed: int) -> None:
     network = mobilenet_v2()
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(), seed)
