@@ -1,4 +1,4 @@
-"""Small networks with plans for the tests of seeded faults, and their comparison with tests/reference.py."""
+"""For the tests of seeded faults: a registry, small networks with plans, and a comparison with tests/reference.py."""
 
 import torch
 
@@ -7,6 +7,19 @@ from depthfold.core import Drops, Span
 from depthfold.testing import Block, Conv, NetworkSpec, Pool, SmallCNN, randomise_statistics
 from nets import agree
 from reference import evaluate
+
+
+class Faults(dict):
+    """Functions by name that break the code with a monkeypatch. Used as a decorator, it adds one."""
+
+    def __call__(self, function):
+        self[function.__name__.replace("_", " ")] = function
+        return function
+
+
+def replace_with(patch, owner, name, make):
+    """Replace owner.name with make(original)."""
+    patch.setattr(owner, name, make(getattr(owner, name)))
 
 
 def conv(out=4, kernel=(3, 3), stride=1, pad=None, dilation=1, **given):

@@ -8,24 +8,14 @@ import pytest
 from depthfold.algebra import Kernel
 from depthfold.core import NOTHING, Drops, Network
 from depthfold.errors import DepthfoldError, VerificationError
-from fault_networks import DROPPING, check
+from fault_networks import DROPPING, Faults, check, replace_with
 
 dropping, padding, merging = (
     importlib.import_module(f"depthfold.{name}")
     for name in ("rewriting.dropping", "rewriting.padding", "merging.merge")
 )
 
-FAULTS = {}
-
-
-def fault(function):
-    FAULTS[function.__name__.replace("_", " ")] = function
-    return function
-
-
-def replace_with(patch, owner, name, make):
-    """Replace owner.name with make(original)."""
-    patch.setattr(owner, name, make(getattr(owner, name)))
+FAULTS = fault = Faults()
 
 
 @fault

@@ -13,7 +13,7 @@ import torch
 from depthfold.algebra import Kernel, compose
 from depthfold.core import ConvShape
 from depthfold.errors import DepthfoldError, VerificationError
-from fault_networks import check
+from fault_networks import Faults, check, replace_with
 
 # Modules by name, because some have the same name as a function in their package.
 chains, layers, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
@@ -34,17 +34,7 @@ chains, layers, numbering, pooling, shapes, padding, activations, rewriting, ker
 )
 
 
-FAULTS = {}
-
-
-def fault(function):
-    FAULTS[function.__name__.replace("_", " ")] = function
-    return function
-
-
-def replace_with(patch, owner, name, make):
-    """Replace owner.name with make(original)."""
-    patch.setattr(owner, name, make(getattr(owner, name)))
+FAULTS = fault = Faults()
 
 
 @fault

@@ -11,6 +11,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import DepthfoldError
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
+from fault_networks import Faults
 from nets import Net, agree, conv, image
 
 functional, merging, padding, plain, recording = (
@@ -113,12 +114,7 @@ def check():
             assert refused == ([18, 17] if seed == 0 else [])
 
 
-FAULTS = {}
-
-
-def fault(function):
-    FAULTS[function.__name__.replace("_", " ")] = function
-    return function
+FAULTS = fault = Faults()
 
 
 @fault
