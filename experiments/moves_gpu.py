@@ -1,6 +1,7 @@
 """Compare the moves at equal latency on one GPU: MobileNetV2-1.0 and ResNet-56 on CIFAR-10.
 
-    python experiments/moves_gpu.py tables CIFAR10 RUN WEIGHTS --network mobilenet_v2
+    python experiments/moves_gpu.py latency CIFAR10 RUN WEIGHTS --network mobilenet_v2
+    python experiments/moves_gpu.py importance CIFAR10 RUN WEIGHTS --network mobilenet_v2
     python experiments/moves_gpu.py plans CIFAR10 RUN WEIGHTS --network mobilenet_v2
     python experiments/moves_compare.py RUN ...                     # the figures of the page
 
@@ -53,30 +54,34 @@ def main() -> None:
     normalise = IMAGENET if options.network == "resnet56" else None
     task = df.ClassificationTask.cifar10(options.data, score_batch=2500, normalise=normalise)
     traced, timed = (_traced(options, batch) for batch in (1, 512 if options.device == "cuda" else 2))
-    {"tables": tables, "plans": plans}[options.what](traced, timed, task, options)
+    {"latency": latency, "importance": importance, "plans": plans}[options.what](traced, timed, task, options)
 
 
-def tables(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
-    """Measure both tables with all moves, if they are not there yet."""
-    _table(options, "latency", df.LatencyTable, lambda: df.measure_latency(
+def latency(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
+    """Measure the latency table with all moves, if it is not there yet."""
+    _table(options, "latency", lambda: df.measure_latency(
         timed, _target(options), moves=ALL, run=options.run / "latency"
     ))  # fmt: skip
+
+
+def importance(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
+    """Measure the importance table with all moves, if it is not there yet."""
     recipe = preset("brief")
     recipe = short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), options)
     # Without latency=, which leaves out entries that LayerMerge's rule may need.
-    _table(options, "importance", df.ImportanceTable, lambda: measure_importance(
+    _table(options, "importance", lambda: measure_importance(
         traced, task, recipe, method="brief", moves=ALL, executor=executor(options), run=options.run / "brief"
     ))  # fmt: skip
 
 
 def plans(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
     """Fine-tune the plan of each search at each latency in the same way, score it, and time its merged network."""
-    latency = df.LatencyTable.loads((options.run / "latency.json").read_text())
-    importance = df.ImportanceTable.loads((options.run / "importance.json").read_text())
+    times = df.LatencyTable.loads((options.run / "latency.json").read_text())
+    costs = df.ImportanceTable.loads((options.run / "importance.json").read_text())
     (original,) = end_to_end(timed, _target(options), [timed.vanilla])
     found: dict[tuple[str, float], Any] = {}
     for rule in RULES:
-        frontier = solve_by(rule, latency, importance, traced.network)
+        frontier = solve_by(rule, times, costs, traced.network)
         for share in SHARES[options.network]:
             fastest = frontier.points[0].latency / frontier.original
             found[rule, share] = frontier.at(f"{share:.0%}") if fastest <= share else None
@@ -97,14 +102,14 @@ def plans(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTa
             record(options.run, key, known[text, seed] | place | {"predicted": solved.latency})
 
 
-def solve_by(rule: str, latency: df.LatencyTable, importance: df.ImportanceTable, network: Network) -> df.Frontier:
+def solve_by(rule: str, times: df.LatencyTable, costs: df.ImportanceTable, network: Network) -> df.Frontier:
     """Solve with the entries that a search may use."""
     if rule == "all moves":
-        return df.solve(latency, importance, network=network)
+        return df.solve(times, costs, network=network)
     if rule == "paper":
-        kept = tuple(entry for entry in importance.entries if not entry.dropped)
-        times = tuple(entry for entry in latency.entries if entry.shape is None)
-        return df.solve(replace(latency, entries=times), replace(importance, entries=kept), network=network)
+        merged = tuple(entry for entry in times.entries if entry.shape is None)
+        kept = tuple(entry for entry in costs.entries if not entry.dropped)
+        return df.solve(replace(times, entries=merged), replace(costs, entries=kept), network=network)
     free = free_positions(network)
 
     def ruled(entry: Score) -> Score:
@@ -114,8 +119,8 @@ def solve_by(rule: str, latency: df.LatencyTable, importance: df.ImportanceTable
             return entry
         return replace(entry, samples=(), seeds=(), reason="against LayerMerge's rule")
 
-    entries = tuple(map(ruled, importance.entries))
-    return df.solve(latency, replace(importance, entries=entries), network=network, merge_along="B")
+    entries = tuple(map(ruled, costs.entries))
+    return df.solve(times, replace(costs, entries=entries), network=network, merge_along="B")
 
 
 def _traced(options: argparse.Namespace, batch: int) -> TracedNetwork:
@@ -130,20 +135,19 @@ def _target(options: argparse.Namespace) -> PyTorch:
     return PyTorch(device="cuda", precision="tf32", channels_last=True, cuda_graphs=True)
 
 
-def _table(options: argparse.Namespace, name: str, cls: type[Any], measure: Callable[[], Any]) -> Any:
-    """Return a table of the run, and measure it if it is not there."""
+def _table(options: argparse.Namespace, name: str, measure: Callable[[], Any]) -> None:
+    """Measure a table and keep it in the run, if it is not there."""
     file = options.run / f"{name}.json"
     if not file.exists():
         started = time.perf_counter()
         table = measure()
         file.write_text(table.dumps())
         record(options.run, name, {"seconds": time.perf_counter() - started, "entries": len(table.entries)})
-    return cls.loads(file.read_text())
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tables", "plans"))
+    parser.add_argument("what", choices=("latency", "importance", "plans"))
     parser.add_argument("data", type=Path, help="CIFAR-10 in its binary layout")
     parser.add_argument("run", type=Path)
     parser.add_argument("weights", type=Path)

@@ -1,4 +1,4 @@
-"""Cheap importances compare outputs with those of the original, and refer to the unchanged network."""
+"""Which importances compare outputs with those of the original, and that cheap ones refer to the unchanged network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from tiny_importance import (
 NETWORK = tiny_network()
 PAIR = df.trace(Pair(), torch.zeros(1, 2, SIZE, SIZE))
 pytestmark = pytest.mark.filterwarnings("ignore::depthfold.importance.SmallHoldout")
-CHEAP = ("brief", "recalibrated", "local", "fit")
+COMPARE = ("recalibrated", "local", "fit")
+CHEAP = ("brief", *COMPARE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,9 +80,14 @@ def test_score_is_minus_the_mean_divergence_from_the_original():
     assert table.provenance.endswith("; scores are minus the divergence from the original's outputs")
 
 
+class Scored(Comparing):
+    def score(self, model, split):
+        return closeness(model)
+
+
 @pytest.mark.parametrize("method", CHEAP)
 def test_importances_refer_to_the_unchanged_network_after_the_same_treatment(method):
-    table = measure_importance(NETWORK, Comparing(), RECIPE, method=method)
+    table = measure_importance(NETWORK, Scored() if method == "brief" else Comparing(), RECIPE, method=method)
     assert table.base == pytest.approx(treated(NETWORK.vanilla, method), rel=1e-5)
     assert table.base < -1e-3  # the treatment changes it: the original itself has 0
 
@@ -102,7 +108,7 @@ def test_blocks_that_change_nothing_have_importance_0_and_are_not_run(method, tm
     assert sum(scores_in(tmp_path).values()) == len(keys)
 
 
-@pytest.mark.parametrize("method", CHEAP)
+@pytest.mark.parametrize("method", COMPARE)
 def test_labels_are_not_used(method):
     """With other names of the classes, the same images are held out and trained on, but every label is wrong."""
     torch.manual_seed(0)
@@ -116,7 +122,8 @@ def test_labels_are_not_used(method):
     assert one.score(original, "holdout") != two.score(original, "holdout")
 
 
-def test_trained_uses_the_score():
+@pytest.mark.parametrize("method", ["trained", "brief"])
+def test_the_whole_network_is_trained_and_judged_by_its_score(method):
     class Both(TinyTask):
         def outputs(self, model, split):
             raise AssertionError("the outputs are not needed")
@@ -124,7 +131,9 @@ def test_trained_uses_the_score():
         def divergences(self, outputs, reference):
             raise AssertionError("the outputs are not needed")
 
-    assert measure_importance(PAIR, Both(), RECIPE) == measure_importance(PAIR, TinyTask(), RECIPE)
+    found, wanted = (measure_importance(PAIR, task, RECIPE, method=method) for task in (Both(), TinyTask()))
+    assert found == wanted
+    assert "divergence" not in found.provenance
 
 
 @pytest.mark.parametrize("lacking", ["outputs", "divergences"])

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -186,3 +187,20 @@ def test_frozen_parameters_stay_frozen_in_the_student():
         name for name, parameter in df.rewrite(traced, traced.vanilla).named_parameters() if not parameter.requires_grad
     }
     assert frozen == {"0.weight"}
+
+
+class Annotated(nn.Module):
+    """A network whose annotations are strings, as after `from __future__ import annotations`."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = conv(), conv()
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        return self.two(F.relu(self.one(x)))
+
+
+def test_a_network_with_annotations_can_be_sent_to_a_worker():
+    traced = df.trace(Annotated(), image())
+    sent = pickle.loads(pickle.dumps(traced))
+    agree(sent.graph(image()), traced.graph(image()))

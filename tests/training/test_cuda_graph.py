@@ -92,6 +92,14 @@ def test_the_body_runs_once_before_it_is_captured(card):
     assert not hasattr(card.generator, "state")
 
 
+@pytest.mark.parametrize("setting", [False, True])
+def test_cudnn_times_its_algorithms_until_the_step_is_captured(card, monkeypatch, setting):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", setting)
+    seen = []
+    record_cuda_graph(lambda: seen.append(torch.backends.cudnn.benchmark), DEVICE)
+    assert (seen, torch.backends.cudnn.benchmark) == ([True, True], setting)
+
+
 def test_cached_memory_is_freed_if_the_capture_may_need_it(card):
     card.free = 74
     record_cuda_graph(card.body, DEVICE)

@@ -222,7 +222,7 @@ class Entries:
         model.eval()
         comparison = None
         with torch.no_grad(), disable_autocast(self.device), fork_rng(self.device) as reseed:
-            if self.method.name != "trained" and isinstance(self.task, OutputTask):
+            if self.method.compares_outputs and isinstance(self.task, OutputTask):
                 if self._reference is None:
                     # With its own seed, so that no result depends on which one is the first of this worker.
                     reseed(derive_seed(self.method.recipe.seed, "original"))

@@ -23,7 +23,9 @@ def importance_inputs(traced: TracedNetwork, task: Task, method: Method) -> dict
         "task": task_name(task),
         **method.inputs(),
     }
-    return found if method.name == "trained" else found | {"compares outputs": isinstance(task, OutputTask)}
+    if method.name == "trained":
+        return found
+    return found | {"compares outputs": method.compares_outputs and isinstance(task, OutputTask)}
 
 
 class ImportanceJournal(Journal):

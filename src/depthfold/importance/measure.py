@@ -61,8 +61,8 @@ def measure_importance(
     - "local": only the block is trained, to reproduce the original's values at j. Then as above.
     - "fit": the block becomes one convolution, computed by least squares. Then as above.
 
-    "trained" uses the task's score. The other methods compare the outputs with those of the original if the task can do
-    that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
+    "trained" and "brief" use the task's score. The other methods compare the outputs with those of the original if the
+    task can do that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
     With the `moves` "drop-layers" and "drop-branches", a block also has an entry for each other convolution that it can
     become without some of its layers, and without the branch of a residual. Of several sets of dropped layers that
@@ -114,7 +114,7 @@ def measure_importance(
 
 
 def _scored_by(task: Task, method: Method) -> str:
-    if method.name == "trained" or not isinstance(task, OutputTask):
+    if not (method.compares_outputs and isinstance(task, OutputTask)):
         return ""
     return "; scores are minus the divergence from the original's outputs"
 

@@ -24,7 +24,8 @@ class Method:
     - "local": only the block is trained, to reproduce the original's values at its end.
     - "fit": the merged convolution is computed by least squares.
 
-    All but the first recalibrate the batch norms before the network is scored.
+    All but the first recalibrate the batch norms before the network is scored. The first two use the task's score; the
+    others compare outputs with those of the original if the task can do that (OutputTask).
     """
 
     name: MethodName
@@ -53,6 +54,11 @@ class Method:
     def groups_blocks(self) -> bool:
         """True if one job measures many blocks, which share the forwards of the original."""
         return self.name == "local"
+
+    @property
+    def compares_outputs(self) -> bool:
+        """True if the network is scored by how close its outputs are to those of the original, without labels."""
+        return self.name in ("recalibrated", "local", "fit")
 
     def inputs(self) -> dict[str, Any]:
         """Return the settings that importances depend on."""

@@ -117,10 +117,14 @@ def _record_submodule(module: nn.Module, inputs: ExampleInputs, opaque: Collecti
 
 
 def _renumber_nodes(graph: fx.GraphModule) -> None:
-    """Rename the nodes without gaps in their numbers, so that unpickling, which renames them, gives the same names."""
+    """Rename the nodes without gaps in their numbers, so that unpickling, which renames them, gives the same names.
+
+    Drop the annotations of forward(): with `from __future__ import annotations` they are strings, which torch.fx cannot
+    pickle.
+    """
     fresh, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.graph.nodes:
         args, kwargs = (fx.map_arg(part, lambda n: copies[n]) for part in (node.args, node.kwargs))
-        copies[node] = fresh.create_node(node.op, node.target, args, kwargs, type_expr=node.type)
+        copies[node] = fresh.create_node(node.op, node.target, args, kwargs)
         copies[node].meta = dict(node.meta)
     graph.graph = fresh

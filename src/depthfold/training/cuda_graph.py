@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ def record_cuda_graph(body: Callable[[], None], device: torch.device) -> torch.c
     stream = _capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _fastest_convolutions():
             _warm_up(body)
             _make_room(device)
             return _capture(body, device)
@@ -33,6 +33,17 @@ def record_cuda_graph(body: Callable[[], None], device: torch.device) -> torch.c
 @functools.cache  # libraries keep a workspace for each stream
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN time its algorithms in the warm-up. The shapes do not change, so the capture uses the same ones."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _warm_up(body: Callable[[], None]) -> None:
