@@ -3,7 +3,7 @@
 A small MobileNetV2 is first trained on the part of Fashion-MNIST that ships with the demo, at 16x16. Then the blocks of
 several layers are measured with every method, in this process: "trained" for one epoch and with two seeds, the others
 with their presets, but all with the same batch. "s per block" includes rewriting the network and scoring it on the
-hold-out images. Importances are in points of accuracy for "trained"; those of the others are minus a
+hold-out images. Importances are in points of accuracy for "trained" and "brief"; those of the others are minus a
 divergence of outputs. The row "trained, seed 1" shows how well the reference agrees with itself.
 """
 
@@ -18,10 +18,10 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import depthfold as df
-from depthfold.core import FlaggedSpan
+from depthfold.core import BlockOption, FlaggedSpan
 from depthfold.demo.demo import SHIPPED
 from depthfold.importance import Method
-from depthfold.importance.entry import TOGETHER, EntrySetup, Group
+from depthfold.importance.entry import EntrySetup, make_groups
 from depthfold.support.text import text_table
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
@@ -76,12 +76,11 @@ def measure(
 ) -> tuple[float, list[float], float]:
     """Return the score of the original, those of the blocks, and the seconds that all blocks took."""
     work = EntrySetup(traced, task, method)()
-    base = work(None)["score"]
-    ends = [(block.i, block.j, block.a, block.b) for block in blocks]
+    base = work(seed)["score"]
+    options = [BlockOption(block) for block in blocks]
     started = time.perf_counter()
     if method.groups_blocks:
-        groups = [Group(tuple(ends[n : n + TOGETHER]), seed) for n in range(0, len(ends), TOGETHER)]
-        results = [result for group in groups for result in work(group)]
+        results = [result for job in make_groups(options, seed) for result in work(job.payload)]
     else:
-        results = [work((each, seed)) for each in ends]
+        results = [work((option, seed)) for option in options]
     return base, [result["score"] for result in results], time.perf_counter() - started

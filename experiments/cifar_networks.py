@@ -14,10 +14,10 @@ from depthfold.tracing import TracedNetwork
 from depthfold.vision import import_torchvision
 
 
-def mobilenet_v2(seed: int = 0) -> nn.Module:
-    """Return MobileNetV2-1.0 with random weights; stem and second stage have no stride."""
+def mobilenet_v2(seed: int = 0, width: float = 1.0) -> nn.Module:
+    """Return MobileNetV2 with random weights; stem and second stage have no stride."""
     torch.manual_seed(seed)
-    model = import_torchvision().models.mobilenet_v2(weights=None, num_classes=10)
+    model = import_torchvision().models.mobilenet_v2(weights=None, num_classes=10, width_mult=width)
     model.features[0][0].stride = (1, 1)
     for module in model.features[2].modules():
         if isinstance(module, nn.Conv2d):
@@ -45,9 +45,9 @@ def save_base(model: nn.Module, path: Path) -> None:
     save_file(half, path)
 
 
-def load_base(path: Path) -> nn.Module:
-    """Return MobileNetV2 with saved weights, in float32 and in evaluation mode."""
-    model = mobilenet_v2()
+def load_base(path: Path, model: nn.Module | None = None) -> nn.Module:
+    """Return a network, by default MobileNetV2-1.0, with saved weights in float32 and in evaluation mode."""
+    model = mobilenet_v2() if model is None else model
     tensors = load_file(path)
     model.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in tensors.items()})
     return model.eval()

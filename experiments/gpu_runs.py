@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import depthfold as df
 from depthfold.jobs import Executor, InProcess, Processes
@@ -25,9 +26,17 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune a plan with the original as its teacher, and return its scores."""
     student, teacher = df.rewrite(traced, plan), df.rewrite(traced, traced.vanilla).eval()
+    row = train_and_score(student, teacher, task, recipe, device)
+    free_weights(student, teacher)
+    return row
+
+
+def train_and_score(
+    student: nn.Module, teacher: nn.Module | None, task: df.ClassificationTask, recipe: Recipe, device: str
+) -> dict[str, Any]:
+    """Train a network, and return its scores on the hold-out and the test set."""
     result = train(student, task, recipe, teacher=teacher, device=device)
     test = task.score(student.eval(), "test")
-    free_weights(student, teacher)
     return {"holdout": result.score, "test": test, "seconds": result.seconds, "recipe": recipe.to_json()}
 
 

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cifar_networks import load_base, load_resnet56, trace_for_cifar
+from cifar_subjects import SUBJECTS, target, timed_batch
 from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, short
 
 import depthfold as df
-from depthfold.backends.pytorch import PyTorch
 from depthfold.core import Network, Score, free_positions
 from depthfold.importance import measure_importance
 from depthfold.tracing import TracedNetwork
@@ -42,8 +41,6 @@ ALL = ("merge", "drop-layers", "drop-branches")
 RULES = ("paper", "LayerMerge's rule", "all moves")
 SHARES = {"mobilenet_v2": (0.65, 0.5, 0.35, 0.25), "resnet56": (0.8, 0.65, 0.5, 0.35)}  # of the original's latency
 SEEDS = (0, 1)
-# The published weights of ResNet-56 were trained with images that are normalised like those of ImageNet.
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def main() -> None:
@@ -51,16 +48,17 @@ def main() -> None:
     options.run.mkdir(parents=True, exist_ok=True)
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    normalise = IMAGENET if options.network == "resnet56" else None
-    task = df.ClassificationTask.cifar10(options.data, score_batch=2500, normalise=normalise)
-    traced, timed = (_traced(options, batch) for batch in (1, 512 if options.device == "cuda" else 2))
-    {"latency": latency, "importance": importance, "plans": plans}[options.what](traced, timed, task, options)
+    subject = SUBJECTS[options.network]
+    model = subject.load(options.weights)
+    traced, timed = (subject.trace(model, batch) for batch in (1, timed_batch(options.device)))
+    work = {"latency": latency, "importance": importance, "plans": plans}[options.what]
+    work(traced, timed, subject.task(options.data), options)
 
 
 def latency(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
     """Measure the latency table with all moves, if it is not there yet."""
     _table(options, "latency", lambda: df.measure_latency(
-        timed, _target(options), moves=ALL, run=options.run / "latency"
+        timed, target(options.device), moves=ALL, run=options.run / "latency"
     ))  # fmt: skip
 
 
@@ -78,7 +76,7 @@ def plans(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTa
     """Fine-tune the plan of each search at each latency in the same way, score it, and time its merged network."""
     times = df.LatencyTable.loads((options.run / "latency.json").read_text())
     costs = df.ImportanceTable.loads((options.run / "importance.json").read_text())
-    (original,) = end_to_end(timed, _target(options), [timed.vanilla])
+    (original,) = end_to_end(timed, target(options.device), [timed.vanilla])
     found: dict[tuple[str, float], Any] = {}
     for rule in RULES:
         frontier = solve_by(rule, times, costs, traced.network)
@@ -96,7 +94,7 @@ def plans(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTa
             text = str(solved.plan)
             if (text, seed) not in known:
                 row = finetune(traced, task, solved.plan, short(FINETUNING.replace(seed=seed), options), options.device)
-                (measured,) = end_to_end(timed, _target(options), [solved.plan])
+                (measured,) = end_to_end(timed, target(options.device), [solved.plan])
                 known[text, seed] = row | {"measured": measured}
             place = {"rule": rule, "share": share, "seed": seed, "plan": text, "original": original}
             record(options.run, key, known[text, seed] | place | {"predicted": solved.latency})
@@ -121,18 +119,6 @@ def solve_by(rule: str, times: df.LatencyTable, costs: df.ImportanceTable, netwo
 
     entries = tuple(map(ruled, costs.entries))
     return df.solve(times, replace(costs, entries=entries), network=network, merge_along="B")
-
-
-def _traced(options: argparse.Namespace, batch: int) -> TracedNetwork:
-    if options.network == "mobilenet_v2":
-        return trace_for_cifar(load_base(options.weights), batch)
-    return df.trace(load_resnet56(options.weights), torch.randn(batch, 3, 32, 32))
-
-
-def _target(options: argparse.Namespace) -> PyTorch:
-    if options.device == "cpu":
-        return PyTorch()
-    return PyTorch(device="cuda", precision="tf32", channels_last=True, cuda_graphs=True)
 
 
 def _table(options: argparse.Namespace, name: str, measure: Callable[[], Any]) -> None:
