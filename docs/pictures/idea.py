@@ -96,7 +96,7 @@ def drawn(theme: Theme) -> Iterator[str]:
         WIDTH / 2, HEIGHT - 14,
         "Which ones? The optimum for your latency budget, from two measured tables: "
         "each merged block's latency and what it costs in accuracy.",
-        theme.muted, 13, 'text-anchor="middle"',
+        theme.muted, 12, 'text-anchor="middle"',
     )  # fmt: skip
 
 
