@@ -6,6 +6,8 @@ python experiments/importance_compare.py RUN        # a folder of experiments/im
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 from gpu_runs import rows
 from scipy.stats import kendalltau, spearmanr
 
-from depthfold.core import FlaggedSpan, ImportanceTable, Score, Surrogate
+from depthfold.core import FlaggedSpan, ImportanceTable, Plan, Score, Surrogate
+from depthfold.errors import InvalidValue
+from depthfold.solver.surrogate import fit_to_plans
 
 
 def load(run: Path, name: str) -> ImportanceTable:
@@ -76,11 +80,49 @@ def main(run: Path) -> None:
         print(f"| {float(share):.0%} | {name} | {found[0]['latency']:.3f} | {texts} | {fmean(scores):.2f} |")
     for path in sorted(run.glob("surrogate-*.json")):
         found = Surrogate.loads(path.read_text())
-        fitted = [found.predict(plan.importance, plan.blocks) for plan in found.plans]
-        scores = [plan.score for plan in found.plans]
-        alone = kendalltau([plan.importance for plan in found.plans], scores).statistic
-        print(f"\n{path.stem}: {found}")
-        print(f"Kendall's tau: fitted {kendalltau(fitted, scores).statistic:.2f}, importances alone {alone:.2f}")
+        print(f"\n{path.stem}: {found}\nKendall's tau of the same trained plans with other tables:\n")
+        print("| table | fitted | each predicted from the others | sum of importances alone |")
+        print("| --- | ---: | ---: | ---: |")
+        for name in known:
+            print(f"| {name} | {' | '.join(f'{tau:.2f}' for tau in taus(load(run, name), found))} |")
+
+
+def taus(table: ImportanceTable, trained: Surrogate) -> tuple[float, float, float]:
+    """Return Kendall's tau of the scores of trained plans with three predictions from an importance table.
+
+    They are not numbers if the table lacks blocks of a plan.
+    """
+    values = [importance_of(table, plan.plan) for plan in trained.plans]
+    scores = [plan.score for plan in trained.plans]
+    if any(value == -inf for value, _ in values):
+        return nan, nan, nan
+    plans = [
+        replace(plan, importance=value, blocks=blocks)
+        for plan, (value, blocks) in zip(trained.plans, values, strict=True)
+    ]
+    alone = float(kendalltau([value for value, _ in values], scores).statistic)
+    try:
+        found = fit_to_plans(plans)
+    except InvalidValue:  # the importances do not predict the scores
+        return nan, nan, alone
+    predicted = [found.predict(value, blocks) for value, blocks in values]
+    return float(kendalltau(predicted, scores).statistic), found.tau, alone
+
+
+def importance_of(table: ImportanceTable, plan: Plan) -> tuple[float, int]:
+    """Return the largest sum of importances over the ways to divide a plan into blocks, and the number of blocks.
+
+    No activation is inside a block, and the flags of a block say whether there is one at its ends.
+    """
+    kept = {0, *plan.activations, table.depth}
+    best: dict[int, tuple[float, int]] = {0: (0.0, 0)}
+    for block, value in sorted(table.importances.items(), key=lambda item: item[0].j):
+        inside = any(l in kept for l in range(block.i + 1, block.j))
+        if block.i not in best or inside or (block.a, block.b) != (block.i in kept, block.j in kept):
+            continue
+        total, blocks = best[block.i]
+        best[block.j] = max(best.get(block.j, (-inf, 0)), (total + value, blocks + 1))
+    return best.get(table.depth, (-inf, 0))
 
 
 if __name__ == "__main__":
