@@ -162,7 +162,7 @@ def _fitted(
 
 
 def surrogate(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.Namespace) -> None:
-    """Train 24 whole plans of the first table, and fit the surrogate of each table to them."""
+    """Train 24 whole plans along the frontier of a table, and fit a surrogate to them."""
     latency, recipe = _latency(traced, options), short(PLANS, options)
     for name in options.only or ("brief",):
         started = time.perf_counter()

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cifar_subjects import SUBJECTS, target, timed_batch
 from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, short
+from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
 from depthfold.core import Network, Score, free_positions
@@ -58,7 +58,7 @@ def main() -> None:
 def latency(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTask, options: Any) -> None:
     """Measure the latency table with all moves, if it is not there yet."""
     _table(options, "latency", lambda: df.measure_latency(
-        timed, target(options.device), moves=ALL, run=options.run / "latency"
+        timed, STOPWATCHES[options.device], moves=ALL, run=options.run / "latency"
     ))  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def plans(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTa
     """Fine-tune the plan of each search at each latency in the same way, score it, and time its merged network."""
     times = df.LatencyTable.loads((options.run / "latency.json").read_text())
     costs = df.ImportanceTable.loads((options.run / "importance.json").read_text())
-    (original,) = end_to_end(timed, target(options.device), [timed.vanilla])
+    (original,) = end_to_end(timed, STOPWATCHES[options.device], [timed.vanilla])
     found: dict[tuple[str, float], Any] = {}
     for rule in RULES:
         frontier = solve_by(rule, times, costs, traced.network)
@@ -94,7 +94,7 @@ def plans(traced: TracedNetwork, timed: TracedNetwork, task: df.ClassificationTa
             text = str(solved.plan)
             if (text, seed) not in known:
                 row = finetune(traced, task, solved.plan, short(FINETUNING.replace(seed=seed), options), options.device)
-                (measured,) = end_to_end(timed, target(options.device), [solved.plan])
+                (measured,) = end_to_end(timed, STOPWATCHES[options.device], [solved.plan])
                 known[text, seed] = row | {"measured": measured}
             place = {"rule": rule, "share": share, "seed": seed, "plan": text, "original": original}
             record(options.run, key, known[text, seed] | place | {"predicted": solved.latency})

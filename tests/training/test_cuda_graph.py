@@ -93,11 +93,20 @@ def test_the_body_runs_once_before_it_is_captured(card):
 
 
 @pytest.mark.parametrize("setting", [False, True])
-def test_cudnn_times_its_algorithms_until_the_step_is_captured(card, monkeypatch, setting):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_times_its_algorithms_until_the_step_is_captured(card, monkeypatch, setting, deterministic):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", setting)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
     seen = []
     record_cuda_graph(lambda: seen.append(torch.backends.cudnn.benchmark), DEVICE)
-    assert (seen, torch.backends.cudnn.benchmark) == ([True, True], setting)
+    assert (seen, torch.backends.cudnn.benchmark) == ([setting or not deterministic] * 2, setting)
+
+
+def test_the_setting_of_cudnn_is_restored_after_an_error(card, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    with pytest.raises(CannotCapture):
+        record_cuda_graph(lambda: torch.rand(1), DEVICE)
+    assert torch.backends.cudnn.benchmark is False
 
 
 def test_cached_memory_is_freed_if_the_capture_may_need_it(card):

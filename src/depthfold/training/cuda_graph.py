@@ -37,9 +37,12 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN time its algorithms in the warm-up. The shapes do not change, so the capture uses the same ones."""
+    """Let cuDNN time its algorithms in the warm-up, unless results shall be reproducible.
+
+    The shapes do not change, so the capture uses the same algorithms.
+    """
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = before or not torch.backends.cudnn.deterministic
     try:
         yield
     finally:
