@@ -16,6 +16,7 @@ from torchvision import models
 import depthfold as df
 from depthfold.core import BlockOption, Drops, FlaggedSpan, Move, Span, Timing
 from depthfold.errors import InvalidValue, TableError
+from depthfold.importance import entry as entries
 from depthfold.importance import importance_options, importance_plan, layer_weights, measure_importance
 from depthfold.importance.entry import job_key
 from depthfold.importance.methods import RECALIBRATION
@@ -169,10 +170,13 @@ def test_layer_of_a_dropped_branch_is_not_reinitialised():
     assert all(entry.samples for entry in table.entries)
 
 
-def test_workers_give_the_same_table():
-    right = measure_importance(NETWORK, TinyTask(), RECIPE, method="local", moves=MOVES)
-    executor = Processes(workers=1)
-    assert measure_importance(NETWORK, TinyTask(), RECIPE, method="local", moves=MOVES, executor=executor) == right
+def test_two_workers_give_the_same_table_of_groups_with_two_seeds(monkeypatch):
+    monkeypatch.setattr(entries, "TOGETHER", 4)
+    here, there = (
+        measure_importance(NETWORK, TinyTask(), RECIPE, method="local", moves=MOVES, seeds=2, executor=executor)
+        for executor in (None, Processes(workers=2))
+    )
+    assert here == there
 
 
 def test_key_of_a_job_is_the_old_one_if_nothing_is_dropped():
