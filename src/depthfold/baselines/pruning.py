@@ -1,0 +1,115 @@
+"""Channel pruning with Torch-Pruning until a clock reads the target: its advice for MobileNets, our stopwatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from depthfold.backends import Backend, get
+from depthfold.baselines.channels import output_layers, trainable_copy
+from depthfold.errors import BudgetError, InvalidValue
+from depthfold.latency import Timer
+from depthfold.latency.candidates import build_plan, closing_all
+from depthfold.latency.timer import Rounds, milliseconds
+from depthfold.support.optional import load
+from depthfold.tracing import ExampleInputs, device_of, trace
+from depthfold.training import Recipe, Step, Task
+
+Clock = Callable[[nn.Module], float]  # returns the time of a whole network in milliseconds
+
+
+def prune_channels(
+    model: nn.Module,
+    example: Any,
+    target: float,
+    clock: Clock,
+    *,
+    gradients: Callable[[nn.Module], None] | None = None,
+    keep: Iterable[str] = (),
+    steps: int = 40,
+    max_ratio: float = 0.7,
+    round_to: int = 8,
+) -> nn.Module:
+    """Return a copy of the model with as many channels removed as it takes to bring the clock down to `target`.
+
+    In each of `steps` small steps, Torch-Pruning removes the least important channels of all groups of the same
+    structure together (isomorphic), in multiples of `round_to`, at most `max_ratio` of each layer. A channel is
+    important if the weights of its group have a large L2 norm, or, with `gradients`, a large first-order Taylor term.
+    `gradients` is called before each step, to add the gradients of a loss to the parameters of the model; see
+    task_gradients(). `keep` are the names of modules that keep their channels; those that compute the output always do.
+    """
+    pruning = load("torch_pruning", "baselines")
+    pruned = trainable_copy(model)
+    inputs = ExampleInputs.of(example).like(pruned).args
+    importance = pruning.importance
+    pruner = pruning.pruner.BasePruner(
+        pruned,
+        inputs,
+        importance=importance.GroupTaylorImportance() if gradients else importance.GroupMagnitudeImportance(p=2),
+        global_pruning=True,
+        isomorphic=True,
+        pruning_ratio=max_ratio,
+        max_pruning_ratio=max_ratio,
+        iterative_steps=steps,
+        round_to=round_to,
+        ignored_layers=[*output_layers(pruned, inputs), *(pruned.get_submodule(name) for name in keep)],
+        in_channel_groups={},  # its defaults are shared between all pruners
+        out_channel_groups={},
+    )
+    shape = _output_shape(pruned, inputs)
+    time = first = clock(pruned)
+    for _ in range(steps):
+        if time <= target:
+            break
+        if gradients is not None:
+            pruned.zero_grad()
+            gradients(pruned)
+        pruner.step()
+        if (found := _output_shape(pruned, inputs)) != shape:
+            raise InvalidValue(
+                f"Pruning changed the shape of the output from {shape} to {found}. Name the layer that computes it in "
+                "keep=[...]."
+            )
+        time = clock(pruned)
+    if time > target:
+        raise BudgetError(
+            f"The pruned network takes {time:.4g} ms after {steps} steps, not {target:.4g} ms; the original takes "
+            f"{first:.4g} ms. Use a larger target or max_ratio.",
+            fastest=time / first,
+        )
+    pruned.zero_grad()
+    return pruned
+
+
+def _output_shape(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """Return the shape of the output, or None if it is not a single tensor."""
+    with torch.no_grad():
+        return tuple(getattr(model(*inputs), "shape", ())) or None
+
+
+def stopwatch(example: Any, target: str | Backend, *, timer: Timer | None = None) -> Clock:
+    """Return a clock that measures whole networks on a target as choose() does: batch norms folded, in rounds."""
+    backend, rule = get(target), timer or Timer(rounds=10)
+
+    def clock(model: nn.Module) -> float:
+        traced, rounds = trace(model, example), dict[str, Rounds]()
+        compiled = {"network": build_plan(traced, backend, traced.vanilla, traced.example_tensors())}
+        with closing_all(compiled):
+            rule.measure(compiled, rounds)
+        return milliseconds(rounds["network"])
+
+    return clock
+
+
+def task_gradients(task: Task, recipe: Recipe, *, batches: int = 8) -> Callable[[nn.Module], None]:
+    """Return a function that adds the gradients of the task's loss, over the first batches of a recipe, to a model."""
+
+    def gradients(model: nn.Module) -> None:
+        for number in range(batches):
+            step = Step(number=number, seed=recipe.seed, recipe=recipe, device=device_of(model))
+            (task.loss(model, step) / batches).backward()  # type: ignore[no-untyped-call]
+
+    return gradients
