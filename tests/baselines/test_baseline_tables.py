@@ -1,6 +1,7 @@
 """LayerMerge's search against exhaustive search, and the table of constant importances."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -88,4 +89,4 @@ def test_constant_importance_says_only_how_many_blocks_are_merged():
     latency, _ = plausible_tables(network.spans(), network.flagged_spans(), 0)
     for solved in df.solve(latency, table, network=network):
         ends = [0, *solved.boundaries, network.depth]
-        assert solved.importance == -sum(j - i > 1 for i, j in zip(ends, ends[1:], strict=False))
+        assert solved.importance == -sum(j - i > 1 for i, j in pairwise(ends))

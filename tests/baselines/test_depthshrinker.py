@@ -113,12 +113,16 @@ def test_seventeen_blocks_with_other_skips_are_refused():
     model = import_torchvision().models.mnasnet1_0(weights=None)
     traced = df.trace(model, torch.randn(1, 3, 64, 64))
     assert len(inverted_residuals(traced.network)) == 17
-    with pytest.raises(InvalidValue, match=r"MNASNet has 17, of which \(2, 3, 5, 6, 8, 9, 11, 13, 14, 15\) have a skip"):
+    with pytest.raises(
+        InvalidValue, match=r"MNASNet has 17, of which \(2, 3, 5, 6, 8, 9, 11, 13, 14, 15\) have a skip"
+    ):
         depthshrinker_plan(traced, "DS-A-1.0")
 
 
 def test_unknown_pattern_is_refused_with_a_suggestion():
-    with pytest.raises(InvalidValue, match=r"no pattern 'DS-A-1'\. Did you mean 'DS-A-1\.\d'\? The patterns are DS-A-1.0"):
+    with pytest.raises(
+        InvalidValue, match=r"no pattern 'DS-A-1'\. Did you mean 'DS-A-1\.\d'\? The patterns are DS-A-1.0"
+    ):
         depthshrinker_plan(mobilenet_v2(), "DS-A-1")
 
 

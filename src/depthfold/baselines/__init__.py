@@ -1,4 +1,4 @@
-"""Methods to compare with: DepthShrinker, LayerMerge, channel pruning, and a control. Each yields a plan or a network."""
+"""Methods to compare with, each a function that returns plans or a network: DepthShrinker, LayerMerge, channel pruning."""
 
 from __future__ import annotations
 

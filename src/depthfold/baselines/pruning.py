@@ -15,6 +15,7 @@ from depthfold.latency import Timer
 from depthfold.latency.candidates import build_plan, closing_all
 from depthfold.latency.timer import Rounds, milliseconds
 from depthfold.support.optional import load
+from depthfold.support.text import count
 from depthfold.tracing import ExampleInputs, device_of, trace
 from depthfold.training import Recipe, Step, Task
 
@@ -41,23 +42,11 @@ def prune_channels(
     `gradients` is called before each step, to add the gradients of a loss to the parameters of the model; see
     task_gradients(). `keep` are the names of modules that keep their channels; those that compute the output always do.
     """
-    pruning = load("torch_pruning", "baselines")
     pruned = trainable_copy(model)
     inputs = ExampleInputs.of(example).like(pruned).args
-    importance = pruning.importance
-    pruner = pruning.pruner.BasePruner(
-        pruned,
-        inputs,
-        importance=importance.GroupTaylorImportance() if gradients else importance.GroupMagnitudeImportance(p=2),
-        global_pruning=True,
-        isomorphic=True,
-        pruning_ratio=max_ratio,
-        max_pruning_ratio=max_ratio,
-        iterative_steps=steps,
-        round_to=round_to,
-        ignored_layers=[*output_layers(pruned, inputs), *(pruned.get_submodule(name) for name in keep)],
-        in_channel_groups={},  # its defaults are shared between all pruners
-        out_channel_groups={},
+    kept = [*output_layers(pruned, inputs), *(pruned.get_submodule(name) for name in keep)]
+    pruner = _pruner(
+        pruned, inputs, kept, taylor=gradients is not None, iterative_steps=steps, round_to=round_to, ratio=max_ratio
     )
     shape = _output_shape(pruned, inputs)
     time = first = clock(pruned)
@@ -65,7 +54,8 @@ def prune_channels(
         if time <= target:
             break
         if gradients is not None:
-            pruned.zero_grad()
+            for parameter in pruned.parameters():
+                parameter.grad = torch.zeros_like(parameter)  # Torch-Pruning also reads those that a loss does not use
             gradients(pruned)
         pruner.step()
         if (found := _output_shape(pruned, inputs)) != shape:
@@ -76,12 +66,33 @@ def prune_channels(
         time = clock(pruned)
     if time > target:
         raise BudgetError(
-            f"The pruned network takes {time:.4g} ms after {steps} steps, not {target:.4g} ms; the original takes "
-            f"{first:.4g} ms. Use a larger target or max_ratio.",
+            f"The pruned network takes {time:.4g} ms after {count(steps, 'step')}, not {target:.4g} ms; the original "
+            f"takes {first:.4g} ms. Use a larger target or max_ratio.",
             fastest=time / first,
         )
     pruned.zero_grad()
     return pruned
+
+
+def _pruner(
+    model: nn.Module, inputs: tuple[Any, ...], kept: list[nn.Module], *, taylor: bool, ratio: float, **given: int
+) -> Any:
+    """Return a pruner with the options that Torch-Pruning recommends for MobileNets."""
+    pruning = load("torch_pruning", "baselines")
+    importance = pruning.importance
+    return pruning.pruner.BasePruner(
+        model,
+        inputs,
+        importance=importance.GroupTaylorImportance() if taylor else importance.GroupMagnitudeImportance(p=2),
+        global_pruning=True,
+        isomorphic=True,
+        pruning_ratio=ratio,
+        max_pruning_ratio=ratio,
+        ignored_layers=kept,
+        in_channel_groups={},  # its defaults are shared between all pruners
+        out_channel_groups={},
+        **given,
+    )
 
 
 def _output_shape(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[int, ...] | None:

@@ -85,9 +85,7 @@ def _checked_blocks(network: Network, blocks: Iterable[Span] | None) -> tuple[Sp
     return spans
 
 
-def _checked_costs(
-    network: Network, spans: Sequence[Span], costs: Sequence[float] | LatencyTable
-) -> tuple[float, ...]:
+def _checked_costs(network: Network, spans: Sequence[Span], costs: Sequence[float] | LatencyTable) -> tuple[float, ...]:
     if isinstance(costs, LatencyTable):
         original = costs.predict(network, network.vanilla)
         return tuple(original - costs.predict(network, plan_without(network, [span])) for span in spans)
