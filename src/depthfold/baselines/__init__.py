@@ -1,4 +1,4 @@
-"""Methods to compare with, each a function that returns plans or a network: DepthShrinker, LayerMerge, channel pruning."""
+"""Methods to compare with: DepthShrinker, LayerMerge, channel pruning. Each function returns plans or a network."""
 
 from __future__ import annotations
 

@@ -108,15 +108,14 @@ def amc_mobilenet_v2(model: nn.Module, example: Any) -> nn.Module:
 
     It has 210.6 million multiply-adds at 224x224 and 1000 classes. The channels with the largest L1 norm stay.
     """
-    names = [name for name, part in model.named_modules() if isinstance(part, nn.Conv2d)]
-    has = [model.get_submodule(name).out_channels for name in names]
-    expansions = names[3:51:3]
+    channels = {name: part.out_channels for name, part in model.named_modules() if isinstance(part, nn.Conv2d)}
+    names, has = list(channels), list(channels.values())
     if len(names) != 52 or (has[0], *has[3:51:3], *has[50:]) != _MOBILENET_V2:
         raise InvalidValue(
             f"AMC's channels are for MobileNetV2 of width 1.0, with 52 convolutions of {list(_MOBILENET_V2[:3])}, ... "
             f"channels. This model has {len(names)}, of {has[:3]}, ... channels."
         )
-    widths = dict(zip(expansions, AMC_EXPANDED, strict=True))
+    widths = dict(zip(names[3:51:3], AMC_EXPANDED, strict=True))
     return narrow(model, example, widths | {names[0]: AMC_STEM, names[50]: AMC_LAST_BLOCK, names[51]: AMC_LAST})
 
 

@@ -109,7 +109,7 @@ class Gates(nn.Module):
     def forward(self) -> Tensor:
         order = self.values.detach().sort(stable=True).indices
         hard = torch.zeros_like(self.values).index_fill(0, order[len(order) - self.kept :], 1.0)
-        return hard + (self.values - self.values.detach())
+        return hard.add(self.values - self.values.detach())
 
 
 class _Mix(nn.Module):
@@ -122,7 +122,8 @@ class _Mix(nn.Module):
     def forward(self, x: Tensor, gates: Tensor) -> Tensor:
         gate = gates[self.number].to(x.dtype)
         share = 1 - gate if self.inserted else gate
-        return share * self.activation(x) + (1 - share) * x
+        active: Tensor = self.activation(x)
+        return share * active + (1 - share) * x
 
 
 def _gated(traced: TracedNetwork, spans: Sequence[Span], gates: Gates) -> nn.Module:
@@ -180,7 +181,7 @@ class _PenalisedTask:
         return self._task.steps_per_epoch(recipe)
 
     def _penalty(self) -> Tensor:
-        decisions = self._gates()
+        decisions: Tensor = self._gates()
         self._weights = self._weights.to(decisions)
         return (self._weights * decisions).sum()
 
