@@ -7,7 +7,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.baselines import inverted_residuals, plan_without, search_depthshrinker
-from depthfold.baselines.search import Gates, _gated
+from depthfold.baselines.search import Gates, _checked_costs, _gated
 from depthfold.errors import InvalidValue
 from depthfold.training import FunctionTask, capture
 from depthfold.vision import import_timm, import_torchvision
@@ -81,7 +81,7 @@ def test_network_with_gates_computes_what_its_plan_computes(make, kept):
     torch.manual_seed(0)
     traced, spans = make()
     kept = len(spans) if kept is None else kept
-    gates = Gates(len(spans), kept).double()
+    gates = Gates([0.0] * len(spans), kept).double()
     with torch.no_grad():
         gates.values += torch.rand(len(spans))
     student = _gated(traced, spans, gates).eval()
@@ -100,7 +100,7 @@ def test_network_with_gates_computes_what_its_plan_computes(make, kept):
 def test_gradient_of_a_gate_is_that_of_its_decision(make, monkeypatch):
     torch.manual_seed(0)
     traced, spans = make()
-    gates = Gates(len(spans), 1).double()
+    gates = Gates([0.0] * len(spans), 1).double()
     student = _gated(traced, spans, gates).eval()
     x = torch.randn(2, 3, 8, 8).double()
     student(x).square().sum().backward()
@@ -184,9 +184,7 @@ def test_captured_steps_give_the_same_plan(monkeypatch, own_loss):
     assert (recorder.replays > 0) != own_loss
 
 
-def test_costs_come_from_a_latency_table(monkeypatch):
-    from depthfold.baselines.search import _checked_costs
-
+def test_costs_come_from_a_latency_table():
     network = mobilenet_v2()
     latency, _ = plausible_tables(network.spans(), network.flagged_spans(), 0)
     times = {(entry.span.i, entry.span.j): entry.times[1] for entry in latency.entries}

@@ -65,6 +65,21 @@ def test_pruning_stops_when_the_clock_reads_the_target():
     assert min(kept) < max(kept)  # global: not every layer gets equally narrow
 
 
+class InDict(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return {"logits": self.model(x)}
+
+
+def test_outputs_in_a_dict_keep_their_channels():
+    model = InDict(small())
+    pruned = prune_channels(model, X, 0.8 * clock(model), clock, steps=10)
+    assert pruned(X)["logits"].shape == (1, 10)
+
+
 def test_original_that_meets_the_target_is_only_copied():
     model = small()
     pruned = prune_channels(model, X, clock(model), clock)
@@ -109,7 +124,7 @@ def test_gradients_decide_which_channels_are_important(taylor):
 
 def test_layer_that_computes_the_output_must_be_named_if_it_is_not_found():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Flatten())
-    with pytest.raises(InvalidValue, match=r"from \(1, 14400\) to \(1, 7200\)\. Name .* keep=\[\.\.\.\]"):
+    with pytest.raises(InvalidValue, match=r"from \[\(1, 14400\)\] to \[\(1, 7200\)\]\. Name .* keep=\[\.\.\.\]"):
         prune_channels(model, X, 0.1, clock, steps=1, max_ratio=0.5)
     pruned = prune_channels(model, X, 0.6 * clock(model), clock, steps=1, max_ratio=0.5, keep=["2"])
     assert [part.out_channels for part in convolutions(pruned)] == [8, 16]

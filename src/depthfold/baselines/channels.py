@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from depthfold.backends.base import flatten
 from depthfold.errors import InvalidValue
 from depthfold.support.coerce import as_float
 from depthfold.support.optional import load
@@ -97,10 +98,10 @@ def output_layers(model: nn.Module, inputs: tuple[Any, ...]) -> list[nn.Module]:
         if isinstance(part, nn.Conv2d | nn.Linear)
     ]
     with torch.no_grad():
-        returned = model(*inputs)
+        returned = {id(tensor) for tensor in flatten(model(*inputs))}
     for hook in hooks:
         hook.remove()
-    return [part for part, output in outputs.items() if output is returned]
+    return [part for part, output in outputs.items() if id(output) in returned]
 
 
 def amc_mobilenet_v2(model: nn.Module, example: Any) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from depthfold.backends import Backend, get
+from depthfold.backends.base import flatten
 from depthfold.baselines.channels import output_layers, trainable_copy
 from depthfold.errors import BudgetError, InvalidValue
 from depthfold.latency import Timer
@@ -48,7 +49,7 @@ def prune_channels(
     pruner = _pruner(
         pruned, inputs, kept, taylor=gradients is not None, iterative_steps=steps, round_to=round_to, ratio=max_ratio
     )
-    shape = _output_shape(pruned, inputs)
+    shapes = _output_shapes(pruned, inputs)
     time = first = clock(pruned)
     for _ in range(steps):
         if time <= target:
@@ -58,9 +59,9 @@ def prune_channels(
                 parameter.grad = torch.zeros_like(parameter)  # Torch-Pruning also reads those that a loss does not use
             gradients(pruned)
         pruner.step()
-        if (found := _output_shape(pruned, inputs)) != shape:
+        if (found := _output_shapes(pruned, inputs)) != shapes:
             raise InvalidValue(
-                f"Pruning changed the shape of the output from {shape} to {found}. Name the layer that computes it in "
+                f"Pruning changed the shape of the output from {shapes} to {found}. Name the layer that computes it in "
                 "keep=[...]."
             )
         time = clock(pruned)
@@ -95,10 +96,9 @@ def _pruner(
     )
 
 
-def _output_shape(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """Return the shape of the output, or None if it is not a single tensor."""
+def _output_shapes(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[int, ...]]:
     with torch.no_grad():
-        return tuple(getattr(model(*inputs), "shape", ())) or None
+        return [tuple(tensor.shape) for tensor in flatten(model(*inputs))]
 
 
 def stopwatch(example: Any, target: str | Backend, *, timer: Timer | None = None) -> Clock:

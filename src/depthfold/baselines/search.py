@@ -51,13 +51,11 @@ def search_depthshrinker(
     spans = _checked_blocks(traced.network, blocks)
     if as_whole("The number of kept blocks", kept, InvalidValue, 0) > len(spans):
         raise InvalidValue(f"{kept} blocks cannot be kept, because the network has {len(spans)}. Keep fewer.")
-    weights = _checked_costs(traced.network, spans, costs)
-    gates = Gates(len(spans), kept)
-    student = _gated(traced, spans, gates)
-    penalised = _penalised(task, gates, penalty * torch.tensor(weights))
+    gates = Gates([penalty * cost for cost in _checked_costs(traced.network, spans, costs)], kept)
+    penalised = (_PenalisedBatchTask if isinstance(task, BatchTask) else _PenalisedTask)(task, gates)
     with contextlib.ExitStack() as stack:
         train(
-            student,
+            _gated(traced, spans, gates),
             penalised,
             recipe,
             teacher=teacher,
@@ -98,18 +96,25 @@ def _checked_costs(network: Network, spans: Sequence[Span], costs: Sequence[floa
 class Gates(nn.Module):
     """A learnable number per block. The forward returns 1 for the `kept` largest and 0 for the others.
 
-    Of equal gates, those of the later blocks are kept. The gradient of a decision is that of its gate.
+    Of equal gates, those of the later blocks are kept. The gradient of a decision is that of its gate. Each kept block
+    adds its cost to the penalty.
     """
 
-    def __init__(self, count: int, kept: int) -> None:
+    costs: Tensor
+
+    def __init__(self, costs: Sequence[float], kept: int) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.ones(count))
+        self.values = nn.Parameter(torch.ones(len(costs)))
+        self.register_buffer("costs", torch.tensor(costs))
         self.kept = kept
 
     def forward(self) -> Tensor:
         order = self.values.detach().sort(stable=True).indices
         hard = torch.zeros_like(self.values).index_fill(0, order[len(order) - self.kept :], 1.0)
         return hard.add(self.values - self.values.detach())
+
+    def penalty(self) -> Tensor:
+        return (self.costs * self.forward()).sum()
 
 
 class _Mix(nn.Module):
@@ -159,31 +164,21 @@ def _value_before_activation(traced: TracedNetwork, l: int) -> str:
     return node.all_input_nodes[0].name
 
 
-def _penalised(task: Task, gates: Gates, weights: Tensor) -> Task:
-    return (_PenalisedBatchTask if isinstance(task, BatchTask) else _PenalisedTask)(task, gates, weights)
-
-
 class _PenalisedTask:
-    """The user's task with the weighted sum of the gates added to its loss."""
+    """The user's task with the penalty of the gates added to its loss."""
 
-    def __init__(self, task: Task, gates: Gates, weights: Tensor) -> None:
-        self._task, self._gates, self._weights = task, gates, weights
-        self.identity = f"{task_name(task)}, gates with the costs {weights.tolist()}"
-        self.has_holdout = has_holdout(task)
+    def __init__(self, task: Task, gates: Gates) -> None:
+        self._task, self._gates = task, gates
+        self.identity, self.has_holdout = task_name(task), has_holdout(task)
 
     def loss(self, model: nn.Module, step: Step) -> Tensor:
-        return self._task.loss(model, step) + self._penalty()
+        return self._task.loss(model, step) + self._gates.penalty()
 
     def score(self, model: nn.Module, split: Split) -> float:
         return self._task.score(model, split)
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         return self._task.steps_per_epoch(recipe)
-
-    def _penalty(self) -> Tensor:
-        decisions: Tensor = self._gates()
-        self._weights = self._weights.to(decisions)
-        return (self._weights * decisions).sum()
 
 
 class _PenalisedBatchTask(_PenalisedTask):
@@ -195,7 +190,7 @@ class _PenalisedBatchTask(_PenalisedTask):
         return self._task.batch(step)
 
     def batch_loss(self, model: nn.Module, batch: tuple[Tensor, ...], step: Step) -> Tensor:
-        return self._task.batch_loss(model, batch, step) + self._penalty()
+        return self._task.batch_loss(model, batch, step) + self._gates.penalty()
 
     def loss(self, model: nn.Module, step: Step) -> Tensor:
-        return self._task.loss(model, step) + self._penalty()
+        return self._task.loss(model, step) + self._gates.penalty()
