@@ -184,6 +184,16 @@ def test_captured_steps_give_the_same_plan(monkeypatch, own_loss):
     assert (recorder.replays > 0) != own_loss
 
 
+def test_search_runs_on_each_device(device):
+    """On a GPU, with captured steps and fused kernels."""
+    recipe = RECIPE.replace(steps=8, precision="bfloat16", channels_last=True)
+    traced = small()
+    plan = search_depthshrinker(
+        traced, tensors_task(), recipe, kept=2, costs=(1, 3, 2), penalty=1.0, teacher=small().graph, device=device
+    )
+    assert plan == plan_without(traced.network, [inverted_residuals(traced.network)[1]])
+
+
 def test_costs_come_from_a_latency_table():
     network = mobilenet_v2()
     latency, _ = plausible_tables(network.spans(), network.flagged_spans(), 0)

@@ -122,6 +122,17 @@ def test_gradients_decide_which_channels_are_important(taylor):
     assert pruned[0].weight.grad is None
 
 
+def test_model_is_pruned_on_its_device(device):
+    model = small().to(device)
+    x = torch.zeros(2, 3, 32, 32)
+    task = FunctionTask(loss=lambda model, step: model(x.to(step.device)).sum(), score=lambda model, split: 0.0)
+    gradients = task_gradients(task, df.Recipe(steps=1), batches=1)
+    times = stopwatch(X, "cost_model")
+    pruned = prune_channels(model, X, 0.8 * times(model), times, gradients=gradients, steps=10)
+    assert times(pruned) <= 0.8 * times(model)
+    assert pruned(x.to(device)).device.type == device
+
+
 def test_layer_that_computes_the_output_must_be_named_if_it_is_not_found():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Flatten())
     with pytest.raises(InvalidValue, match=r"from \[\(1, 14400\)\] to \[\(1, 7200\)\]\. Name .* keep=\[\.\.\.\]"):
