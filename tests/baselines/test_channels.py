@@ -99,7 +99,9 @@ def test_amc_has_the_published_multiply_adds(make):
 
 @pytest.mark.parametrize("model", [lambda: mobilenet_v2(1.4), Sums], ids=["width 1.4", "another network"])
 def test_amc_is_only_for_mobilenet_v2_of_width_one(model):
-    with pytest.raises(InvalidValue, match=r"for MobileNetV2 of width 1\.0, with 52 .* This model has \d+, of \[\d+, "):
+    with pytest.raises(
+        InvalidValue, match=r"of width 1\.0, whose 52 .* This model has \d+ with \d+, \.\.\., \d+ channels"
+    ):
         amc_mobilenet_v2(model(), SMALL)
 
 

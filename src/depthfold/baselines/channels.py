@@ -16,9 +16,10 @@ from depthfold.support.optional import load
 from depthfold.support.text import did_you_mean
 from depthfold.tracing import ExampleInputs
 
-# AMC's MobileNetV2 at 70 % of the FLOPs: stem, expanded channels of blocks 1..16, last block, last convolution.
-AMC_STEM, AMC_LAST_BLOCK, AMC_LAST = 24, 248, 848
-AMC_EXPANDED = (72, 104, 104, 136, 136, 136, 272, 272, 272, 272, 408, 400, 400, 712, 720, 712)
+# The channels of MobileNetV2-1.0 that AMC changes, and those that it leaves of them for 70 % of the FLOPs: of the stem,
+# of the first convolutions of blocks 1..16, of the last block and of the last convolution.
+MOBILENET_V2 = (32, 96, 144, 144, 192, 192, 192, 384, 384, 384, 384, 576, 576, 576, 960, 960, 960, 320, 1280)
+AMC = (24, 72, 104, 104, 136, 136, 136, 272, 272, 272, 272, 408, 400, 400, 712, 720, 712, 248, 848)
 
 
 def narrow(model: nn.Module, example: Any, widths: Mapping[str, int]) -> nn.Module:
@@ -110,15 +111,12 @@ def amc_mobilenet_v2(model: nn.Module, example: Any) -> nn.Module:
     It has 210.6 million multiply-adds at 224x224 and 1000 classes. The channels with the largest L1 norm stay.
     """
     channels = {name: part.out_channels for name, part in model.named_modules() if isinstance(part, nn.Conv2d)}
-    names, has = list(channels), list(channels.values())
-    if len(names) != 52 or (has[0], *has[3:51:3], *has[50:]) != _MOBILENET_V2:
+    names = list(channels)
+    changed = [*names[:1], *names[3:51:3], *names[50:]]
+    if len(names) != 52 or tuple(channels[name] for name in changed) != MOBILENET_V2:
         raise InvalidValue(
-            f"AMC's channels are for MobileNetV2 of width 1.0, with 52 convolutions of {list(_MOBILENET_V2[:3])}, ... "
-            f"channels. This model has {len(names)}, of {has[:3]}, ... channels."
+            f"AMC's channels are for MobileNetV2 of width 1.0, whose 52 convolutions have {MOBILENET_V2[0]}, ..., "
+            f"{MOBILENET_V2[-1]} channels. This model has {len(names)} with {channels[names[0]]}, ..., "
+            f"{channels[names[-1]]} channels."
         )
-    widths = dict(zip(names[3:51:3], AMC_EXPANDED, strict=True))
-    return narrow(model, example, widths | {names[0]: AMC_STEM, names[50]: AMC_LAST_BLOCK, names[51]: AMC_LAST})
-
-
-# The channels of the layers that AMC makes narrower: stem, expansions, last block, last convolution.
-_MOBILENET_V2 = (32, 96, 144, 144, 192, 192, 192, 384, 384, 384, 384, 576, 576, 576, 960, 960, 960, 320, 1280)
+    return narrow(model, example, dict(zip(changed, AMC, strict=True)))
