@@ -100,7 +100,8 @@ def test_method_of_importance_is_kept_and_leaves_out_blocks_that_save_no_time(wo
     assert set(left_out) == useless_blocks(network, latency, network.flagged_spans())
     assert tomllib.loads((run / "config.toml").read_text())["method"] == "local"
     assert depthfold("importance", "--run", run).exit_code == 0
-    assert "(method: local there, brief here)" in refused("importance", "--run", run, "--method", "brief")
+    found = refused("importance", "--run", run, "--method", "brief")
+    assert "(method: local there, brief here; compares outputs: True there, False here)" in found
     assert "The method 'local' reinitialises no layer" in refused("importance", "--run", run, "--reinit")
     assert "There is no method 'loca'. Did you mean 'local'?" in refused("importance", "--run", run, "--method", "loca")
 
