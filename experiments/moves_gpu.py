@@ -29,7 +29,8 @@ from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, shor
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
-from depthfold.core import Network, Score, free_positions
+from depthfold.baselines import layermerge_frontier
+from depthfold.core import Network
 from depthfold.importance import measure_importance
 from depthfold.tracing import TracedNetwork
 from depthfold.training import preset
@@ -108,17 +109,8 @@ def solve_by(rule: str, times: df.LatencyTable, costs: df.ImportanceTable, netwo
         merged = tuple(entry for entry in times.entries if entry.shape is None)
         kept = tuple(entry for entry in costs.entries if not entry.dropped)
         return df.solve(replace(times, entries=merged), replace(costs, entries=kept), network=network)
-    free = free_positions(network)
-
-    def ruled(entry: Score) -> Score:
-        block = entry.span
-        # Where an activation may be inserted, several layers end in one, and a single layer does not.
-        if not entry.dropped.branches and (block.j not in free or block.b == (len(block.span) > 1)):
-            return entry
-        return replace(entry, samples=(), seeds=(), reason="against LayerMerge's rule")
-
-    entries = tuple(map(ruled, costs.entries))
-    return df.solve(times, replace(costs, entries=entries), network=network, merge_along="B")
+    # With the same importances as the other rules, so that only the moves differ.
+    return layermerge_frontier(times, costs, network, exponential=False)
 
 
 def _table(options: argparse.Namespace, name: str, measure: Callable[[], Any]) -> None:

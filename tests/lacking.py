@@ -17,6 +17,7 @@ HAS = {
     "openvino": lambda: importlib.util.find_spec("openvino"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
     "triton": lambda: importlib.util.find_spec("triton"),
+    "torch_pruning": lambda: importlib.util.find_spec("torch_pruning"),
     "chromium": lambda: shutil.which("chromium"),
     "cuda": lambda: False,
 }

@@ -26,7 +26,7 @@ def tables_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-NEEDS = {"export.md": needs("openvino")}
+NEEDS = {"export.md": needs("openvino"), "baselines.md": needs("torch_pruning")}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,13 @@ EXPECTED = {
         "by ONNX Runtime alone: (5, 4)",
     ),
     "report.md": ("out/report.html",),
+    "baselines.md": (
+        "DS-A-1.0, DS-B-1.0",
+        "Plan: activations at 2 5",
+        "plans, exact",
+        "ms, pruned",
+        "48 -> 36",
+    ),
     "README.md": ("ONNX, for batches of any size; onnxruntime", "Sequential: 3 layers, 3 activations"),
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds"),
