@@ -143,16 +143,21 @@ class Experiment:
         return {"seconds": time.perf_counter() - started, "entries": len(table.entries), "recipe": recipe.to_json()}
 
     def candidate(self, original: TracedNetwork, candidate: Candidate, seed: int, *, distil: bool) -> Row:
-        """Fine-tune and merge a candidate, and score the merged network."""
+        """Fine-tune and merge a candidate, and score the merged network. Methods that choose the same plan share it."""
+        plan = str(candidate.plan) if candidate.traced is original else f"{candidate.method} {candidate.at}"
+        named = {"method": candidate.method, "at": candidate.at, "seed": seed, "distilled": distil, "plan": plan}
+        for row in rows(self.run).values():
+            if all(row.get(name) == named[name] for name in ("plan", "seed", "distilled")):
+                return row | named
         recipe = self.subject.finetuning
         recipe = recipe.replace(seed=seed, distillation=recipe.distillation if distil else 0.0)
         teacher = df.rewrite(original, original.vanilla).eval() if distil else None
         student = df.rewrite(candidate.traced, candidate.plan)
         row = train_and_score(student, teacher, self.task, short(recipe, self.options), self.device)
         merged = df.merge(student.cpu().eval())
-        row |= {"merged": self.task.score(merged.to(self.device), "test"), "method": candidate.method}
+        row |= {"merged": self.task.score(merged.to(self.device), "test")}
         free_weights(student, merged)
-        return row | {"at": candidate.at, "seed": seed, "distilled": distil}
+        return row | named
 
     def profile(self, original: TracedNetwork, candidate: Candidate) -> Row:
         """Time the merged network beside the original. The weights do not matter."""
