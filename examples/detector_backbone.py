@@ -2,8 +2,8 @@
 
     python examples/detector_backbone.py
 
-It takes half a minute. A detector cannot be traced as a whole if its forward depends on the values it finds; the path of
-a submodule is enough. For the detectors of torchvision, use at="backbone.body":
+It takes half a minute. A detector cannot be traced as a whole if its forward depends on the values that it finds, but
+its backbone can. For the detectors of torchvision, use at="backbone.body":
 
     traced = df.trace(torchvision.models.detection.fasterrcnn_mobilenet_v3_large_fpn(), images, at="backbone.body")
 """

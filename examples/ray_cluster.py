@@ -2,9 +2,9 @@
 
     python examples/ray_cluster.py --address auto --gpus 0.25 --run out/ray
 
-Start it on a node of the cluster. Without --address, it starts a cluster on this machine, and takes half a minute. If it
-is interrupted, start it again: only what is missing is measured. Every node needs depthfold, and the data at the same
-path; this example uses the network and the images that ship with depthfold.
+Run it on a node of the cluster. Without --address, it starts a cluster on this machine and takes half a minute. If it
+is interrupted, run it again: only what is missing is measured. Every node needs depthfold, and the data at the same
+path. This example uses the network and the images that ship with depthfold.
 """
 
 from __future__ import annotations

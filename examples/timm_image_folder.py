@@ -1,9 +1,9 @@
 """Compress a model of timm on a folder of images.
 
-    python examples/timm_image_folder.py --data imagenet --model mobilenetv2_100 --pretrained --size 224 --target onnxruntime
+    python examples/timm_image_folder.py --data imagenet --model mobilenetv2_100 --pretrained --size 224
 
-The folder has the folders train and val, each with a folder per class. Without --data, the example writes a small folder
-of made-up images and compresses a small network that is not pretrained, which takes half a minute.
+The folder has the folders train and val, each with a folder per class. Without --data, the example writes a folder of
+small made-up images and compresses a small network without pretrained weights, which takes half a minute.
 """
 
 from __future__ import annotations

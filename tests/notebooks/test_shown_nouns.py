@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_printed_table(shown):
     for row in cells(shown):
         assert [cell for cell in row if cell] in printed
     for line in lines(shown):
-        assert line in [text.strip() for text in str(shown).splitlines()]
+        assert line.startswith("...") or line in [text.strip() for text in str(shown).splitlines()]
 
 
 def test_frontier_shows_the_printed_plans_and_counts_the_others():
