@@ -20,7 +20,7 @@ import depthfold as df
 from depthfold.training import FunctionTask, Step, train
 
 SIZE, STRIDE = 32, 4
-SPLITS = {"train": (0, 512), "holdout": (1, 64), "test": (2, 128)}  # seed and number of images
+SPLITS = {"train": (0, 512), "holdout": (1, 64), "test": (2, 100)}  # seed and number of images
 
 
 def layer(before: int, after: int, stride: int = 1) -> nn.Sequential:
@@ -96,24 +96,24 @@ def score(model: nn.Module, split: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="pytorch", help="the runtime to make the backbone fast on")
+    parser.add_argument("--target", default="onnxruntime", help="the runtime to make the backbone fast on")
     parser.add_argument("--budget", default="85%", help="the latency that the backbone may have")
     given = parser.parse_args()
 
     torch.manual_seed(0)
     task = FunctionTask(loss=loss, score=score, identity="boxes, version 1")
     detector = Detector()
-    train(detector, task, df.Recipe(steps=150, batch=32, lr=0.05, warmup=5))  # your detector is already trained
+    train(detector, task, df.Recipe(steps=150, batch=16, lr=0.05, warmup=5))  # your detector is already trained
 
     example = list(DATA["train"][0][:1])  # the inputs of the whole detector
     traced = df.trace(detector, (example,), at="backbone")
     print(traced)
     latency = df.measure_latency(traced, given.target, space="full")
-    few = df.Recipe(steps=2, batch=32)
+    few = df.Recipe(steps=2, batch=16)
     importance = df.measure_importance(traced, task, few, method="recalibrated", space="full")
     frontier = df.solve(latency, importance, network=traced.network)
     plan = df.choose(traced, frontier, given.budget, given.target)
-    student = df.finetune(df.rewrite(traced, plan), task, df.Recipe(steps=60, batch=32, lr=0.02, warmup=5))
+    student = df.finetune(df.rewrite(traced, plan), task, df.Recipe(steps=40, batch=16, lr=0.02, warmup=5))
     merged = df.merge(student)  # a Detector with a shallower backbone
     print(plan)
     print(f"IoU before {score(detector.eval(), 'test'):.1f} %, after {score(merged.eval(), 'test'):.1f} %")

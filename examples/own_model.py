@@ -16,18 +16,22 @@ from torch import Tensor, nn
 import depthfold as df
 from depthfold.training import FunctionTask, Step, train
 
-SIZE = 32
-SPLITS = {"train": (0, 512), "holdout": (1, 64), "test": (2, 128)}  # seed and number of images
+SIZE = 20
+SPLITS = {"train": (0, 512), "holdout": (1, 64), "test": (2, 100)}  # seed and number of images
 
 
-def layer(before: int, after: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+def layer(before: int, after: int, kernel: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    convolution = nn.Conv2d(before, after, kernel, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after), activation())
 
 
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(layer(channels, channels), layer(channels, channels))
+        wide = 2 * channels
+        self.body = nn.Sequential(
+            layer(channels, wide, 1), layer(wide, wide, 3), layer(wide, channels, 1, activation=nn.Identity)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)
@@ -37,15 +41,15 @@ class Segmenter(nn.Sequential):
     """One number per pixel, above 0 inside a disc."""
 
     def __init__(self, channels: int = 8) -> None:
-        super().__init__(layer(1, channels), Residual(channels), Residual(channels), nn.Conv2d(channels, 1, 1))
+        super().__init__(layer(1, channels, 3), Residual(channels), Residual(channels), nn.Conv2d(channels, 1, 1))
 
 
 def images_and_masks(split: str) -> tuple[Tensor, Tensor]:
     """Return made-up images, and masks that are 1 inside the disc of each image."""
     seed, number = SPLITS[split]
     random = torch.Generator().manual_seed(seed)
-    centre = 8 + (SIZE - 16) * torch.rand(number, 2, 1, 1, generator=random)
-    radius = 3 + 5 * torch.rand(number, 1, 1, generator=random)
+    centre = 6 + (SIZE - 12) * torch.rand(number, 2, 1, 1, generator=random)
+    radius = 2 + 4 * torch.rand(number, 1, 1, generator=random)
     rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     masks = ((rows - centre[:, 0]) ** 2 + (columns - centre[:, 1]) ** 2 < radius**2).float().unsqueeze(1)
     return masks + torch.randn(masks.shape, generator=random), masks
@@ -76,19 +80,19 @@ def score(model: nn.Module, split: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", default="out/own_model", help="the folder for tables, checkpoints and the report")
-    parser.add_argument("--target", default="pytorch", help="the runtime to make the network fast on")
+    parser.add_argument("--target", default="onnxruntime", help="the runtime to make the network fast on")
     parser.add_argument("--budget", default="80%", help="the latency that the result may have")
     given = parser.parse_args()
 
     torch.manual_seed(0)
     task = FunctionTask(loss=loss, score=score, identity="discs, version 1")
     model = Segmenter()
-    train(model, task, df.Recipe(steps=60, batch=32, lr=0.1, warmup=5))  # your model is already trained
+    train(model, task, df.Recipe(steps=60, batch=16, lr=0.1, warmup=5))  # your model is already trained
 
     options = df.Options(
         importance_method="recalibrated",  # the fastest method; "brief" is more accurate
-        importance_recipe=df.Recipe(steps=2, batch=32),
-        recipe=df.Recipe(steps=40, batch=32, lr=0.05, warmup=5),
+        importance_recipe=df.Recipe(steps=2, batch=16),
+        recipe=df.Recipe(steps=30, batch=16, lr=0.05, warmup=5),
         exports=(),
     )
     example = DATA["train"][0][:1]

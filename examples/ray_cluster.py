@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--address", default="local", help='the address of the cluster, or "auto"')
     parser.add_argument("--cpus", type=float, default=1.0, help="the CPUs of each worker")
     parser.add_argument("--gpus", type=float, default=0.0, help="the GPUs of each worker; a fraction shares one")
+    parser.add_argument("--workers", type=int, help="the number of workers; as many as fit on the nodes by default")
     parser.add_argument("--run", default="out/ray", help="the folder for the tables and their journals")
     parser.add_argument("--blocks", nargs="*", default=["9", "10", "11"], help="the modules that may be merged")
     parser.add_argument("--method", default="recalibrated", help='"trained" is the paper\'s method')
@@ -30,7 +31,7 @@ def main() -> None:
     others = [name for name, _ in model.named_children() if given.blocks and name not in given.blocks]
     traced = df.trace(model, task.example(), ignore=others)
     latency = df.measure_latency(traced, "cost_model", run=given.run)
-    cluster = RayCluster(address=given.address, cpus=given.cpus, gpus=given.gpus)
+    cluster = RayCluster(address=given.address, cpus=given.cpus, gpus=given.gpus, workers=given.workers)
     recipe = df.Recipe(steps=2, batch=32) if given.method == "recalibrated" else None  # None: that of the method
     importance = df.measure_importance(
         traced, task, recipe, method=given.method, latency=latency, executor=cluster, run=given.run

@@ -20,7 +20,7 @@ from depthfold.vision import import_timm
 COLOURS = {"blue": 2, "green": 1, "red": 0}  # the classes of the made-up images, and their channels
 
 
-def write_images(folder: Path, size: int, per_class: int = 40) -> Path:
+def write_images(folder: Path, size: int, per_class: int = 60) -> Path:
     """Write images of noise, in which one channel is brighter than the others, and return their folder."""
     random = np.random.default_rng(0)
     for split in ("train", "val"):
@@ -36,11 +36,11 @@ def write_images(folder: Path, size: int, per_class: int = 40) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="the folder of images")
-    parser.add_argument("--model", default="test_resnet", help="the name of a model of timm")
+    parser.add_argument("--model", default="test_efficientnet", help="the name of a model of timm")
     parser.add_argument("--pretrained", action="store_true", help="download the pretrained weights")
     parser.add_argument("--size", type=int, default=32, help="the height and width of an image")
     parser.add_argument("--run", type=Path, default=Path("out/timm"), help="the folder for the results")
-    parser.add_argument("--target", default="pytorch", help="the runtime to make the network fast on")
+    parser.add_argument("--target", default="onnxruntime", help="the runtime to make the network fast on")
     parser.add_argument("--budget", default="90%", help="the latency that the result may have")
     given = parser.parse_args()
 
@@ -51,7 +51,7 @@ def main() -> None:
     model = import_timm().create_model(given.model, pretrained=given.pretrained, **heads).eval()
     config = model.pretrained_cfg
     task = df.ClassificationTask.image_folder(
-        folder, size=given.size, normalise=(config["mean"], config["std"]), holdout=0.25
+        folder, size=given.size, normalise=(config["mean"], config["std"]), holdout=0.05 if given.data else 0.5
     )
     if given.data is None:  # seconds instead of hours
         few = df.Recipe(steps=1, batch=16)
