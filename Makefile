@@ -79,7 +79,7 @@ PAGES := README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE CITATION
 docs: .venv/docs-installed  ## write the documentation with the API reference to build/site, and check its links
 	rm -rf build/pages && mkdir -p build/pages
 	tar -cf - --exclude=__pycache__ --exclude=requirements.txt $(PAGES) | tar -xf - -C build/pages
-	$(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
