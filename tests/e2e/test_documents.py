@@ -26,7 +26,7 @@ def tables_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-NEEDS = {"export.md": needs("openvino")}
+NEEDS = {"export.md": needs("openvino"), "notebooks.md": needs("plotly")}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,7 @@ EXPECTED = {
         "ResultError: out was made from Sequential (fingerprint",
         "by ONNX Runtime alone: (5, 4)",
     ),
+    "notebooks.md": (" plans in the figure",),
     "report.md": ("out/report.html",),
     "README.md": ("ONNX, for batches of any size; onnxruntime", "Sequential: 3 layers, 3 activations"),
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
