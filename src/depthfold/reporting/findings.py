@@ -134,7 +134,7 @@ class Findings(Document):
     def _repr_html_(self) -> str:
         return self.comparison().html()
 
-    def _compared(self) -> Iterator[tuple[str, str, str, str]]:
+    def _compared(self) -> Iterator[tuple[str, ...]]:
         before, after, one, two = self.before, self.after, self.score_before, self.score_after
         if before is not None and after is not None:
             faster = f"{before.latency / after.latency:.2f}x as fast"
