@@ -103,7 +103,7 @@ def main() -> None:
     torch.manual_seed(0)
     task = FunctionTask(loss=loss, score=score, identity="boxes, version 1")
     detector = Detector()
-    train(detector, task, df.Recipe(steps=150, batch=16, lr=0.05, warmup=5))  # your detector is already trained
+    train(detector, task, df.Recipe(steps=100, batch=16, lr=0.05, warmup=5))  # your detector is already trained
 
     example = list(DATA["train"][0][:1])  # the inputs of the whole detector
     traced = df.trace(detector, (example,), at="backbone")
@@ -113,7 +113,7 @@ def main() -> None:
     importance = df.measure_importance(traced, task, few, method="recalibrated", space="full")
     frontier = df.solve(latency, importance, network=traced.network)
     plan = df.choose(traced, frontier, given.budget, given.target)
-    student = df.finetune(df.rewrite(traced, plan), task, df.Recipe(steps=40, batch=16, lr=0.02, warmup=5))
+    student = df.finetune(df.rewrite(traced, plan), task, df.Recipe(steps=30, batch=16, lr=0.02, warmup=5))
     merged = df.merge(student)  # a Detector with a shallower backbone
     print(plan)
     print(f"IoU before {score(detector.eval(), 'test'):.1f} %, after {score(merged.eval(), 'test'):.1f} %")

@@ -87,12 +87,12 @@ def main() -> None:
     torch.manual_seed(0)
     task = FunctionTask(loss=loss, score=score, identity="discs, version 1")
     model = Segmenter()
-    train(model, task, df.Recipe(steps=60, batch=16, lr=0.1, warmup=5))  # your model is already trained
+    train(model, task, df.Recipe(steps=40, batch=16, lr=0.1, warmup=5))  # your model is already trained
 
     options = df.Options(
         importance_method="recalibrated",  # the fastest method; "brief" is more accurate
         importance_recipe=df.Recipe(steps=2, batch=16),
-        recipe=df.Recipe(steps=30, batch=16, lr=0.05, warmup=5),
+        recipe=df.Recipe(steps=20, batch=16, lr=0.05, warmup=5),
         exports=(),
     )
     example = DATA["train"][0][:1]

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 import depthfold as df
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--budget", default="90%", help="the latency that the result may have")
     given = parser.parse_args()
 
+    torch.manual_seed(0)
     folder = given.data or write_images(given.run / "images", given.size)
     classes = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     # With pretrained weights, num_classes must stay that of the weights, in the order of their classes.
