@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from depthfold.support.text import text_table
+
 ROWS = 20  # of a table in a notebook
 # Notebooks align cells to the right. Colours are left to their theme, which may be light or dark.
 _CELL = ' style="text-align:left"'
@@ -27,7 +29,7 @@ class Table:
 
     def text(self) -> str:
         """Return the lines, all rows with aligned columns, and the notes."""
-        return "\n".join([*self.lines, *(_aligned(self.header, self.rows) if self.rows else ()), *self.notes])
+        return "\n".join([*self.lines, *(text_table(self.header, self.rows) if self.rows else ()), *self.notes])
 
     def html(self) -> str:
         """Return the lines, at most ROWS rows, the number of other rows, and the notes."""
@@ -42,12 +44,6 @@ class Table:
         if left_out := self.left_out + max(len(self.rows) - ROWS, 0):
             yield f"<p>... {left_out:,} more</p>"
         yield from _paragraphs(self.notes)
-
-
-def _aligned(header: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, ["-" * width for width in widths], *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _row(tag: str, cells: Iterable[str]) -> str:
