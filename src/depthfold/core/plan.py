@@ -92,7 +92,8 @@ class Segment:
             becomes = f"{left}, all dropped" if self.empty else f"{becomes}, without {self.dropped}"
         time = self.times[active]
         replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
-        saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
+        # The solver rounds times up to picoseconds, 1e-9 ms, so that a layer alone may seem to save less than that.
+        saved = "?" if self.replaced is None else f"{round(self.replaced - time, 8):.4g}"
         return (layers, becomes, f"{time:.4g}", replaced, saved)
 
 
