@@ -30,7 +30,7 @@ def test_notebook_runs_and_shows_its_tables_and_the_plot(tmp_path, monkeypatch):
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # what it prints depends on the machine
     for cell in notebook.cells:  # tests do not depend on measured latencies
-        cell.source = cell.source.replace('TARGET = "pytorch"', 'TARGET = "cost_model"')
+        cell.source = cell.source.replace('TARGET = "onnxruntime"', 'TARGET = "cost_model"')
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     html = [output.data.get("text/html", "") for output in outputs if output.output_type == "execute_result"]
