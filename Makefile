@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 RUN ?= demo
 
-.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo clean
+.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo docs clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -68,6 +68,18 @@ bench-importance: setup  ## compare the methods of importance, and measure the o
 
 zoo: .venv/zoo-installed  ## test all CNNs of torchvision and many others, and write docs/zoo.md (NETWORKS=... selects some)
 	$(BIN)/python benchmarks/zoo.py $(NETWORKS)
+
+# The pages keep their folders, so that links between them and to other files are the same in the repository and on the site.
+PAGES := README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE CITATION.cff docs examples experiments/*/README.md
+
+.venv/docs-installed: .venv/installed docs/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile -r docs/requirements.txt
+	touch $@
+
+docs: .venv/docs-installed  ## write the documentation with the API reference to build/site, and check its links
+	rm -rf build/pages && mkdir -p build/pages
+	tar -cf - --exclude=__pycache__ --exclude=requirements.txt $(PAGES) | tar -xf - -C build/pages
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

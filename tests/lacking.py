@@ -16,6 +16,8 @@ HAS = {
     "ray": lambda: importlib.util.find_spec("ray"),
     "openvino": lambda: importlib.util.find_spec("openvino"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
+    "plotly": lambda: importlib.util.find_spec("plotly"),
+    "nbclient": lambda: importlib.util.find_spec("nbclient") and importlib.util.find_spec("ipykernel"),
     "triton": lambda: importlib.util.find_spec("triton"),
     "torch_pruning": lambda: importlib.util.find_spec("torch_pruning"),
     "chromium": lambda: shutil.which("chromium"),

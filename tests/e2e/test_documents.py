@@ -26,7 +26,11 @@ def tables_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-NEEDS = {"export.md": needs("openvino"), "baselines.md": needs("torch_pruning")}
+NEEDS = {
+    "baselines.md": needs("torch_pruning"),
+    "export.md": needs("openvino"),
+    "notebooks.md": needs("plotly"),
+}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,7 @@ EXPECTED = {
         "ResultError: out was made from Sequential (fingerprint",
         "by ONNX Runtime alone: (5, 4)",
     ),
+    "notebooks.md": (" plans in the figure",),
     "report.md": ("out/report.html",),
     "baselines.md": (
         "DS-A-1.0, DS-B-1.0",

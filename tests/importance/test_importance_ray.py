@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,7 @@ from tiny_importance import (
 ray = library("ray")
 pytestmark = needs("ray")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_cluster.py"
 STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 NETWORK = tiny_network()
 HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # so that the nodes can import this task
@@ -58,6 +62,14 @@ def test_workers_give_the_same_table_of_groups_and_train_nothing_twice(cluster, 
     task, executor = TinyTask(folder=str(tmp_path)), RayCluster(workers=2, runtime_env=HERE)
     assert measure_importance(NETWORK, task, RECIPE, method="local", executor=executor) == grouped
     assert len(scores_in(tmp_path)) == sum(scores_in(tmp_path).values()) == len(ACTIVATIONS) - len(UNCHANGED) + 1
+
+
+def test_example_measures_a_table_on_the_cluster(cluster, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["ray_cluster.py", "--workers", "1", "--run", str(tmp_path)])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "Importance table of SmallMobileNet: 25 flagged spans, 7 layers" in printed
+    assert re.search(r"Frontier of SmallMobileNet: \d+ plans, exact", printed)
 
 
 def test_three_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_path):

@@ -17,9 +17,11 @@ from depthfold.errors import PlanError, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
 from depthfold.support.document import SPARSE, Document
+from depthfold.support.table import Table
 from depthfold.support.text import count
 
 COLUMNS = ("st", "end", "st_act", "end_act", "imp")
+HEADER = ("block", "importance (change of the score)", "score", "samples", "reason for no score")
 EXTRA = ("dropped", "reason")  # only where an entry needs them
 LARGEST = 1e100  # far beyond any score; sums and differences of such numbers are still floats
 
@@ -66,6 +68,12 @@ class Score:
     @property
     def mean(self) -> float:
         return self.samples[0] if len(self.samples) == 1 else fmean(self.samples)
+
+    def row(self, base: float) -> tuple[str, ...]:
+        """Return the entry as a row of text, with the columns of HEADER. `base` is the score of the original."""
+        if not self.samples:
+            return (self.name, "", "", "0", self.reason or "")
+        return (self.name, f"{self.mean - base:.4g}", f"{self.mean:.4g}", str(len(self.samples)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -159,6 +167,9 @@ class ImportanceTable(Document):
             f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
             f"score {self.base:g}, {problem} problem; environment: {self.environment}"
         )
+
+    def _repr_html_(self) -> str:
+        return Table((str(self),), HEADER, tuple(entry.row(self.base) for entry in self.entries)).html()
 
     def __repr__(self) -> str:
         number = len(self.entries)

@@ -21,6 +21,7 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
 from depthfold.support.document import SPARSE, Document, decode, encode
+from depthfold.support.table import Table
 from depthfold.support.text import count
 
 LONGEST = 1e6  # milliseconds, the limit of an entry: a float64 holds so many whole picoseconds exactly
@@ -30,6 +31,7 @@ COLUMNS = ("st", "end", "time", "stdev")
 # span with dropped layers.
 WITHOUT, SHAPE = "time_without", "shape"
 EXTRA = (WITHOUT, SHAPE, "reason")
+HEADER = ("span", "ms", "ms without an activation at j", "standard deviation, ms", "reason for no time")
 
 # The least cost of a block inside a network, as a share of its time alone. A fitted cost <= 0 would make a block free.
 LEAST = 0.02
@@ -100,6 +102,13 @@ class Timing:
     def name(self) -> str:
         """The span and its shape if layers are dropped, for messages."""
         return f"{self.span} as {self.shape}" if self.shape else str(self.span)
+
+    def row(self) -> tuple[str, ...]:
+        """Return the entry as a row of text, with the columns of HEADER."""
+        if self.times is None:
+            return (self.name, "", "", "", self.reason or "")
+        without, with_one = self.times
+        return (self.name, f"{with_one:.4g}", f"{without:.4g}", "" if self.stdev is None else f"{self.stdev:.2g}", "")
 
     @classmethod
     def measured(
@@ -330,6 +339,9 @@ class LatencyTable(Document):
             f"Latency table of {self.network or 'an unnamed network'}: {count(timed, 'span')}{without}, "
             f"{count(self.depth, 'layer')}, single layers {total} in all; environment: {self.environment}"
         )
+
+    def _repr_html_(self) -> str:
+        return Table((str(self),), HEADER, tuple(entry.row() for entry in self.entries)).html()
 
     def __repr__(self) -> str:
         number = len(self.entries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ class Compressed:
             parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
         parts.append(f"{found.network.depth} traced convolutions -> {self.plan.convolutions}")
         return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        return replace(self.findings.comparison(), notes=(f"folder: {self.folder}",)).html()
 
 
 def compress(

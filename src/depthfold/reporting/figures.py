@@ -237,12 +237,7 @@ def _axis(title: str, values: Sequence[float]) -> Axis:
 
 
 def _importance_axis(findings: Findings, points: Sequence[Point]) -> Axis:
-    """Return the axis of importance. Normalised importances are not changes of a score."""
-    title = "Importance, change of the score"
-    if findings.frontier.surrogate is not None:
-        title = "Importance, by the fitted surrogate"
-    elif findings.frontier.alpha is not None:
-        title = "Importance, normalised"
+    title = f"Importance, {findings.frontier.importance_meaning}"
     return _axis(title, [point.importance for point in points])
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from depthfold.core import Document, Environment, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
+from depthfold.support.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,12 @@ class Evaluation:
         if not self.share or self.images is None:
             return None
         return math.sqrt(self.score * (1 - self.score) / self.images)
+
+    def __str__(self) -> str:
+        if not self.share:
+            return f"{self.score:.4g}"
+        error = self.standard_error
+        return f"{self.score:.2%}" + (f" ± {100 * error:.2f}" if error is not None else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +126,26 @@ class Findings(Document):
             "the verification of the merged network": self.verification is None,
         }
         return tuple(name for name, is_absent in absent.items() if is_absent)
+
+    def comparison(self) -> Table:
+        """Return what was measured before and after the compression. Rows without two values are left out."""
+        return Table((self.title,), ("", "before", "after", "change"), tuple(self._compared()))
+
+    def _repr_html_(self) -> str:
+        return self.comparison().html()
+
+    def _compared(self) -> Iterator[tuple[str, ...]]:
+        before, after, one, two = self.before, self.after, self.score_before, self.score_after
+        if before is not None and after is not None:
+            faster = f"{before.latency / after.latency:.2f}x as fast"
+            yield "latency", f"{before.latency:.4g} ms", f"{after.latency:.4g} ms", faster
+            halves = (f"{profile.spread[0]:.4g} to {profile.spread[1]:.4g}" for profile in (before, after))
+            yield "interquartile range, ms", *halves, ""
+        if one is not None and two is not None:
+            change = two.score - one.score
+            shown = f"{100 * change:+.2f} points" if one.share else f"{change:+.4g}"
+            yield f"{one.metric}, {one.split}", str(one), str(two), shown
+        yield "traced convolutions", str(self.network.depth), str(self.plan.convolutions), ""
 
     def _problems(self) -> Iterator[str]:
         depth, own = self.network.depth, self.network.fingerprint
