@@ -38,7 +38,7 @@ browser:  ## install Debian's chromium, which the tests of the report need
 	else echo "The tests of the report need chromium. As root, run: apt-get install -y chromium" >&2; exit 1; fi; \
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
 
-test: lint pytest  ## lint, then run all tests
+test: lint docs pytest  ## lint, build the documentation, run all tests
 
 pytest: setup browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2  # one thread for each process that a test starts
@@ -72,13 +72,9 @@ zoo: .venv/zoo-installed  ## test all CNNs of torchvision and many others, and w
 # The pages keep their folders, so that links between them and to other files are the same in the repository and on the site.
 PAGES := README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE CITATION.cff docs examples experiments/*/README.md
 
-.venv/docs-installed: .venv/installed docs/requirements.txt
-	$(BIN)/python -m pip install --quiet --no-compile -r docs/requirements.txt
-	touch $@
-
-docs: .venv/docs-installed  ## write the documentation with the API reference to build/site, and check its links
+docs: setup  ## write the documentation with the API reference to build/site, and check its links
 	rm -rf build/pages && mkdir -p build/pages
-	tar -cf - --exclude=__pycache__ --exclude=requirements.txt $(PAGES) | tar -xf - -C build/pages
+	tar -cf - --exclude=__pycache__ $(PAGES) | tar -xf - -C build/pages
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove .venv and caches

@@ -1,6 +1,6 @@
 """The documentation as a site, without building it: every page is in the navigation, and links and names resolve.
 
-`make docs` builds the site, which takes packages that the tests do not need, and checks the same and more.
+`make docs` builds the site, and checks the same and more.
 """
 
 import importlib
