@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 RUN ?= demo
 
-.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo docs clean
+.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo results docs clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -65,6 +65,9 @@ bench-importance: setup  ## compare the methods of importance, and measure the o
 .venv/zoo-installed: .venv/installed benchmarks/requirements-zoo.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-zoo.txt
 	touch $@
+
+results: setup  ## write docs/results.md from the results in experiments/
+	PYTHONPATH=experiments $(BIN)/python experiments/results_page.py
 
 zoo: .venv/zoo-installed  ## test all CNNs of torchvision and many others, and write docs/zoo.md (NETWORKS=... selects some)
 	$(BIN)/python benchmarks/zoo.py $(NETWORKS)

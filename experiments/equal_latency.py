@@ -91,17 +91,16 @@ class Experiment:
         record(self.run, key, work())
 
     def order(self, methods: Methods) -> Iterator[tuple[Candidate, int, bool]]:
-        """Yield what is trained: the searches with two seeds, the rest with one, then what needs more."""
-        for seed in (0, 1):
+        """Yield what is trained: the searches with two or three seeds, then the rest, then without distillation."""
+        more = self.subject.name == "mobilenet_v2"
+        for seed in (0, 1, 2) if more else (0, 1):
             for share in SHARES:
                 yield from ((candidate, seed, True) for candidate in methods.solved(share))
-        for seed in (0, 1, 2) if self.subject.name == "mobilenet_v2" else (0,):
-            for share in SHARES if seed == 2 else ():
-                yield from ((candidate, seed, True) for candidate in methods.solved(share))
+        for seed in (0, 1, 2) if more else (0,):
             for share in SHARES:
                 yield from ((candidate, seed, True) for candidate in methods.others(share))
             yield from ((candidate, seed, True) for candidate in methods.published())
-        if self.subject.name == "mobilenet_v2":
+        if more:
             for share in SHARES:
                 both = (*methods.solved(share), *methods.others(share))
                 yield from ((one, 0, False) for one in both if one.method in ("all moves", "channels, Taylor"))

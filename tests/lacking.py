@@ -16,6 +16,7 @@ HAS = {
     "ray": lambda: importlib.util.find_spec("ray"),
     "openvino": lambda: importlib.util.find_spec("openvino"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
+    "matplotlib": lambda: importlib.util.find_spec("matplotlib"),
     "plotly": lambda: importlib.util.find_spec("plotly"),
     "nbclient": lambda: importlib.util.find_spec("nbclient") and importlib.util.find_spec("ipykernel"),
     "triton": lambda: importlib.util.find_spec("triton"),

@@ -1,0 +1,161 @@
+"""Write docs/results.md and its pictures from the committed results: make results
+
+python experiments/results_page.py [FOLDER]        # docs unless FOLDER is given
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from equal_latency_results import OURS, TITLES, Measured, NetworkResults, difference, load
+
+SHARES = ("80%", "65%", "50%", "35%")
+NETWORKS = {
+    "mobilenet_v2": ("MobileNetV2-1.0", "trained here for 160 epochs"),
+    "mobilenet_v2_1.4": ("MobileNetV2-1.4", "trained here for 160 epochs"),
+    "vgg19_bn": ("VGG19-BN", "trained here for 160 epochs"),
+    "resnet56": ("ResNet-56", "with the weights of github.com/akamaster/pytorch_resnet_cifar10"),
+}
+CLOSE = 0.2  # points below the original that count as none
+
+INTRODUCTION = """\
+# Results
+
+Methods at the same measured latency. Made by `make results` from the measurements in
+[experiments/equal-latency](../experiments/equal-latency/README.md); do not edit.
+
+Every method starts from the same trained network. What it makes of it is fine-tuned alike, merged if there is
+something to merge, scored on the test set, and timed in the same rounds as the original. Accuracies are means over
+seeds, in per cent; the values are in brackets. Latencies are medians."""
+
+LIMITS = """\
+## What was not shown
+
+- ImageNet and TensorRT were not available. This compresses a network with both:
+
+      depthfold compress torchvision:mobilenet_v2 --weights DEFAULT --data imagefolder:IMAGENET \\
+          --input 3x224x224 --target tensorrt --budget 60% --run out
+
+- The fine-tuning is shorter than that of the paper, whose networks for ImageNet were trained for 180 epochs.
+- The plans were chosen with importances of one seed."""
+
+
+def page() -> str:
+    """Return the text of docs/results.md."""
+    found = [results for name in NETWORKS if (results := load(name)) is not None]
+    parts = [INTRODUCTION, *(_network(results) for results in found), _costs(found), LIMITS]
+    return "\n\n".join(parts) + "\n"
+
+
+def _network(results: NetworkResults) -> str:
+    title, origin = NETWORKS[results.name]
+    first = next(one for one in results.measured if one.original is not None)
+    assert first.original is not None
+    environment, recipe = first.original.environment, results.recipe
+    picture = f"pictures/results-{results.name}"
+    return "\n".join([
+        f"## {title} on CIFAR-10",
+        "",
+        "<picture>",
+        f'  <source media="(prefers-color-scheme: dark)" srcset="{picture}-dark.svg">',
+        f'  <img alt="{title}: test accuracy against measured latency, by method" src="{picture}-light.svg">',
+        "</picture>",
+        "",
+        f"The original, {origin}, has {results.base['test']:.2f} % on the test set and takes "
+        f"{first.original.latency:.2f} ms per batch of {environment.batch} on one {environment.device} "
+        f"({environment.precision}, {environment.runtime}, PyTorch {environment.runtime_version}). "
+        f"Fine-tuning: {recipe['epochs']:g} epochs of batch {recipe['batch']}, learning rate {recipe['lr']:g}, "
+        f"distillation {recipe['distillation']:g}.",
+        "",
+        *_table(results),
+        "",
+        *_headline(results),
+        *_differences(results),
+        "",
+        f"    python experiments/equal_latency.py train CIFAR10 RUN --network {results.name}",
+    ])  # fmt: skip
+
+
+def _table(results: NetworkResults) -> Iterator[str]:
+    yield "| target | method | accuracy | latency, ms | times as fast | GFLOPs | parameters, M | peak memory, MB |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
+    for share in SHARES:
+        for one in results.at(share):
+            yield _row(share.replace("%", " %"), one)
+    for one in results.measured:
+        if one.at not in SHARES and one.scores and one.profile:
+            yield _row(one.at, one)
+
+
+def _row(target: str, one: Measured) -> str:
+    assert one.profile is not None
+    profile = one.profile
+    seeds = ", ".join(f"{score:.2f}" for _, score in sorted(one.scores.items()))
+    memory = "" if profile.memory is None else f"{profile.memory / 1e6:.0f}"
+    return (
+        f"| {target} | {TITLES[one.method]} | {one.mean:.2f} ({seeds}) | {profile.latency:.3f} | {one.speed_up:.2f} | "
+        f"{profile.flops / 1e9:.1f} | {profile.parameters / 1e6:.2f} | {memory} |"
+    )
+
+
+def _headline(results: NetworkResults) -> Iterator[str]:
+    """Yield the largest speed-up of ours that costs at most CLOSE points."""
+    ours = [one for share in SHARES for one in results.at(share) if one.method in (OURS, "paper")]
+    close = [one for one in ours if one.mean >= results.base["test"] - CLOSE]
+    if close:
+        best = max(close, key=lambda one: one.speed_up)
+        yield (
+            f"The largest speed-up of depthfold within {CLOSE} points of the original: {best.speed_up:.2f} times, at "
+            f"{best.mean:.2f} %."
+        )
+        yield ""
+
+
+def _differences(results: NetworkResults) -> Iterator[str]:
+    """Yield a table of how far all moves are ahead of each other method."""
+    others = [m for m in TITLES if m != OURS and any(one.method == m for share in SHARES for one in results.at(share))]
+    yield "All moves against each other method, in points (± standard error, from two seeds on):"
+    yield ""
+    yield "| target | " + " | ".join(TITLES[method] for method in others) + " |"
+    yield "| --- |" + " ---: |" * len(others)
+    for share in SHARES:
+        found = {one.method: one for one in results.at(share)}
+        if OURS in found:
+            cells = (_difference(found[OURS], found.get(method)) for method in others)
+            yield f"| {share.replace('%', ' %')} | " + " | ".join(cells) + " |"
+
+
+def _difference(ours: Measured, other: Measured | None) -> str:
+    if other is None:
+        return ""
+    if other.plan == ours.plan:
+        return "same plan"
+    value, error = difference(ours, other)
+    return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
+def _costs(found: list[NetworkResults]) -> str:
+    lines = ["## The cost of the search", "",
+             "Seconds on one GPU, for both tables with all moves. The solver takes less than a second.", "",
+             "| network | latency entries | seconds | importance entries | seconds | fine-tuning, seconds per seed |",
+             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for results in found:
+        T, I = results.latency, results.importance
+        cells = (T["entries"], T["seconds"], I["entries"], I["seconds"], results.seconds)
+        lines.append(f"| {NETWORKS[results.name][0]} | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main(folder: Path) -> None:
+    from results_plot import draw
+
+    (folder / "results.md").write_text(page())
+    for name, (title, _) in NETWORKS.items():
+        if (results := load(name)) is not None:
+            draw(results, f"{title} on CIFAR-10", folder / "pictures")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs")
