@@ -152,9 +152,10 @@ class Experiment:
         recipe = recipe.replace(seed=seed, distillation=recipe.distillation if distil else 0.0)
         teacher = df.rewrite(original, original.vanilla).eval() if distil else None
         student = df.rewrite(candidate.traced, candidate.plan)
+        before = self.task.score(student.to(self.device).eval(), "test")
         row = train_and_score(student, teacher, self.task, short(recipe, self.options), self.device)
         merged = df.merge(student.cpu().eval())
-        row |= {"merged": self.task.score(merged.to(self.device), "test")}
+        row |= {"before": before, "merged": self.task.score(merged.to(self.device), "test")}
         free_weights(student, merged)
         return row | named
 
