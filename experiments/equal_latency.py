@@ -18,19 +18,22 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from cifar_networks import save_base
 from equal_latency_candidates import Candidate, Methods
-from gpu_runs import ON_CARD, executor, record, rows, short, train_and_score
+from gpu_runs import ON_CARD, PLANS, executor, record, rows, short, train_and_score
+from importance_compare import refitted
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
-from depthfold.core import Move
+from depthfold.core import Move, Surrogate
 from depthfold.importance import measure_importance
 from depthfold.latency import profile_all
+from depthfold.pipeline import fit_surrogate
 from depthfold.tracing import TracedNetwork, free_weights
 from depthfold.training import preset, train
 
@@ -62,6 +65,7 @@ class Experiment:
             traced = self.subject.trace(model)
             self.measure("latency", lambda: self.latency(self.timed(model)))
             self.measure("importance", lambda: self.importance(traced))
+            self.measure("surrogate", lambda: self.fitted(traced))
             for candidate, seed, distil in self.order(self.methods(model, traced)):
                 name, text = f"{candidate.method} {candidate.at}", "" if distil else " without distillation"
                 started = time.perf_counter()
@@ -141,6 +145,22 @@ class Experiment:
         (self.run / "importance.json").write_text(table.dumps())
         return {"seconds": time.perf_counter() - started, "entries": len(table.entries), "recipe": recipe.to_json()}
 
+    def fitted(self, traced: TracedNetwork) -> Row:
+        """Fit the surrogate to plans that are trained now, or to those of another run of the same network."""
+        times = df.LatencyTable.loads((self.run / "latency.json").read_text())
+        costs = df.ImportanceTable.loads((self.run / "importance.json").read_text())
+        started, recipe = time.perf_counter(), short(PLANS, self.options)
+        if self.options.trained_plans:
+            kept = replace(costs, entries=tuple(entry for entry in costs.entries if not entry.dropped))
+            surrogate = refitted(kept, Surrogate.loads(self.options.trained_plans.read_text()))
+        else:
+            surrogate = fit_surrogate(
+                traced, self.task, times, costs, recipe, plans=24, executor=executor(self.options),
+                run=self.run / "journals",
+            )  # fmt: skip
+        (self.run / "surrogate.json").write_text(surrogate.dumps())
+        return {"seconds": time.perf_counter() - started, "fit": str(surrogate), "recipe": recipe.to_json()}
+
     def candidate(self, original: TracedNetwork, candidate: Candidate, seed: int, *, distil: bool) -> Row:
         """Fine-tune and merge a candidate, and score the merged network. Methods that choose the same plan share it."""
         plan = str(candidate.plan) if candidate.traced is original else f"{candidate.method} {candidate.at}"
@@ -183,6 +203,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")

@@ -16,6 +16,7 @@ from torch import nn
 import depthfold as df
 from depthfold import baselines
 from depthfold.backends import Backend
+from depthfold.core import Surrogate
 from depthfold.errors import BudgetError
 from depthfold.latency import Timer
 from depthfold.tracing import TracedNetwork
@@ -50,6 +51,7 @@ class Methods:
         self.run, self.device, run = options.run, options.device, options.run
         self.times = df.LatencyTable.loads((run / "latency.json").read_text())
         self.costs = df.ImportanceTable.loads((run / "importance.json").read_text())
+        self.surrogate = Surrogate.loads((run / "surrogate.json").read_text())
 
     def solved(self, share: float) -> Iterator[Candidate]:
         """Yield the plan of each search that reaches a share of the original's latency."""
@@ -102,7 +104,7 @@ class Methods:
 
     @functools.cached_property
     def frontiers(self) -> dict[str, df.Frontier]:
-        return frontiers(self.times, self.costs, self.traced.network)
+        return frontiers(self.times, self.costs, self.traced.network, self.surrogate)
 
     @functools.cache  # noqa: B019 - there is one object per process
     def pruned(self, kind: str) -> dict[float, nn.Module]:
@@ -139,13 +141,17 @@ class Methods:
         return found
 
 
-def frontiers(times: df.LatencyTable, costs: df.ImportanceTable, network: df.Network) -> dict[str, df.Frontier]:
+def frontiers(
+    times: df.LatencyTable, costs: df.ImportanceTable, network: df.Network, surrogate: Surrogate | None
+) -> dict[str, df.Frontier]:
     """Return the frontier of each search, from tables that were measured with all moves."""
     merged = replace(times, entries=tuple(entry for entry in times.entries if entry.shape is None))
     kept = replace(costs, entries=tuple(entry for entry in costs.entries if not entry.dropped))
     return {
-        "paper": df.solve(merged, kept, network=network),
-        "all moves": df.solve(times, costs, network=network),
-        "LayerMerge's rule": baselines.layermerge_frontier(times, costs, network, exponential=False),
+        "paper": df.solve(merged, kept, network=network, surrogate=surrogate),
+        "all moves": df.solve(times, costs, network=network, surrogate=surrogate),
+        "LayerMerge's rule": baselines.layermerge_frontier(
+            times, costs, network, exponential=False, surrogate=surrogate
+        ),
         CONTROL: df.solve(merged, baselines.constant_importance(network), network=network),
     }

@@ -25,6 +25,9 @@ TITLES = {
     "channels, magnitude": "channel pruning, magnitude",
     "channels, Taylor": "channel pruning, Taylor",
     CONTROL: "control: constant importance",
+    "all moves, plain sum": "depthfold, all moves, without a surrogate",
+    "paper, plain sum": "depthfold, the paper's moves, without a surrogate",
+    "LayerMerge's rule, plain sum": "LayerMerge's rule, without a surrogate",
 }
 
 

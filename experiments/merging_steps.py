@@ -21,6 +21,7 @@ from gpu_runs import record, rows
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
+from depthfold.core import Surrogate
 from depthfold.latency import profile_all
 from depthfold.tracing import TracedNetwork
 
@@ -34,7 +35,8 @@ def main() -> None:
     traced = subject.trace(subject.load(weights) if weights.exists() else subject.build())
     times = df.LatencyTable.loads((options.run / "latency.json").read_text())
     costs = df.ImportanceTable.loads((options.run / "importance.json").read_text())
-    found = frontiers(times, costs, traced.network)
+    surrogate = Surrogate.loads((options.run / "surrogate.json").read_text())
+    found = frontiers(times, costs, traced.network, surrogate)
     for method in SEARCHES[:2]:
         for share in SHARES:
             key = f"steps {method} {share} {options.stopwatch}"

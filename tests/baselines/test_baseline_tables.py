@@ -7,7 +7,7 @@ import pytest
 
 import depthfold as df
 from depthfold.baselines import constant_importance, layermerge_frontier
-from depthfold.core import Score
+from depthfold.core import Score, Surrogate
 from structures import Builder, mobilenet_v2, plain_chain
 from tables import plausible_tables, tables_with_moves
 
@@ -78,6 +78,18 @@ def test_exponential_counts_changes_from_the_base_in_per_cent():
     frontier = layermerge_frontier(latency, df.ImportanceTable(base=90.0, entries=entries), network)
     values = {len(solved.segments): solved.importance for solved in frontier}
     assert values == {1: pytest.approx(math.exp(-0.2)), 2: pytest.approx(1 + math.exp(-0.1))}
+
+
+def test_surrogate_counts_importances_and_blocks():
+    network = plain_chain(2)
+    latency, _ = plausible_tables(network.spans(), network.flagged_spans(), 0)
+    scores = {(0, 1): 90.0, (1, 2): 80.0, (0, 2): 70.0}
+    entries = tuple(Score(span=b, samples=(scores[b.i, b.j],)) for b in network.flagged_spans())
+    surrogate = Surrogate(intercept=50.0, slope=0.5, per_block=3.0, tau=1.0, plans=())
+    table = df.ImportanceTable(base=90.0, entries=entries)
+    frontier = layermerge_frontier(latency, table, network, surrogate=surrogate)
+    values = {len(solved.segments): solved.importance for solved in frontier}
+    assert values == {1: pytest.approx(0.5 * -20 + 3), 2: pytest.approx(0.5 * -10 + 2 * 3)}
 
 
 def test_constant_importance_says_only_how_many_blocks_are_merged():

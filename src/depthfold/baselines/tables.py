@@ -5,20 +5,35 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Network, Score, Space, free_positions
+from depthfold.core import (
+    Frontier,
+    ImportanceTable,
+    LatencyTable,
+    Network,
+    Score,
+    Space,
+    Surrogate,
+    free_positions,
+)
 from depthfold.solver import solve
 
 
 def layermerge_frontier(
-    latency: LatencyTable, importance: ImportanceTable, network: Network, *, exponential: bool = True
+    latency: LatencyTable,
+    importance: ImportanceTable,
+    network: Network,
+    *,
+    exponential: bool = True,
+    surrogate: Surrogate | None = None,
 ) -> Frontier:
     """Return the plans of LayerMerge (ICML 2024) for tables that were measured with the move "drop-layers".
 
     Every block is merged into one convolution. Where the network has no activation, blocks of several layers end in
     one, and blocks of one layer do not. Branches are not dropped. With `exponential`, the value of a block is
     exp(I / 100), as published, where I is a change of the accuracy in per cent; this favours many short blocks.
-    Otherwise it is I, as in the paper. Times are not rounded to 0.1 ms.
+    Otherwise it is I, as in the paper. A `surrogate` takes the place of both. Times are not rounded to 0.1 ms.
     """
+    exponential = exponential and surrogate is None
     free = free_positions(network)
 
     def ruled(entry: Score) -> Score:
@@ -31,7 +46,7 @@ def layermerge_frontier(
 
     base = 0.0 if exponential else importance.base
     table = replace(importance, base=base, entries=tuple(map(ruled, importance.entries)))
-    return solve(latency, table, network=network, merge_along="B")
+    return solve(latency, table, network=network, surrogate=surrogate, merge_along="B")
 
 
 def constant_importance(network: Network, space: Space = "paper") -> ImportanceTable:
