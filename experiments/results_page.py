@@ -34,6 +34,24 @@ seeds, in per cent; the values are in brackets. Latencies are medians.
 The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
 ([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances."""
 
+PAPER = """\
+## The paper's tables
+
+The paper measured on ImageNet with TensorRT in float32 on four older GPUs, at batch 128. Here: CIFAR-10, whose images
+fit the machines that were available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. DATA is CIFAR-10
+in its binary layout, RUN a folder for the results.
+
+| table of the paper | command here |
+| --- | --- |
+| accuracy and latency, MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and its search | `python experiments/equal_latency.py train DATA RUN --network mobilenet_v2`, or `mobilenet_v2_1.4` |
+| the same plans on other GPUs | `python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch float16`, on that GPU |
+| knowledge distillation | the first command; the searches and channel pruning are also trained without it |
+| channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
+| VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
+| FLOPs and peak memory | columns of the tables above |
+| latency on a CPU | `python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime` |
+| latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2` |"""  # noqa: E501
+
 LIMITS = """\
 ## What was not shown
 
@@ -49,7 +67,7 @@ LIMITS = """\
 def page() -> str:
     """Return the text of docs/results.md."""
     found = [results for name in NETWORKS if (results := load(name)) is not None]
-    parts = [INTRODUCTION, *(_network(results) for results in found), _costs(found), LIMITS]
+    parts = [INTRODUCTION, *(_network(results) for results in found), _costs(found), PAPER, LIMITS]
     return "\n\n".join(parts) + "\n"
 
 
