@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from depthfold.importance import entry, measure_importance
+from depthfold.importance import measure_importance
 from depthfold.jobs import RayCluster
 from lacking import library, needs
 from patience import eventually
 from tiny_importance import (
     ACTIVATIONS,
     RECIPE,
-    UNCHANGED,
     TinyTask,
     running,
-    scores_in,
     tiny_network,
     trainings_in,
     waiting_in,
@@ -54,14 +52,6 @@ def cluster():
 @pytest.fixture(scope="module")
 def right():
     return measure_importance(NETWORK, TinyTask(), RECIPE)
-
-
-def test_workers_give_the_same_table_of_groups_and_train_nothing_twice(cluster, monkeypatch, tmp_path):
-    grouped = measure_importance(NETWORK, TinyTask(), RECIPE, method="local")
-    monkeypatch.setattr(entry, "TOGETHER", 4)
-    task, executor = TinyTask(folder=str(tmp_path)), RayCluster(workers=2, runtime_env=HERE)
-    assert measure_importance(NETWORK, task, RECIPE, method="local", executor=executor) == grouped
-    assert len(scores_in(tmp_path)) == sum(scores_in(tmp_path).values()) == len(ACTIVATIONS) - len(UNCHANGED) + 1
 
 
 def test_example_measures_a_table_on_the_cluster(cluster, monkeypatch, tmp_path, capsys):
