@@ -39,6 +39,7 @@ class Measured:
     at: str
     scores: dict[int, float] = field(default_factory=dict)  # by seed, fine-tuned with the original as the teacher
     alone: dict[int, float] = field(default_factory=dict)  # the same without a teacher
+    holdout: dict[int, float] = field(default_factory=dict)  # like `scores`, on the hold-out set
     profile: Profile | None = None
     original: Profile | None = None
     plan: str = ""
@@ -84,6 +85,8 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
             (one.scores if row["distilled"] else one.alone)[row["seed"]] = row["merged"]
+            if row["distilled"]:
+                one.holdout[row["seed"]] = row["holdout"]
             recipe = row["recipe"]
             seconds.append(row["seconds"])
         elif row["stopwatch"] == stopwatch:

@@ -29,10 +29,13 @@ def test_page_is_made_from_the_results(results_page):
 
 
 @needs("matplotlib")
-def test_pictures_are_made_from_the_results(results_page, tmp_path):
-    (tmp_path / "pictures").mkdir()
+def test_pictures_and_readme_are_made_from_the_results(results_page, tmp_path):
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("| MobileNetV2-1.0, CIFAR-10 | old |\nother\n")
     results_page.main(tmp_path)
-    drawn = sorted((tmp_path / "pictures").iterdir())
+    assert (tmp_path / "README.md").read_text() == f"{results_page.readme_row()}\nother\n"
+    assert results_page.readme_row() in (ROOT / "README.md").read_text().splitlines(), "run `make results`"
+    drawn = sorted((tmp_path / "docs" / "pictures").iterdir())
     assert drawn
     for picture in drawn:
         assert picture.read_text() == (ROOT / "docs" / "pictures" / picture.name).read_text(), "run `make results`"
@@ -52,8 +55,10 @@ def test_table_has_the_mean_over_seeds_and_the_measured_speed_up(results_page, m
             parameters=1_500_000, depth=3, memory=5_000_000,
         )  # fmt: skip
 
-    one = Measured("paper", "50%", {1: 91.0, 0: 92.0}, profile=profile(2.0), original=profile(5.0))
-    row = "| 50 % | depthfold, the paper's moves | 91.50 (92.00, 91.00) | 2.000 | 2.50 | 2.0 | 1.50 | 5 |"
+    one = Measured(
+        "paper", "50%", {1: 91.0, 0: 92.0}, holdout={0: 93.0, 1: 94.0}, profile=profile(2.0), original=profile(5.0)
+    )
+    row = "| 50 % | depthfold, the paper's moves | 91.50 (92.00, 91.00) | 93.50 | 2.000 | 2.50 | 2.0 | 1.50 | 5 |"
     assert results_page._row("50 %", one) == row
     other = Measured("all moves", "50%", {0: 92.0, 1: 93.0}, plan="another")
     assert results_page._difference(other, one) == "+1.00 ± 0.71"
