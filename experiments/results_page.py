@@ -124,7 +124,8 @@ def _row(target: str, one: Measured) -> str:
     memory = "" if profile.memory is None else f"{profile.memory / 1e6:.0f}"
     return (
         f"| {target} | {TITLES[one.method]} | {one.mean:.2f} ({seeds}) | {holdout} | "
-        f"{profile.latency:.3f} | {one.speed_up:.2f} | {profile.flops / 1e9:.1f} | {profile.parameters / 1e6:.2f} | {memory} |"
+        f"{profile.latency:.3f} | {one.speed_up:.2f} | "
+        f"{profile.flops / 1e9:.1f} | {profile.parameters / 1e6:.2f} | {memory} |"
     )
 
 
