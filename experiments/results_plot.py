@@ -13,8 +13,6 @@ STYLES = {
     OURS: ("#0072b2", "o", "-"),
     "paper": ("#56b4e9", "o", "--"),
     "LayerMerge's rule": ("#009e73", "s", ":"),
-    "all moves, plain sum": ("#0072b2", "x", ":"),
-    "LayerMerge's rule, plain sum": ("#009e73", "x", ":"),
     "DepthShrinker": ("#d55e00", "^", "none"),
     "DepthShrinker, searched": ("#d55e00", "v", "none"),
     "channels, magnitude": ("#cc79a7", "D", ":"),
