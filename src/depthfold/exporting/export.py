@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,13 +19,15 @@ from depthfold.backends import Exporter, Inputs, backend_errors, cuda_settings, 
 from depthfold.backends.base import batched, flatten, on_cpu, private_copy, with_batch
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
+from depthfold.exporting.int8 import Int8, Quantised, calibration_inputs, compare_with_float32, quantise
 from depthfold.exporting.save import write_errors
 from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, Shallow, output_error, perturbed, shallow_parts
 from depthfold.store import put_all_in_place
 from depthfold.support.document import encode
 from depthfold.support.optional import load
 from depthfold.support.text import did_you_mean
-from depthfold.tracing import Blueprint, ExampleInputs, device_of
+from depthfold.tracing import Blueprint, ExampleInputs, device_of, dtype_of
+from depthfold.training import Task, check_task
 from depthfold.version import __version__
 
 
@@ -34,7 +37,8 @@ class Exported:
 
     `error` is the largest difference between the file and the network as a share of the largest output, in
     `environment`; both are None if they were not compared. `batch` is the batch size that the file accepts. `why_fixed`
-    is the reason why it is not "dynamic", if that was requested.
+    is the reason why it is not "dynamic", if that was requested. `int8` compares an INT8 file with float32; `error` is
+    then that of the float32 file that it was made from.
     """
 
     path: Path
@@ -43,6 +47,7 @@ class Exported:
     error: float | None = None
     environment: Environment | None = None
     why_fixed: str | None = None
+    int8: Quantised | None = None
 
     def __str__(self) -> str:
         batch = "batches of any size" if self.batch == "dynamic" else f"a batch of {self.batch}"
@@ -51,6 +56,8 @@ class Exported:
         if self.error is None or self.environment is None:
             return f"{text}; not compared with PyTorch"
         runtime = f"{self.environment.runtime} {self.environment.runtime_version}"
+        if self.int8 is not None:
+            return f"{text}; {runtime}: {self.int8}"
         return f"{text}; {runtime} is within {self.error:.1e} of PyTorch"
 
 
@@ -118,7 +125,14 @@ FORMATS = {
 
 
 def export(
-    shallow: nn.Module, path: str | Path, example_inputs: Any = None, *, dynamic_batch: bool = True, check: bool = True
+    shallow: nn.Module,
+    path: str | Path,
+    example_inputs: Any = None,
+    *,
+    task: Task | None = None,
+    int8: bool | Int8 = False,
+    dynamic_batch: bool = True,
+    check: bool = True,
 ) -> Exported:
     """Write a merged network to a file that runs without depthfold. The suffix (.onnx, .pt2, .xml or .engine) selects
     the format.
@@ -128,12 +142,16 @@ def export(
     it computes something else, it is deleted and VerificationError is raised. `example_inputs` are as for trace(), and
     default to those of the trace. `shallow` may also be a module that wraps the merged network, for example with a
     softmax.
+
+    With `int8`, an ONNX file is quantised to 8 bits. The task calibrates it and scores it beside the float32 file; if
+    it loses more than Int8.tolerance, it is deleted and VerificationError is raised.
     """
     _, origin, at = shallow_parts(shallow)
     path = Path(path)
     form, backend = _format(path, device_of(shallow))
+    settings = _int8_settings(int8, task, path, shallow)
     inputs = _tensors(shallow, _arguments(shallow, origin.blueprint, at, example_inputs))
-    why_fixed = None
+    why_fixed = quantised = None
     with write_errors(path), put_all_in_place(path) as partial:
         attempt = _Attempt(backend, shallow, origin, partial, check)
         try:
@@ -146,9 +164,18 @@ def export(
                 raise
             batch, why_fixed = len(inputs[0]), str(reason)
             error = attempt.write(inputs, dynamic_batch=False)
-    precision = str(inputs[0].dtype).removeprefix("torch.")
-    environment = dataclasses.replace(backend.environment(inputs), precision=precision) if check else None
-    return Exported(path=path, format=form, batch=batch, error=error, environment=environment, why_fixed=why_fixed)
+        if settings is not None and task is not None:
+            if batch != "dynamic":
+                raise BackendError(
+                    f"INT8 needs a file for batches of any size, but: {why_fixed or 'dynamic_batch is False.'}"
+                )
+            form, quantised = f"{form} in INT8", attempt.quantise(inputs, task, settings)
+    environment = (
+        dataclasses.replace(backend.environment(inputs), precision=_precision(shallow, settings)) if check else None
+    )
+    return Exported(
+        path=path, format=form, batch=batch, error=error, environment=environment, why_fixed=why_fixed, int8=quantised
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,6 +199,15 @@ class _Attempt:
             finish_onnx(self.path, self.origin)
         return compare(self.backend, self.module, inputs, self.path, dynamic=dynamic_batch) if self.check else None
 
+    def quantise(self, inputs: Inputs, task: Task, int8: Int8) -> Quantised | None:
+        """Replace the float32 file by its INT8 form, and compare the two."""
+        batches = calibration_inputs(self.module, task, int8.images)
+        with tempfile.TemporaryDirectory() as folder:
+            twin = self.path.replace(Path(folder) / "float32.onnx")
+            quantise(twin, self.path, batches)
+            finish_onnx(self.path, self.origin)
+            return compare_with_float32((self.path, twin), inputs, task, self.backend, int8) if self.check else None
+
 
 def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
     if path.suffix not in FORMATS:
@@ -182,6 +218,26 @@ def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
     if target == "pytorch" and device.type == "cuda":
         target = "pytorch:device=cuda"  # the program runs on the device of its tensors
     return form, cast(Exporter, get(target))
+
+
+def _int8_settings(int8: object, task: Task | None, path: Path, shallow: nn.Module) -> Int8 | None:
+    """Return how to quantise, or None. Raise InvalidValue if this network cannot be quantised into this file."""
+    if int8 is False:
+        return None
+    if not isinstance(int8, Int8 | bool):
+        raise InvalidValue(f"int8 is True, False or Int8(...), found {int8!r:.80}.")
+    if path.suffix != ".onnx":
+        raise InvalidValue(f"Only ONNX files can be in INT8, found {path.name!r}. Use {path.stem}.onnx.")
+    if task is None:
+        raise InvalidValue("INT8 is calibrated and scored on a task, and there is none. Pass task=...")
+    check_task(task)
+    if (dtype := dtype_of(shallow)) != torch.float32:
+        raise InvalidValue(f"INT8 is made from a network in float32, found {dtype}. Convert it: shallow.float().")
+    return Int8() if int8 is True else cast(Int8, int8)
+
+
+def _precision(shallow: nn.Module, int8: Int8 | None) -> str:
+    return "int8" if int8 is not None else str(dtype_of(shallow)).removeprefix("torch.")
 
 
 def _arguments(shallow: nn.Module, blueprint: Blueprint, at: str, example_inputs: Any) -> ExampleInputs:
