@@ -186,17 +186,20 @@ class FileModule(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.session = _session(path)
+        self.path, self.session = path, _session(path)
         self.names = [info.name for info in self.session.get_inputs()]
         # Tasks take the device and the dtype of their images from the parameters.
         self.placeholder = nn.Parameter(torch.zeros(1), requires_grad=False)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        arrays = (tensor.numpy() for tensor in inputs)
+        arrays = (tensor.cpu().numpy() for tensor in inputs)
         with backend_errors("ONNX Runtime cannot run this file"):
             found = self.session.run(None, dict(zip(self.names, arrays, strict=True)))
         outputs = tuple(map(torch.from_numpy, found))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def __deepcopy__(self, memo: object) -> FileModule:
+        return FileModule(self.path)  # a session cannot be copied
 
 
 def _session(path: Path) -> Any:

@@ -19,6 +19,7 @@ from depthfold.tasks.augment import augment, augment_normalised
 from depthfold.tasks.batches import steps_per_epoch
 from depthfold.tasks.datasets import Cifar10, Cifar100, FashionMnist, InMemory, Pair
 from depthfold.tasks.image_folder import ImageFolder, class_list
+from depthfold.tasks.preprocessing import Preprocessing
 from depthfold.tasks.source import BatchRequest, MeanStd, Size, Source, as_mean_std, as_size, normalise_images
 from depthfold.tasks.splits import LoadedSplits, check_holdout
 from depthfold.tracing import device_of, dtype_of
@@ -164,7 +165,7 @@ class ClassificationTask:
     @property
     def identity(self) -> str:
         """Text with everything that a score depends on: the data, how it is normalised and split; not its path."""
-        options = f"size {self.size}, normalised by {self.normalise or self.source.mean_std}"
+        options = f"size {self.size}, normalised by {self._mean_std}"
         return f"{self._data.identity}, {options}, holdout {self.holdout}, seed {self.seed}"
 
     @property
@@ -174,8 +175,18 @@ class ClassificationTask:
 
     def example(self) -> Tensor:
         """Return a batch with one normalised image of the training set."""
-        request = BatchRequest(indices=np.arange(1))
-        return self._normalised(next(iter(self._data.train.images.read([request], self._size, _CPU))))
+        return self._normalised(self._first_image())
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an image becomes an input of the network, as export() writes it to a file."""
+        pixels = self._first_image()
+        channels, height, width = pixels.shape[1:]
+        mean, deviation = (values * channels if len(values) == 1 else values for values in self._mean_std)
+        return Preprocessing(
+            channels=channels, size=(height, width), mean=mean, deviation=deviation, classes=self._data.train.classes,
+            crop_ratio=getattr(self.source, "crop_ratio", 1.0), uint8=pixels.dtype == torch.uint8,
+        )  # fmt: skip
 
     @property
     def classes(self) -> int:
@@ -235,8 +246,16 @@ class ClassificationTask:
     def _size(self) -> Size | None:
         return self.size  # type: ignore[return-value]  # converted by __post_init__
 
+    @property
+    def _mean_std(self) -> MeanStd:
+        return self.normalise or self.source.mean_std
+
+    def _first_image(self) -> Tensor:
+        request = BatchRequest(indices=np.arange(1))
+        return next(iter(self._data.train.images.read([request], self._size, _CPU)))
+
     def _normalised(self, images: Tensor) -> Tensor:
-        return normalise_images(images, self.normalise or self.source.mean_std)
+        return normalise_images(images, self._mean_std)
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
