@@ -54,7 +54,7 @@ def test_card_of_many_classes_is_short(shallow, tmp_path):
     text = card(shallow, tmp_path / "m.onnx", images=Images(preprocessing=many))
     assert "(1000): 0, 1," in text
     assert ", 19, and 980 more\n" in text
-    assert "normalised to (x - mean) / deviation." in text
+    assert "normalised to (x - mean) / deviation, x as in the task's float images." in text
 
 
 def test_card_compares_int8_with_float32(shallow, tmp_path):

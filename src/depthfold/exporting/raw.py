@@ -28,8 +28,7 @@ class Images:
     def metadata(self) -> dict[str, str]:
         """Return what an ONNX file states about its inputs and outputs."""
         found = self.preprocessing
-        values = "(x / 255 - mean) / deviation" if found.uint8 else "(x - mean) / deviation"
-        taken = f"uint8 {self.layout}, normalised in this file" if self.layout else f"NCHW, normalised: {values}"
+        taken = f"uint8 {self.layout}, normalised in this file" if self.layout else f"NCHW, normalised: {found.formula}"
         return {
             "input": taken, "size": json.dumps(found.size), "mean": json.dumps(found.mean),
             "deviation": json.dumps(found.deviation), "crop_ratio": json.dumps(found.crop_ratio),

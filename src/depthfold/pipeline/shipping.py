@@ -90,12 +90,11 @@ def _measured(findings: Findings) -> list[str]:
 
 def _images(found: Preprocessing, layout: Layout | None) -> list[str]:
     height, width = found.size
-    values = "(x / 255 - mean) / deviation" if found.uint8 else "(x - mean) / deviation"
     if layout:
         shape = (height, width, found.channels) if layout == "NHWC" else (found.channels, height, width)
         taken = f"uint8 images, {layout}: batch x {' x '.join(map(str, shape))}. The file normalises them itself"
     else:
-        taken = f"float32 images, NCHW: batch x {found.channels} x {height} x {width}, normalised to {values}"
+        taken = f"float32 images, NCHW: batch x {found.channels} x {height} x {width}, normalised to {found.formula}"
     crop = f", after a centre crop of {found.crop_ratio:g} of the shorter side" if found.crop_ratio != 1 else ""
     number, names = len(found.classes), ", ".join(found.classes[:_CLASSES])
     names += f", and {number - _CLASSES} more" if number > _CLASSES else ""

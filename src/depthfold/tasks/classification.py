@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from depthfold.errors import DataError, InvalidValue
 from depthfold.support.coerce import as_path, as_whole
@@ -19,6 +20,7 @@ from depthfold.tasks.augment import augment, augment_normalised
 from depthfold.tasks.batches import steps_per_epoch
 from depthfold.tasks.datasets import Cifar10, Cifar100, FashionMnist, InMemory, Pair
 from depthfold.tasks.image_folder import ImageFolder, class_list
+from depthfold.tasks.loaders import loaders
 from depthfold.tasks.preprocessing import Preprocessing
 from depthfold.tasks.source import BatchRequest, MeanStd, Size, Source, as_mean_std, as_size, normalise_images
 from depthfold.tasks.splits import LoadedSplits, check_holdout
@@ -162,6 +164,27 @@ class ClassificationTask:
         """Return a task for images (N x C x H x W, uint8 or float) and labels, which are pickled with the task."""
         return cls(source=InMemory(train=train, test=test), **options)
 
+    @classmethod
+    def from_loaders(
+        cls,
+        *,
+        train: DataLoader[Any],
+        holdout: DataLoader[Any],
+        test: DataLoader[Any] | None = None,
+        classes: Iterable[str] | None = None,
+        normalise: MeanStd | None = None,
+        score_batch: int = 512,
+    ) -> Self:
+        """Return a task for DataLoaders whose batches are (images, labels).
+
+        The items come from the datasets of the loaders, through their collate functions and with their number of
+        workers. The batch size and the order are those of the recipe and the step, so that training can resume. The
+        images have one size. Float images are not normalised, and uint8 images are divided by 255, unless `normalise`
+        is given. `classes` are the names of the classes; by default those of the training dataset, or numbers.
+        """
+        source = loaders(train=train, holdout=holdout, test=test, classes=classes)
+        return cls(source=source, normalise=normalise, holdout=0, score_batch=score_batch)
+
     @property
     def identity(self) -> str:
         """Text with everything that a score depends on: the data, how it is normalised and split; not its path."""
@@ -171,7 +194,7 @@ class ClassificationTask:
     @property
     def has_holdout(self) -> bool:
         """False if there is no hold-out set, so that only "test" can be scored."""
-        return self.holdout != 0
+        return self._data.has_holdout
 
     def example(self) -> Tensor:
         """Return a batch with one normalised image of the training set."""

@@ -28,9 +28,15 @@ class Preprocessing:
     def mean_std(self) -> MeanStd:
         return self.mean, self.deviation
 
+    @property
+    def formula(self) -> str:
+        """How a pixel x of the task becomes an input. The task does not know how float images were made."""
+        return (
+            "(x / 255 - mean) / deviation" if self.uint8 else "(x - mean) / deviation, x as in the task's float images"
+        )
+
     def __str__(self) -> str:
         height, width = self.size
         mean, deviation = (", ".join(f"{value:.4g}" for value in values) for values in self.mean_std)
-        values = "(x / 255 - mean) / deviation" if self.uint8 else "(x - mean) / deviation"
         crop = f", after a centre crop of {self.crop_ratio:g}" if self.crop_ratio != 1 else ""
-        return f"{self.channels} x {height} x {width}{crop}; {values} with mean {mean} and deviation {deviation}"
+        return f"{self.channels} x {height} x {width}{crop}; {self.formula} with mean {mean} and deviation {deviation}"
