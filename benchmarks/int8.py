@@ -63,7 +63,7 @@ def main() -> None:
             for name in found:
                 ratio = times[f"{name}, float32"] / times[f"{name}, INT8"]
                 lost = scores[f"{name}, float32"] - scores[f"{name}, INT8"]
-                print(f"{name}: INT8 is {ratio:.2f}x as fast as float32, {lost:+.2f} points lower")
+                print(f"{name}: INT8 is {ratio:.2f}x as fast as float32, {lost:.2f} points lower")
             whole = times["original, float32"] / times["folded, INT8"]
             print(f"folded and INT8 together: {whole:.2f}x as fast as the original in float32")
 
