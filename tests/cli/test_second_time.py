@@ -101,10 +101,10 @@ def test_a_new_result_has_no_old_findings(run, monkeypatch):
     old = Findings.loads((run / "findings.json").read_text())
     shutil.rmtree(run / "students")
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compression"), "export", interrupted)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.shipping"), "export", interrupted)
     assert depthfold("compress", "--run", run, "--no-distil").exit_code == 130
     assert not (run / "findings.json").exists()
     monkeypatch.undo()

@@ -97,8 +97,8 @@ def merge(call: Call) -> None:
 
 @command(
     needs="run model",
-    uses=f"{MODEL} export",
-    example="depthfold export --run out --export model.onnx --export model.pt2",
+    uses=f"{MODEL} export raw_images int8",
+    example="depthfold export --run out --export model.onnx --int8",
 )
 def export(call: Call) -> None:
     """Write the merged network to files that run without depthfold, and compare each with PyTorch."""
@@ -114,7 +114,7 @@ def report(call: Call) -> None:
 
 @command(
     needs="run model data target budget",
-    uses=f"{MODEL} space moves {TRAINING} alpha surrogate recipe distil export",
+    uses=f"{MODEL} space moves {TRAINING} alpha surrogate recipe distil export raw_images int8",
     flags="retry",
     example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
 )
@@ -122,7 +122,7 @@ def compress(call: Call) -> None:
     """Run all stages: from a CNN to a faster one, with a report. Run it again to resume after an interruption."""
     session = call.session()
     done = settings.stages.compress_stage(session, settings.stages.preflight(session), retry=call.retry)
-    print_summary(done, call.settings.export)
+    print_summary(done, [str(each.path.relative_to(done.folder)) for each in done.exported])
 
 
 @app.command(epilog="Example: depthfold demo --run demo")

@@ -10,10 +10,10 @@ from torch import nn
 
 from depthfold.backends import Backend
 from depthfold.core import Budget, SolvedPlan
-from depthfold.exporting import export
+from depthfold.exporting import Exported
 from depthfold.finetuning import finetune
 from depthfold.merging import merge
-from depthfold.pipeline import artefacts
+from depthfold.pipeline import artefacts, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.preflight import check_drops, checked_inputs, checked_options
@@ -31,12 +31,13 @@ _DEFAULTS = Options()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """The fast network, the plan that made it, and everything that was found out about it."""
+    """The fast network, the plan that made it, everything that was found out about it, and the exported files."""
 
     shallow: nn.Module
     plan: SolvedPlan
     findings: Findings
     folder: Path
+    exported: tuple[Exported, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line: the findings in full would fill pages."""
@@ -100,12 +101,16 @@ def compress(
         student = finetune(rewrite(traced, plan), task, options.recipe, teacher=teacher, run=place, progress=progress)
         shallow = merge(student)
         artefacts.save_result(folder, shallow, plan, place)
-        for name in options.exports:
-            export(shallow, folder.path / name)
+        exported = shipping.export_files(shallow, folder.path, options.exports, task, options.raw_images)
 
         networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
         solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
         findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
         folder.write(FINDINGS, findings, artefacts.findings_inputs(folder))
         report(findings, folder.path / REPORT)
-    return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path)
+        shipping.write_cards(shallow, exported, findings)
+        if options.int8:  # last: a file that loses too much is refused, and everything else is done by then
+            quantised = shipping.export_int8(shallow, folder.path, options.exports, task, options.raw_images)
+            shipping.write_cards(shallow, quantised, findings)
+            exported += quantised
+    return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path, exported=exported)

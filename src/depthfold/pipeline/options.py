@@ -16,6 +16,8 @@ from depthfold.training import Recipe
 if TYPE_CHECKING:
     from torch import nn
 
+    from depthfold.backends import Layout
+
 HELP = "help"  # the key of a field's description in its metadata
 
 
@@ -69,6 +71,16 @@ class Options:
     exports: tuple[str, ...] = _option(
         ("model.onnx",),
         "Files to write into the run folder. The suffix is the format: .onnx, .pt2, .xml, .engine.",
+    )
+    raw_images: Layout | None = _option(
+        None,
+        "The exported files take raw images (uint8, 0 to 255) in this layout, NHWC or NCHW, and normalise them. "
+        "Default: they take normalised images.",
+    )
+    int8: bool = _option(
+        False,
+        "Also write an INT8 form of each .onnx file (model-int8.onnx), calibrated on training images and scored and "
+        "timed beside float32.",
     )
     retry: bool = _option(
         False, "Retry what failed before: blocks that the runtime rejected, and importance trainings."

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Backend, get
+from depthfold.backends import Backend, Layout, get
 from depthfold.core import ImportanceTable, Move, Network, Space, block_options, check_space, require_moves
 from depthfold.errors import DataError, InvalidValue, TableError, lacks_memory, spoils_device
-from depthfold.exporting import FORMATS
+from depthfold.exporting import FORMATS, images_of
 from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
+from depthfold.pipeline.shipping import int8_names
 from depthfold.solver import checked_alpha
 from depthfold.store.run_folder import NAMES
 from depthfold.support.optional import load
@@ -57,6 +58,8 @@ def checked_options(options: object) -> Options:
     if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):
         raise InvalidValue(f'The option exports is a tuple of file names, such as ("model.onnx",), found {exports!r}.')
     check_exports(exports)
+    if options.int8:
+        int8_names(exports)
     recipe = options.importance_recipe
     recipe = None if recipe is None else _recipe("importance_recipe", recipe)
     Method.of(options.importance_method, recipe, options.reinit)
@@ -79,6 +82,7 @@ def checked_inputs(
     if traced is not None:
         check_network(traced, model, options)
     inputs = inputs_of(task, example_inputs)
+    check_raw_images(task, options.raw_images, inputs)
     check_task_data(task, model, inputs, importances=measures_importance)
     return inputs
 
@@ -128,6 +132,13 @@ def check_exports(names: Iterable[str]) -> None:
             )
         if path.suffix not in FORMATS:
             raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
+
+
+def check_raw_images(task: Task, layout: Layout | None, inputs: Any) -> None:
+    """Raise InvalidValue if the exported files cannot take raw images of this task."""
+    if layout is not None:
+        given = ExampleInputs.of(inputs)
+        images_of(task, layout, (*given.args, *given.named.values()))
 
 
 def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:

@@ -76,6 +76,12 @@ def _check_exports(names: Collection[str]) -> None:
     check_exports(names)
 
 
+def _check_layout(text: str) -> None:
+    from depthfold.backends.raw_images import require_layout  # imports torch
+
+    require_layout(text)
+
+
 def _check_importance(text: str) -> None:
     if not Path(text).is_file():
         raise InvalidValue(f"There is no importance table {text}. Check the path given with --importance.")
@@ -186,6 +192,8 @@ class Settings:
     export: tuple[str, ...] = _option(
         "exports", "May be repeated. Default: model.onnx.", metavar="NAME", check=_check_exports
     )
+    raw_images: str | None = _option("raw_images", metavar="LAYOUT", check=_check_layout)
+    int8: bool = _option("int8")
     importance: str | None = _option(
         "importance",
         "A JSON or CSV file.",

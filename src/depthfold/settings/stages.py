@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from pathlib import Path
 
 from torch import nn
 
-from depthfold.backends import get
+from depthfold.backends import Layout, get
+from depthfold.backends.raw_images import require_layout
 from depthfold.core import (
     Budget,
     Frontier,
@@ -19,14 +21,14 @@ from depthfold.core import (
     Surrogate,
     require_moves,
 )
-from depthfold.errors import CheckpointError, RunError
-from depthfold.exporting import Exported, export, load
+from depthfold.errors import CheckpointError, DepthfoldError, RunError
+from depthfold.exporting import Exported, load
 from depthfold.finetuning import finetune, finetuned
 from depthfold.latency import profile, side_by_side
 from depthfold.merging import Verification, merge, verify
-from depthfold.pipeline import Compressed, Options, artefacts, compress
+from depthfold.pipeline import Compressed, Options, artefacts, compress, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
-from depthfold.pipeline.preflight import check_libraries, check_task_data
+from depthfold.pipeline.preflight import check_libraries, check_raw_images, check_task_data
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
@@ -36,8 +38,9 @@ from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Recipe
+from depthfold.training import Recipe, Task
 
 
 def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
@@ -140,11 +143,38 @@ def merge_stage(session: Session) -> Verification:
 
 
 def export_stage(session: Session) -> tuple[Exported, ...]:
-    """Export the result of the run to all files of the settings."""
-    with session.folder.lock():
+    """Export the result of the run to all files of the settings, with a model card beside each."""
+    settings, folder = session.settings, session.folder
+    with folder.lock():
         session.claim(weights=False)
-        shallow = _load_result(session)
-        return tuple(export(shallow, session.folder.path / name) for name in session.settings.export)
+        shallow, task = _load_result(session), _task_of_files(session)
+        layout = _layout(settings)
+        findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
+        exported = shipping.export_files(shallow, folder.path, settings.export, task, layout)
+        if settings.int8 and task is not None:
+            exported += shipping.export_int8(shallow, folder.path, settings.export, task, layout)
+        shipping.write_cards(shallow, exported, findings)
+        return exported
+
+
+def _layout(settings: Settings) -> Layout | None:
+    return None if settings.raw_images is None else require_layout(settings.raw_images)
+
+
+def _task_of_files(session: Session) -> Task | None:
+    """Return the task whose preprocessing the files state. It is needed only for raw images and INT8."""
+    settings = session.settings
+    if settings.int8 or settings.raw_images is not None:
+        return session.training_task()
+    if settings.data is None:
+        return None
+    try:
+        if isinstance(session.task, ClassificationTask):
+            _ = session.task.preprocessing  # reads the data
+        return session.task
+    except DepthfoldError as error:
+        warnings.warn(f"The files do not state mean, deviation and classes, because of the data: {error}", stacklevel=2)
+        return None
 
 
 def report_stage(session: Session, *, remeasure: bool = False) -> Path:
@@ -181,6 +211,9 @@ def preflight(session: Session) -> TracedNetwork:
     """
     settings, importance = session.settings, session.importance
     check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
+    if settings.int8:
+        shipping.int8_names(settings.export)
+    check_raw_images(session.training_task(), _layout(settings), session.inputs)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
     return session.claim(importance, weights=False)
 
@@ -195,7 +228,7 @@ def compress_stage(
         importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
         importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
-        distil=settings.distil, exports=settings.export, retry=retry,
+        distil=settings.distil, exports=settings.export, raw_images=_layout(settings), int8=settings.int8, retry=retry,
     )  # fmt: skip
     return compress(
         session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
