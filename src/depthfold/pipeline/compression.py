@@ -58,7 +58,7 @@ def compress(
     model: nn.Module,
     task: Task,
     target: str | Backend,
-    budget: Budget | str | float,
+    budget: Budget | str,
     *,
     run: str | Path,
     example_inputs: Any = None,

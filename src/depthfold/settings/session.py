@@ -95,8 +95,7 @@ class Session:
     @property
     def budget(self) -> Budget:
         """The latency to reach."""
-        budget = self.settings.budget  # may be a number in config.toml
-        return Budget.parse(self.settings.need("budget") if budget is None else budget)
+        return Budget.parse(self.settings.need("budget"))
 
     def training_task(self) -> Task:
         """Return the task for a stage that trains or scores. Its images must have the size of the inputs."""

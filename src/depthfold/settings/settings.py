@@ -297,5 +297,5 @@ def _check_type(declared: Declaration, value: Any) -> None:
     elif wanted == float | None:
         if not math.isfinite(as_float(what, value, InvalidValue, "a finite number")):
             raise InvalidValue(f"{what} must be a finite number, found {value!r}.")
-    elif wanted != str | float | None:  # the budget, which has its own check
+    elif wanted != str | float | None:  # a number as budget is refused by its own check, which shows the units
         as_text(what, value, InvalidValue)
