@@ -49,7 +49,7 @@ def latency(call: Call) -> None:
 
 @command(
     needs="run model",
-    uses=f"{MODEL} space moves {TRAINING}",
+    uses=f"{MODEL} target budget allow_doubtful space moves {TRAINING}",
     flags="retry",
     example="depthfold importance --run out --data cifar10:data --executor processes:2",
 )
@@ -59,7 +59,9 @@ def importance(call: Call) -> None:
 
 
 @command(
-    needs="run model data", uses=f"{MODEL} executor", example="depthfold surrogate --run out --executor processes:2"
+    needs="run model data",
+    uses=f"{MODEL} target budget allow_doubtful space moves executor",
+    example="depthfold surrogate --run out --executor processes:2",
 )
 def surrogate(call: Call) -> None:
     """Train some whole plans and fit their scores, for solve --surrogate. Writes surrogate.json."""
@@ -114,7 +116,7 @@ def report(call: Call) -> None:
 
 @command(
     needs="run model data target budget",
-    uses=f"{MODEL} space moves {TRAINING} alpha surrogate recipe distil export",
+    uses=f"{MODEL} allow_doubtful space moves {TRAINING} alpha surrogate recipe distil export",
     flags="retry",
     example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
 )

@@ -78,14 +78,14 @@ def measure_latency(
         progress = progress or stack.enter_context(progress_bars())
         candidates = CandidateTimer(traced, journal, timer, progress)
         every = {keys[span]: block for span, block in blocks.items()}
-        candidates.time_blocks(block_backend, every | {more[key]: block for key, block in dropped.items()})
+        doubt = candidates.time_blocks(block_backend, every | {more[key]: block for key, block in dropped.items()})
         if in_context:
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
     return LatencyTable(
         network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
-        calibration=calibration, activations=traced.network.activations,
+        calibration=calibration, activations=traced.network.activations, doubt=doubt,
         entries=(
             *(_entry(span, None, block, journal, keys[span], calibration) for span, block in blocks.items()),
             *(_entry(*key, block, journal, more[key], calibration) for key, block in dropped.items()),

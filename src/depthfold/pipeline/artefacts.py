@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import nn
@@ -21,7 +22,7 @@ from depthfold.pipeline.surrogate import fit_surrogate, surrogate_inputs
 from depthfold.progress import Progress
 from depthfold.rewriting import rewrite
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, SURROGATE
+from depthfold.store.run_folder import CHECKED_IMAGES, FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, SURROGATE
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
@@ -58,10 +59,11 @@ def make_importance_table(
     options: Options,
     progress: Progress | None,
     latency: LatencyTable | None = None,
+    before_training: Callable[[], object] = lambda: None,
 ) -> ImportanceTable:
     """Return the importance table of the run; measure what its journal lacks if it was not made from the same inputs.
 
-    With a latency table, blocks that save no time are left out. A table with failed entries is made again, which warns
+    `before_training` is called before anything is measured, and may raise. With a latency table, blocks that save no time are left out. A table with failed entries is made again, which warns
     about them and, with `retry`, measures them again.
     """
     method = Method.of(options.importance_method, options.importance_recipe, options.reinit)
@@ -75,6 +77,7 @@ def make_importance_table(
         entry.reason is None or (entry.span, entry.dropped) in left_out for entry in found.entries
     ):
         return found
+    before_training()
     table = measure_importance(
         traced, task, method.recipe, method=method.name, latency=latency, space=options.space, moves=options.moves,
         reinit=options.reinit, executor=options.executor, run=folder.path, retry=options.retry, progress=progress,
@@ -125,6 +128,13 @@ def fitted_surrogate(folder: RunFolder, tables: tuple[LatencyTable, ImportanceTa
 def _digests(tables: tuple[LatencyTable, ImportanceTable]) -> dict[str, str]:
     latency, importance = tables
     return {"latency": digest(latency.to_json()), "importance": digest(importance.to_json())}
+
+
+def keep_checked_images(folder: RunFolder, checked: Mapping[str, str]) -> None:
+    """Record that these image files can be read, so that the next command does not read them again."""
+    if checked:
+        with folder.making(CHECKED_IMAGES, checked):
+            pass  # there is only the record
 
 
 def keep_importance(folder: RunFolder, table: ImportanceTable) -> None:

@@ -70,6 +70,11 @@ class Options:
         ("model.onnx",),
         "Files to write into the run folder. The suffix is the format: .onnx, .pt2, .xml, .engine.",
     )
+    allow_doubtful: bool = _option(
+        False,
+        "Train even if the latency table is doubtful: if it predicts whole networks poorly, or if the speed of the "
+        "machine changed while it was measured.",
+    )
     retry: bool = _option(
         False, "Retry what failed before: blocks that the runtime rejected, and importance trainings."
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,8 +18,10 @@ from depthfold.exporting import FORMATS
 from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
+from depthfold.progress import Progress, progress_bars
 from depthfold.solver import checked_alpha
-from depthfold.store.run_folder import NAMES
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import CHECKED_IMAGES, NAMES
 from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
 from depthfold.tasks import ClassificationTask, class_scores
@@ -196,6 +199,22 @@ def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances:
         )
     if isinstance(model, nn.Module):  # trace() refuses anything else
         _check_scores(model, task)
+
+
+def check_images(
+    task: object, run: str | Path | None, progress: Progress | None = None, *, tested: bool = True
+) -> Mapping[str, str]:
+    """Raise DataError if an image file cannot be read: a training would find out only after hours of measuring.
+
+    Return a digest of the files by the name of their split, for the record of the run. Files with the same digest in
+    the record are not read again. The test set is left out if `tested` is False.
+    """
+    if not isinstance(task, ClassificationTask):
+        return {}
+    known = {} if run is None else RunFolder(Path(run)).made_from(CHECKED_IMAGES) or {}
+    with contextlib.ExitStack() as stack:
+        progress = progress or stack.enter_context(progress_bars())
+        return {**known, **task.check_files(known, progress, tested=tested)}
 
 
 def _check_scores(model: nn.Module, task: ClassificationTask) -> None:

@@ -18,7 +18,7 @@ from depthfold.pipeline.preflight import check_drops, inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
 from depthfold.settings.data import check_image_size, make_task
-from depthfold.settings.models import make_model, warn_if_untrained
+from depthfold.settings.models import make_model, usual_input, warn_if_untrained
 from depthfold.settings.settings import Settings
 from depthfold.solver import check_importance
 from depthfold.store import RunFolder
@@ -45,9 +45,21 @@ class Session:
         return make_model(self.settings.need("model"), self.settings.weights)
 
     @cached_property
+    def image(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of an image, or None if the data decide.
+
+        Without --input, a model of torchvision or timm gets images of its usual size, unless all images of the data
+        have a size of their own: those of a folder seldom do.
+        """
+        given, data = self.settings.image, self.settings.data
+        if given is not None or not (data is None or data.startswith("imagefolder:")):
+            return given
+        return usual_input(self.settings.need("model"), self.settings.weights, self.model)
+
+    @cached_property
     def inputs(self) -> Tensor:
-        """A batch of noise of the given size, or of one image of the task if no size is given."""
-        image, batch = self.settings.image, self.settings.batch
+        """A batch of noise of the size of the images, or of one image of the task if it decides the size."""
+        image, batch = self.image, self.settings.batch
         if image is not None:
             with _allocating(batch, image):
                 return torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
@@ -66,7 +78,7 @@ class Session:
     @cached_property
     def task(self) -> Task:
         """The task on which networks are trained and scored."""
-        image = self.settings.image
+        image = self.image
         return make_task(self.settings.need("data"), None if image is None else image[1:])
 
     @cached_property
@@ -99,7 +111,7 @@ class Session:
 
     def training_task(self) -> Task:
         """Return the task for a stage that trains or scores. Its images must have the size of the inputs."""
-        if (image := self.settings.image) is not None:
+        if (image := self.image) is not None:
             check_image_size(self.task, image[1:])
         warn_if_untrained(self.settings.need("model"), self.settings.weights)
         return self.task

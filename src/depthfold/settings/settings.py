@@ -149,7 +149,8 @@ class Settings:
     )
     input: str | None = _setting(
         None,
-        "Channels, height and width of an image: 3x224x224. Default: the size of the images in the data.",
+        "Channels, height and width of an image: 3x224x224. Default: the size of the images in the data; for a model of "
+        "torchvision or timm without data, or with an image folder, the size that it was made for.",
         metavar="CxHxW",
         panel=NETWORK,
         check=image_size,
@@ -177,6 +178,7 @@ class Settings:
         missing="There is no budget. Give the latency to reach with --budget: 60%, 12.5ms or 1.6x.",
         check=Budget.parse,
     )
+    allow_doubtful: bool = _option("allow_doubtful")
     space: Space = _option(  # noqa: RUF009  # it returns a dataclass field, as for the others
         "space", "Default: paper.", metavar="SPACE", check=check_space
     )

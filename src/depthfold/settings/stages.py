@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
@@ -26,7 +27,8 @@ from depthfold.latency import profile, side_by_side
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
-from depthfold.pipeline.preflight import check_libraries, check_task_data
+from depthfold.pipeline.feasibility import LatencyCheck
+from depthfold.pipeline.preflight import check_images, check_libraries, check_task_data
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
@@ -60,10 +62,27 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
         options = Options(
             space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
             importance_recipe=_importance_recipe(settings), executor=make_executor(settings.executor),
-            reinit=settings.reinit, retry=retry,
+            reinit=settings.reinit, allow_doubtful=settings.allow_doubtful, retry=retry,
         )  # fmt: skip
+        checked = check_images(task, folder.path, session.progress, tested=False)
         traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
-        return artefacts.make_importance_table(folder, traced, task, options, session.progress, latency)
+        artefacts.keep_checked_images(folder, checked)
+        return artefacts.make_importance_table(
+            folder, traced, task, options, session.progress, latency, _latency_check(session, traced, latency, options)
+        )
+
+
+def _latency_check(
+    session: Session, traced: TracedNetwork, latency: LatencyTable | None, options: Options
+) -> Callable[[], None]:
+    """Return the check before a training. Without a latency table there is nothing to check."""
+    if latency is None:
+        return lambda: None
+    settings = session.settings
+    budget = None if settings.budget is None else session.budget
+    return LatencyCheck(
+        traced, latency, options, budget, settings.target, run=session.folder.path, progress=session.progress
+    )
 
 
 def keep_importance(session: Session) -> None:
@@ -96,10 +115,14 @@ def surrogate_stage(session: Session) -> Surrogate:
     settings, folder = session.settings, session.folder
     latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
     importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
-    options = Options(executor=make_executor(settings.executor))
+    options = Options(
+        space=settings.space, moves=require_moves(settings.moves), executor=make_executor(settings.executor),
+        allow_doubtful=settings.allow_doubtful,
+    )  # fmt: skip
     task = session.training_task()
     with folder.lock():
         traced = session.claim(importance)
+        _latency_check(session, traced, latency, options)()
         return artefacts.make_surrogate(folder, traced, task, (latency, importance), options, session.progress)
 
 
@@ -182,7 +205,10 @@ def preflight(session: Session) -> TracedNetwork:
     settings, importance = session.settings, session.importance
     check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
-    return session.claim(importance, weights=False)
+    checked = check_images(session.task, settings.run, session.progress)
+    traced = session.claim(importance, weights=False)
+    artefacts.keep_checked_images(session.folder, checked)
+    return traced
 
 
 def compress_stage(
@@ -195,7 +221,7 @@ def compress_stage(
         importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
         importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
-        distil=settings.distil, exports=settings.export, retry=retry,
+        distil=settings.distil, exports=settings.export, allow_doubtful=settings.allow_doubtful, retry=retry,
     )  # fmt: skip
     return compress(
         session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
