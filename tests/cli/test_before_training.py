@@ -104,3 +104,34 @@ def test_images_are_read_once_for_each_run(photos, monkeypatch):
     (photos / "val/cat/0.jpg").write_bytes((photos / "val/dog/0.jpg").read_bytes())
     refused(*compress(photos))
     assert checked == [20, 4]
+
+
+def test_inspect_with_a_target_says_what_can_be_gained(asked, tmp_path, workshop):
+    net = f"{workshop / 'net.py'}:model"
+    alone = depthfold("inspect", net, "--input", "1x8x8", "--target", "cost_model").stdout
+    assert "The latency table: 5 distinct blocks and 20 networks to time: up to" in alone
+    assert "of the original's" in alone and "spans save time as one convolution" in alone
+    assert "Worth trying: budgets from about" in alone and 'to measure with the method "trained"' in alone
+    assert depthfold(*asked("latency")).exit_code == 0
+    table = tmp_path / "run/latency.json"
+    before = table.read_bytes()
+    found = json.loads(depthfold("inspect", "--run", tmp_path / "run", "--json").stdout)
+    assert table.read_bytes() == before
+    assert found["cost"]["blocks"] == 5 and found["network"]["name"] == "Sequential"
+    told = found["prospects"]
+    assert f"fastest plan takes {told['fastest']:.4g} ms" in alone
+    assert told["importances"] > 0 and told["seconds"] > 0  # three steps each
+    assert told["savings"][0]["layers"] > told["savings"][0]["merged"]
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [("torchvision:squeezenet1_1", "3x224x224"), ("timm:mobilenetv3_small_050,in_chans=1", "1x224x224")],
+)
+def test_models_of_libraries_have_a_usual_input(model, size, monkeypatch):
+    traced = []
+    monkeypatch.setattr("depthfold.settings.session.trace", lambda _, inputs, **__: traced.append(inputs) or 1 / 0)
+    depthfold("inspect", model)
+    assert "x".join(map(str, traced[0].shape[1:])) == size
+    depthfold("inspect", model, "--input", "3x64x64")
+    assert traced[1].shape[1:] == (3, 64, 64)

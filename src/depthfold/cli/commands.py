@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,15 +27,30 @@ TRAINING = "method importance_recipe executor importance reinit"
 
 @command(
     needs="model",
-    uses=f"run {MODEL}",
+    uses=f"run {MODEL} target space moves method importance_recipe reinit",
     flags="json",
     keeps=False,
-    example="depthfold inspect torchvision:mobilenet_v2 --input 3x224x224",
+    example="depthfold inspect torchvision:mobilenet_v2 --target onnxruntime",
 )
 def inspect(call: Call) -> None:
-    """Show which layers can be merged, and why others cannot."""
-    network = call.session().trace().network
-    print_text(network.dumps() if call.json else network)
+    """Show which layers can be merged, and why others cannot.
+
+    With a target, measure the latency of every block, and show what can be gained there and what the importances cost.
+    """
+    session = call.session()
+    network = session.trace().network
+    if call.settings.target is None:
+        print_text(network.dumps() if call.json else network)
+        return
+    cost = settings.stages.cost_stage(session)
+    if not call.json:
+        print_text(f"{network}\n\nThe latency table: {cost}.")
+    found = settings.stages.prospects_stage(session)
+    if call.json:
+        gain = None if found is None else found.to_json()
+        print_text(json.dumps({"network": network.to_json(), "cost": dataclasses.asdict(cost), "prospects": gain}))
+    else:
+        print_text(found or "A layer has no time, so nothing can be compared: see the warnings.")
 
 
 @command(

@@ -25,8 +25,9 @@ from depthfold.tracing.functional import conv_tensors
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 
-# The candidates that are compiled at the same time have at most this many elements together (2 GB in float32).
-MAX_ELEMENTS = 512_000_000
+# The candidates that are compiled at the same time have at most this many elements together: 2 GB, because ONNX Runtime
+# and OpenVINO keep about 12 bytes for each.
+MAX_ELEMENTS = 170_000_000
 # If the time of a block has changed by more than this, new blocks are not comparable with those in the journal.
 MAX_SPEED_CHANGE = 0.15
 
@@ -102,7 +103,7 @@ class CandidateTimer:
     def time_plans(self, backend: Backend, plans: Iterable[Plan], what: str = "networks") -> None:
         """Time the merged network of each plan."""
         traced, inputs = self.traced, self.traced.example_tensors()
-        outside = _elements_outside(traced, inputs)
+        outside = elements_outside(traced, inputs)
 
         def size(plan: Plan) -> int:
             return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
@@ -216,7 +217,7 @@ def _compile_some(
     return candidates
 
 
-def _elements_outside(traced: TracedNetwork, inputs: Inputs) -> int:
+def elements_outside(traced: TracedNetwork, inputs: Inputs) -> int:
     """Return the number of elements besides the weights of the layers: those of stem, head and inputs."""
     nodes = {node.name: node for node in traced.graph.graph.nodes}
     layers = {id(tensor) for site in traced.blueprint.sites for tensor in conv_tensors(traced.graph, nodes[site.conv])}

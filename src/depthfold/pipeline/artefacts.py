@@ -63,8 +63,8 @@ def make_importance_table(
 ) -> ImportanceTable:
     """Return the importance table of the run; measure what its journal lacks if it was not made from the same inputs.
 
-    `before_training` is called before anything is measured, and may raise. With a latency table, blocks that save no time are left out. A table with failed entries is made again, which warns
-    about them and, with `retry`, measures them again.
+    With a latency table, blocks that save no time are left out. A table with failed entries is made again, which warns
+    about them and, with `retry`, measures them again. `before_training` is called before that and may raise.
     """
     method = Method.of(options.importance_method, options.importance_recipe, options.reinit)
     left_out = left_out_options(

@@ -149,8 +149,8 @@ class Settings:
     )
     input: str | None = _setting(
         None,
-        "Channels, height and width of an image: 3x224x224. Default: the size of the images in the data; for a model of "
-        "torchvision or timm without data, or with an image folder, the size that it was made for.",
+        "Channels, height and width of an image: 3x224x224. Default: the size of the images in the data. A model of "
+        "torchvision or timm without data, or with an image folder, gets the size that it was made for.",
         metavar="CxHxW",
         panel=NETWORK,
         check=image_size,

@@ -23,12 +23,14 @@ from depthfold.core import (
 from depthfold.errors import CheckpointError, RunError
 from depthfold.exporting import Exported, export, load
 from depthfold.finetuning import finetune, finetuned
-from depthfold.latency import profile, side_by_side
+from depthfold.latency import measure_latency, profile, side_by_side
+from depthfold.latency.cost import MeasuringCost, measuring_cost
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
 from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.preflight import check_images, check_libraries, check_task_data
+from depthfold.pipeline.prospects import Prospects, prospects
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
@@ -48,6 +50,30 @@ def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
         traced = session.claim(weights=False)
         options = Options(space=session.settings.space, moves=require_moves(session.settings.moves), retry=retry)
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
+
+
+def cost_stage(session: Session) -> MeasuringCost:
+    """Estimate what measuring the latency table costs. Nothing is measured or written."""
+    settings = session.settings
+    moves = require_moves(settings.moves)
+    return measuring_cost(session.trace(), session.target, space=settings.space, moves=moves)
+
+
+def prospects_stage(session: Session) -> Prospects | None:
+    """Return what can be gained on the target. Without a run folder, the latency table is measured and not kept."""
+    settings = session.settings
+    options = Options(
+        space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
+        importance_recipe=_importance_recipe(settings), reinit=settings.reinit,
+    )  # fmt: skip
+    if settings.run is not None:
+        latency, traced = latency_stage(session, retry=False), session.trace()
+    else:
+        traced = session.trace()
+        latency = measure_latency(
+            traced, session.target, space=options.space, moves=options.moves, progress=session.progress
+        )
+    return prospects(traced, latency, options, None if settings.data is None else session.task)
 
 
 def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:

@@ -157,8 +157,8 @@ def check_files(paths: Sequence[str], progress: Progress) -> None:
                 tick()
     if bad:
         raise DataError(
-            f"{count(len(bad), 'image')} of {len(paths)} cannot be read:{indented(bad)}\nDownload them again, or remove "
-            "them from their folders."
+            f"{count(len(bad), 'image')} of {len(paths)} cannot be read:{indented(bad)}\nDownload them again, or "
+            "remove them from their folders."
         )
 
 
