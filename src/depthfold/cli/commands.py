@@ -27,7 +27,7 @@ TRAINING = "method importance_recipe executor importance reinit"
 
 @command(
     needs="model",
-    uses=f"run {MODEL} target space moves method importance_recipe reinit",
+    uses=f"run {MODEL} target latency space moves method importance_recipe reinit",
     flags="json",
     keeps=False,
     example="depthfold inspect torchvision:mobilenet_v2 --target onnxruntime",
@@ -55,7 +55,7 @@ def inspect(call: Call) -> None:
 
 @command(
     needs="run model target",
-    uses=f"{MODEL} space moves",
+    uses=f"{MODEL} latency space moves",
     flags="retry",
     example="depthfold latency file.py:model --input 3x32x32 --target onnxruntime:threads=2 --run out",
 )
@@ -133,7 +133,7 @@ def report(call: Call) -> None:
 
 @command(
     needs="run model data target budget",
-    uses=f"{MODEL} allow_doubtful space moves {TRAINING} alpha surrogate recipe distil export",
+    uses=f"{MODEL} latency allow_doubtful space moves {TRAINING} alpha surrogate recipe distil export",
     flags="retry",
     example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
 )

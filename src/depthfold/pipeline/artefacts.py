@@ -27,16 +27,21 @@ from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
 
+GIVEN = "given table"  # the input of a table that the user gave
+
 
 def make_latency_table(
     folder: RunFolder, traced: TracedNetwork, target: str | Backend, options: Options, progress: Progress | None
 ) -> LatencyTable:
-    """Return the latency table of the run; measure it if it was not made from the same inputs.
+    """Return the latency table of the run; measure it if none is given and it was not made from the same inputs.
 
     A finished table is kept: a new one would also be calibrated with the plans that choose() has timed since, and
     another plan might be chosen. With `retry`, failed entries are measured again, and the table is replaced if any of
     them now has a time.
     """
+    if options.latency is not None:
+        folder.write(LATENCY, options.latency, {GIVEN: digest(options.latency.to_json())})
+        return options.latency
     environment = get(target).environment(traced.example_tensors())
     made_from = latency_inputs(traced, environment) | _search_space(options)
     found = folder.find(LATENCY, LatencyTable, made_from)
@@ -139,7 +144,7 @@ def keep_checked_images(folder: RunFolder, checked: Mapping[str, str]) -> None:
 
 def keep_importance(folder: RunFolder, table: ImportanceTable) -> None:
     """Make a table that the user gave the importance table of the run."""
-    folder.write(IMPORTANCE, table, {"given table": digest(table.to_json())})
+    folder.write(IMPORTANCE, table, {GIVEN: digest(table.to_json())})
 
 
 def choose_plan(

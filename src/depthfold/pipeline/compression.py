@@ -17,7 +17,7 @@ from depthfold.pipeline import artefacts
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
 from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.options import Options
-from depthfold.pipeline.preflight import check_drops, check_images, checked_inputs, checked_options
+from depthfold.pipeline.preflight import check_drops, check_images, check_latency, checked_inputs, checked_options
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -77,6 +77,8 @@ def compress(
     inputs = checked_inputs(model, task, target, options, example_inputs, traced)
     checked = check_images(task, run, progress)
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
+    if options.latency is not None:
+        check_latency(options.latency, traced, target)
     if options.importance is not None:
         check_drops(options.importance, traced.network, options.space, options.moves)
     folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import Budget, ImportanceTable, require_moves
+from depthfold.core import Budget, ImportanceTable, LatencyTable, require_moves
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
-from depthfold.pipeline.preflight import check_drops, inputs_of
+from depthfold.pipeline.preflight import check_drops, check_latency, inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
 from depthfold.settings.data import check_image_size, make_task
@@ -27,6 +28,7 @@ from depthfold.tracing import TracedNetwork, trace
 from depthfold.training import Task
 
 FLOAT32 = 4  # bytes
+Table = TypeVar("Table", ImportanceTable, LatencyTable)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots, because of the cached properties
@@ -85,14 +87,13 @@ class Session:
     def importance(self) -> ImportanceTable | None:
         """The importance table that the settings name: JSON, or CSV with the published columns."""
         path = self.settings.importance
-        if path is None:
-            return None
-        if path.endswith(".csv"):
-            return ImportanceTable.read_csv(path)
-        try:
-            return ImportanceTable.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
-        except DepthfoldError as error:
-            raise TableError(f"The importance table {path} cannot be read: {error}") from error
+        return None if path is None else _read_table(ImportanceTable, "importance", path)
+
+    @cached_property
+    def latency(self) -> LatencyTable | None:
+        """The latency table that the settings name, in the same formats."""
+        path = self.settings.latency
+        return None if path is None else _read_table(LatencyTable, "latency", path)
 
     @property
     def folder(self) -> RunFolder:
@@ -123,12 +124,17 @@ class Session:
             RunFolder(Path(self.settings.run)).knows(traced.network)
         return traced
 
-    def claim(self, importance: ImportanceTable | None = None, *, weights: bool = True) -> TracedNetwork:
+    def claim(
+        self, importance: ImportanceTable | None = None, latency: LatencyTable | None = None, *, weights: bool = True
+    ) -> TracedNetwork:
         """Trace the model and assign the run folder to the network and, unless `weights` is False, to its weights.
 
-        An importance table of another network or other moves is refused first. A new run folder keeps the settings.
+        An importance table of another network or other moves, or a latency table of another network or target, is
+        refused first. A new run folder keeps the settings.
         """
         traced = self.trace()
+        if latency is not None:
+            check_latency(latency, traced, self.target)
         if importance is not None:
             check_importance(importance, traced.network)
         if importance is not None and importance is self.importance:
@@ -138,6 +144,15 @@ class Session:
         if weights:
             self.folder.claim_weights(traced.weights_digest)
         return traced
+
+
+def _read_table(kind: type[Table], name: str, path: str) -> Table:
+    if path.endswith(".csv"):
+        return kind.read_csv(path)
+    try:
+        return kind.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
+    except DepthfoldError as error:
+        raise TableError(f"The {name} table {path} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager

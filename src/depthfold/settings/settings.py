@@ -76,9 +76,12 @@ def _check_exports(names: Collection[str]) -> None:
     check_exports(names)
 
 
-def _check_importance(text: str) -> None:
-    if not Path(text).is_file():
-        raise InvalidValue(f"There is no importance table {text}. Check the path given with --importance.")
+def _check_table(name: str) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        if not Path(text).is_file():
+            raise InvalidValue(f"There is no {name} table {text}. Check the path given with --{name}.")
+
+    return check
 
 
 def _anchor_path(text: str, base: Path) -> str:
@@ -188,12 +191,19 @@ class Settings:
     export: tuple[str, ...] = _option(
         "exports", "May be repeated. Default: model.onnx.", metavar="NAME", check=_check_exports
     )
+    latency: str | None = _option(
+        "latency",
+        "A JSON or CSV file. It must be of the same network and runtime.",
+        metavar="FILE",
+        check=_check_table("latency"),
+        anchor=_anchor_path,
+    )
     importance: str | None = _option(
         "importance",
         "A JSON or CSV file.",
         metavar="FILE",
         panel=IMPORTANCE,
-        check=_check_importance,
+        check=_check_table("importance"),
         anchor=_anchor_path,
     )
     method: MethodName = _option(  # noqa: RUF009

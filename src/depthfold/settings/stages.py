@@ -29,7 +29,7 @@ from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
 from depthfold.pipeline.feasibility import LatencyCheck
-from depthfold.pipeline.preflight import check_images, check_libraries, check_task_data
+from depthfold.pipeline.preflight import check_images, check_latency, check_libraries, check_task_data
 from depthfold.pipeline.prospects import Prospects, prospects
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -45,10 +45,14 @@ from depthfold.training import Recipe
 
 
 def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
-    """Measure the latency table of the run."""
+    """Measure the latency table of the run, or put the given one there."""
+    given = session.latency
     with session.folder.lock():
-        traced = session.claim(weights=False)
-        options = Options(space=session.settings.space, moves=require_moves(session.settings.moves), retry=retry)
+        traced = session.claim(latency=given, weights=False)
+        options = Options(
+            space=session.settings.space, moves=require_moves(session.settings.moves), latency=given,
+            retry=retry,
+        )  # fmt: skip
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
 
 
@@ -70,7 +74,9 @@ def prospects_stage(session: Session) -> Prospects | None:
         latency, traced = latency_stage(session, retry=False), session.trace()
     else:
         traced = session.trace()
-        latency = measure_latency(
+        if session.latency is not None:
+            check_latency(session.latency, traced, session.target)
+        latency = session.latency or measure_latency(
             traced, session.target, space=options.space, moves=options.moves, progress=session.progress
         )
     return prospects(traced, latency, options, None if settings.data is None else session.task)
@@ -157,7 +163,8 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
     with session.folder.lock():
         traced = session.claim()
         here = get(session.target).environment(traced.example_tensors())
-        if frontier.environment != here:
+        measured_here = artefacts.GIVEN not in (session.folder.made_from(LATENCY) or {})
+        if measured_here and frontier.environment != here:
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "
                 f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
@@ -232,7 +239,7 @@ def preflight(session: Session) -> TracedNetwork:
     check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
     checked = check_images(session.task, settings.run, session.progress)
-    traced = session.claim(importance, weights=False)
+    traced = session.claim(importance, session.latency, weights=False)
     artefacts.keep_checked_images(session.folder, checked)
     return traced
 
@@ -245,7 +252,7 @@ def compress_stage(
     options = Options(
         space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
         importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
-        importance=session.importance, executor=make_executor(settings.executor),
+        latency=session.latency, importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
         distil=settings.distil, exports=settings.export, allow_doubtful=settings.allow_doubtful, retry=retry,
     )  # fmt: skip
