@@ -191,7 +191,7 @@ def test_provenance_states_calibration_and_normalisation(full):
     assert "Provenance: ten seeds." in text
     assert "alpha = 1.6" in text
     assert "thinned: it loses at most 0.01" in text
-    assert f"frontier.at({findings.plan.latency!r})" in text
+    assert f'frontier.at("{findings.plan.latency!r}ms")' in text
     assert "alpha=1.6, normalisation='single'" in text
     assert "depthfold compress --budget 60%" in text_of(full, "provenance")
     assert full.rows["torch"] == ["torch", "2.13.0"]

@@ -87,7 +87,7 @@ def test_a_long_frontier_is_thinned_to_the_answers_of_evenly_spaced_budgets(chos
     frontier = every_subset(plain_chain(12))
     plans = select_plans(frontier, frontier[chosen], most=100)
     first, last = frontier.points[0].latency, frontier.points[-1].latency
-    answers = {frontier.at(first + (last - first) * n / 99).latency for n in range(99)} | {last}
+    answers = {frontier.at(f"{first + (last - first) * n / 99!r}ms").latency for n in range(99)} | {last}
     latencies = [point.latency for point in plans.points]
     assert set(latencies) == answers | {frontier[chosen].latency}
     assert latencies == sorted(latencies)

@@ -59,8 +59,8 @@ def test_figure_2_of_the_paper() -> None:
     times = {(0, 1): 9.0, (0, 2): 12.0, (1, 2): 6.0, (0, 3): 20.0, (1, 3): 14.0, (2, 3): 11.0}
     values = {(0, 1): 0.5, (0, 2): 0.9, (1, 2): 0.3, (0, 3): 1.8, (1, 3): 1.4, (2, 3): 0.5}
     frontier = solve(latency_table(times), importance_table({(*ends, 1, 1): v for ends, v in values.items()}))
-    assert (frontier.at(21).importance, frontier.at(21).plan.cuts) == (1.8, ())
-    assert (frontier.at(23).importance, frontier.at(23).plan.cuts) == (1.9, (1,))
+    assert (frontier.at("21ms").importance, frontier.at("21ms").plan.cuts) == (1.8, ())
+    assert (frontier.at("23ms").importance, frontier.at("23ms").plan.cuts) == (1.9, (1,))
 
 
 def test_published_csv_files_are_solved(tmp_path: Path) -> None:

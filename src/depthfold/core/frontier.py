@@ -103,7 +103,7 @@ class Frontier(Document):
     def exact(self) -> bool:
         return self.lost == 0
 
-    def at(self, budget: Budget | str | float) -> SolvedPlan:
+    def at(self, budget: Budget | str) -> SolvedPlan:
         """Return the best plan whose latency is at most the budget."""
         budget = Budget.parse(budget)
         limit = budget.limit(self.original)

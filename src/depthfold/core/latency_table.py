@@ -199,7 +199,8 @@ class LatencyTable(Document):
 
     With a `calibration`, the sum of the times over a plan predicts the whole network; the spans that start at 0
     include the cost of everything outside the spans. `activations` are the positions where the original network has an
-    activation. If they are None (not known), every layer counts as one with an activation.
+    activation. If they are None (not known), every layer counts as one with an activation. `doubt` is the reason why
+    the times of the entries may not be comparable, None if there is none.
     """
 
     FORMAT: ClassVar[str] = "depthfold.latency-table"
@@ -209,6 +210,7 @@ class LatencyTable(Document):
     environment: Environment = field(default_factory=Environment)
     calibration: Calibration | None = None
     activations: frozenset[Position] | None = None
+    doubt: str | None = field(default=None, metadata=SPARSE)
     entries: tuple[Timing, ...]
 
     def __post_init__(self) -> None:

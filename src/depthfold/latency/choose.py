@@ -24,7 +24,7 @@ MARGIN = 0.02
 def choose(
     traced: TracedNetwork,
     frontier: Frontier,
-    budget: Budget | str | float,
+    budget: Budget | str,
     target: str | Backend,
     *,
     run: str | Path | None = None,

@@ -15,8 +15,9 @@ from depthfold.finetuning import finetune
 from depthfold.merging import merge
 from depthfold.pipeline import artefacts, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate
+from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.options import Options
-from depthfold.pipeline.preflight import check_drops, checked_inputs, checked_options
+from depthfold.pipeline.preflight import check_drops, check_images, check_latency, checked_inputs, checked_options
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -59,7 +60,7 @@ def compress(
     model: nn.Module,
     task: Task,
     target: str | Backend,
-    budget: Budget | str | float,
+    budget: Budget | str,
     *,
     run: str | Path,
     example_inputs: Any = None,
@@ -75,20 +76,28 @@ def compress(
     """
     budget, options = Budget.parse(budget), checked_options(options)
     inputs = checked_inputs(model, task, target, options, example_inputs, traced)
+    checked = check_images(task, run, progress)
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
+    if options.latency is not None:
+        check_latency(options.latency, traced, target)
     if options.importance is not None:
         check_drops(options.importance, traced.network, options.space, options.moves)
     folder = RunFolder.open(run)  # not earlier: a call that is refused leaves nothing behind
     with folder.lock():
         folder.claim(traced.network)
         folder.claim_weights(traced.weights_digest)
+        artefacts.keep_checked_images(folder, checked)
 
         latency = artefacts.make_latency_table(folder, traced, target, options, progress)
+        before_training = LatencyCheck(traced, latency, options, budget, target, run=folder.path, progress=progress)
         importance = options.importance
         if importance is None:
-            importance = artefacts.make_importance_table(folder, traced, task, options, progress, latency)
+            importance = artefacts.make_importance_table(
+                folder, traced, task, options, progress, latency, before_training
+            )
         surrogate = None
         if options.surrogate:
+            before_training()
             surrogate = artefacts.make_surrogate(folder, traced, task, (latency, importance), options, progress)
         frontier = solve(latency, importance, network=traced.network, alpha=options.alpha, surrogate=surrogate)
         plan = artefacts.choose_plan(folder, traced, frontier, budget, target, progress)

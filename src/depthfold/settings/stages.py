@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
@@ -24,11 +25,14 @@ from depthfold.core import (
 from depthfold.errors import CheckpointError, DepthfoldError, RunError
 from depthfold.exporting import Exported, load
 from depthfold.finetuning import finetune, finetuned
-from depthfold.latency import profile, side_by_side
+from depthfold.latency import measure_latency, profile, side_by_side
+from depthfold.latency.cost import MeasuringCost, measuring_cost
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
-from depthfold.pipeline.preflight import check_libraries, check_raw_images, check_task_data
+from depthfold.pipeline.feasibility import LatencyCheck
+from depthfold.pipeline.preflight import check_images, check_latency, check_libraries, check_raw_images, check_task_data
+from depthfold.pipeline.prospects import Prospects, prospects
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
@@ -44,11 +48,41 @@ from depthfold.training import Recipe, Task
 
 
 def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
-    """Measure the latency table of the run."""
+    """Measure the latency table of the run, or put the given one there."""
+    given = session.latency
     with session.folder.lock():
-        traced = session.claim(weights=False)
-        options = Options(space=session.settings.space, moves=require_moves(session.settings.moves), retry=retry)
+        traced = session.claim(latency=given, weights=False)
+        options = Options(
+            space=session.settings.space, moves=require_moves(session.settings.moves), latency=given,
+            retry=retry,
+        )  # fmt: skip
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
+
+
+def cost_stage(session: Session) -> MeasuringCost:
+    """Estimate what measuring the latency table costs. Nothing is measured or written."""
+    settings = session.settings
+    moves = require_moves(settings.moves)
+    return measuring_cost(session.trace(), session.target, space=settings.space, moves=moves)
+
+
+def prospects_stage(session: Session) -> Prospects | None:
+    """Return what can be gained on the target. Without a run folder, the latency table is measured and not kept."""
+    settings = session.settings
+    options = Options(
+        space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
+        importance_recipe=_importance_recipe(settings), reinit=settings.reinit,
+    )  # fmt: skip
+    if settings.run is not None:
+        latency, traced = latency_stage(session, retry=False), session.trace()
+    else:
+        traced = session.trace()
+        if session.latency is not None:
+            check_latency(session.latency, traced, session.target)
+        latency = session.latency or measure_latency(
+            traced, session.target, space=options.space, moves=options.moves, progress=session.progress
+        )
+    return prospects(traced, latency, options, None if settings.data is None else session.task)
 
 
 def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
@@ -63,10 +97,27 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
         options = Options(
             space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
             importance_recipe=_importance_recipe(settings), executor=make_executor(settings.executor),
-            reinit=settings.reinit, retry=retry,
+            reinit=settings.reinit, allow_doubtful=settings.allow_doubtful, retry=retry,
         )  # fmt: skip
+        checked = check_images(task, folder.path, session.progress, tested=False)
         traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
-        return artefacts.make_importance_table(folder, traced, task, options, session.progress, latency)
+        artefacts.keep_checked_images(folder, checked)
+        return artefacts.make_importance_table(
+            folder, traced, task, options, session.progress, latency, _latency_check(session, traced, latency, options)
+        )
+
+
+def _latency_check(
+    session: Session, traced: TracedNetwork, latency: LatencyTable | None, options: Options
+) -> Callable[[], None]:
+    """Return the check before a training. Without a latency table there is nothing to check."""
+    if latency is None:
+        return lambda: None
+    settings = session.settings
+    budget = None if settings.budget is None else session.budget
+    return LatencyCheck(
+        traced, latency, options, budget, settings.target, run=session.folder.path, progress=session.progress
+    )
 
 
 def keep_importance(session: Session) -> None:
@@ -99,10 +150,14 @@ def surrogate_stage(session: Session) -> Surrogate:
     settings, folder = session.settings, session.folder
     latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
     importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
-    options = Options(executor=make_executor(settings.executor))
+    options = Options(
+        space=settings.space, moves=require_moves(settings.moves), executor=make_executor(settings.executor),
+        allow_doubtful=settings.allow_doubtful,
+    )  # fmt: skip
     task = session.training_task()
     with folder.lock():
         traced = session.claim(importance)
+        _latency_check(session, traced, latency, options)()
         return artefacts.make_surrogate(folder, traced, task, (latency, importance), options, session.progress)
 
 
@@ -111,7 +166,8 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
     with session.folder.lock():
         traced = session.claim()
         here = get(session.target).environment(traced.example_tensors())
-        if frontier.environment != here:
+        measured_here = artefacts.GIVEN not in (session.folder.made_from(LATENCY) or {})
+        if measured_here and frontier.environment != here:
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "
                 f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
@@ -215,7 +271,10 @@ def preflight(session: Session) -> TracedNetwork:
         shipping.int8_names(settings.export)
     check_raw_images(session.training_task(), _layout(settings), session.inputs)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
-    return session.claim(importance, weights=False)
+    checked = check_images(session.task, settings.run, session.progress)
+    traced = session.claim(importance, session.latency, weights=False)
+    artefacts.keep_checked_images(session.folder, checked)
+    return traced
 
 
 def compress_stage(
@@ -226,9 +285,10 @@ def compress_stage(
     options = Options(
         space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
         importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
-        importance=session.importance, executor=make_executor(settings.executor),
+        latency=session.latency, importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
-        distil=settings.distil, exports=settings.export, raw_images=_layout(settings), int8=settings.int8, retry=retry,
+        distil=settings.distil, exports=settings.export, raw_images=_layout(settings), int8=settings.int8,
+        allow_doubtful=settings.allow_doubtful, retry=retry,
     )  # fmt: skip
     return compress(
         session.model, session.task, session.target, budget or session.budget, run=session.folder.path,

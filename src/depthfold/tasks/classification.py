@@ -15,11 +15,12 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from depthfold.errors import DataError, InvalidValue
+from depthfold.progress import Progress
 from depthfold.support.coerce import as_path, as_whole
 from depthfold.tasks.augment import augment, augment_normalised
 from depthfold.tasks.batches import steps_per_epoch
 from depthfold.tasks.datasets import Cifar10, Cifar100, FashionMnist, InMemory, Pair
-from depthfold.tasks.image_folder import ImageFolder, class_list
+from depthfold.tasks.image_folder import FileImages, ImageFolder, check_files, class_list, digest_of_files
 from depthfold.tasks.loaders import loaders
 from depthfold.tasks.preprocessing import Preprocessing
 from depthfold.tasks.source import BatchRequest, MeanStd, Size, Source, as_mean_std, as_size, normalise_images
@@ -218,6 +219,22 @@ class ClassificationTask:
     def count(self, split: Split) -> int:
         """Return the number of images of a split."""
         return len(self._data.scored(split))
+
+    def check_files(self, known: Mapping[str, str], progress: Progress, *, tested: bool = True) -> dict[str, str]:
+        """Decode every image file once, and return a digest of the files of each split; empty if there are no files.
+
+        A split whose digest is `known` is not decoded. Raise DataError with the first files that cannot be decoded.
+        """
+        holdout = (self._data.scored("holdout"),) if self.has_holdout else ()
+        splits = {"train": (self._data.train, *holdout)} | ({"test": (self._data.scored("test"),)} if tested else {})
+        files = {
+            name: [path for part in parts if isinstance(part.images, FileImages) for path in part.images.paths]
+            for name, parts in splits.items()
+        }
+        found = {name: digest_of_files(paths) for name, paths in files.items() if paths}
+        if unknown := [path for name in found if known.get(name) != found[name] for path in files[name]]:
+            check_files(unknown, progress)
+        return found
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Return the number of whole batches in the training set, without the hold-out set."""
