@@ -99,14 +99,19 @@ def cost_of(
 def blocks_that_cannot_pay(
     blocks: Mapping[Span, BlockShape], dropped: DroppedBlocks, environment: Environment
 ) -> dict[BlockKey, str]:
-    """Return the blocks with far more work than the layers that they replace, with the reason of their entries."""
+    """Return the blocks with far more work than the layers that they replace, with the reason of their entries.
+
+    Blocks that are too large to be built are not among them: their entries say that.
+    """
     launch = LAUNCH_ON_CPU if environment.device == "cpu" else LAUNCH_ELSEWHERE
     found: dict[BlockKey, str] = {}
     for (span, shape), block in _all_blocks(blocks, dropped).items():
         layers = [blocks[Span(l - 1, l)] for l in span.layers]
         computed, moved = sum(layer.multiply_adds for layer in layers), sum(map(_moved, layers))
         work, elements = block.multiply_adds / max(computed, 1), _moved(block)
-        if len(layers) > 1 and work > FACTOR and elements > FACTOR * (moved + launch * len(layers)):
+        if block.shape.too_large or len(layers) == 1:
+            continue
+        if work > FACTOR and elements > FACTOR * (moved + launch * len(layers)):
             found[span, shape] = (
                 f"not measured: as one convolution it has {work:.3g} times the multiply-adds of its layers and moves "
                 f"{elements / moved:.3g} times as much memory, so it cannot be faster"
