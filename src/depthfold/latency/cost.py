@@ -17,6 +17,7 @@ from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork
 
 BlockKey = tuple[Span, ConvShape | None]  # a span, and its shape if layers are dropped
+DroppedBlocks = Mapping[tuple[Span, ConvShape], BlockShape]
 
 # A block is left out if it has more than FACTOR times the multiply-adds of its layers and moves more than FACTOR times
 # as many elements (weights, input, output). A layer takes the time of its multiply-adds, of its elements or of its
@@ -74,12 +75,12 @@ def measuring_cost(
 def cost_of(
     traced: TracedNetwork,
     blocks: Mapping[Span, BlockShape],
-    dropped: Mapping[BlockKey, BlockShape],
+    dropped: DroppedBlocks,
     environment: Environment,
 ) -> MeasuringCost:
     """Estimate the cost of measuring these blocks."""
     left_out = blocks_that_cannot_pay(blocks, dropped, environment)
-    every: dict[BlockKey, BlockShape] = {(span, None): block for span, block in blocks.items()} | dict(dropped)
+    every = _all_blocks(blocks, dropped)
     timed = {block for key, block in every.items() if key not in left_out and not block.shape.too_large}
     sizes = [block.parameters + sum(block.elements) for block in timed]
     network = elements_outside(traced, traced.example_tensors()) + _largest_plan(traced.depth, blocks, left_out)
@@ -96,17 +97,21 @@ def cost_of(
 
 
 def blocks_that_cannot_pay(
-    blocks: Mapping[Span, BlockShape], dropped: Mapping[BlockKey, BlockShape], environment: Environment
+    blocks: Mapping[Span, BlockShape], dropped: DroppedBlocks, environment: Environment
 ) -> dict[BlockKey, str]:
-    """Return the blocks with far more work than the layers that they replace, with the reason of their entries."""
+    """Return the blocks with far more work than the layers that they replace, with the reason of their entries.
+
+    Blocks that are too large to be built are not among them: their entries say that.
+    """
     launch = LAUNCH_ON_CPU if environment.device == "cpu" else LAUNCH_ELSEWHERE
     found: dict[BlockKey, str] = {}
-    every: dict[BlockKey, BlockShape] = {(span, None): block for span, block in blocks.items()} | dict(dropped)
-    for (span, shape), block in every.items():
+    for (span, shape), block in _all_blocks(blocks, dropped).items():
         layers = [blocks[Span(l - 1, l)] for l in span.layers]
         computed, moved = sum(layer.multiply_adds for layer in layers), sum(map(_moved, layers))
         work, elements = block.multiply_adds / max(computed, 1), _moved(block)
-        if len(layers) > 1 and work > FACTOR and elements > FACTOR * (moved + launch * len(layers)):
+        if block.shape.too_large or len(layers) == 1:
+            continue
+        if work > FACTOR and elements > FACTOR * (moved + launch * len(layers)):
             found[span, shape] = (
                 f"not measured: as one convolution it has {work:.3g} times the multiply-adds of its layers and moves "
                 f"{elements / moved:.3g} times as much memory, so it cannot be faster"
@@ -131,6 +136,12 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.2g} {unit}"
     return f"{max(seconds, 1):.0f} s"
+
+
+def _all_blocks(blocks: Mapping[Span, BlockShape], dropped: DroppedBlocks) -> dict[BlockKey, BlockShape]:
+    found: dict[BlockKey, BlockShape] = {(span, None): block for span, block in blocks.items()}
+    found.update((key, block) for key, block in dropped.items())
+    return found
 
 
 def _moved(block: BlockShape) -> int:

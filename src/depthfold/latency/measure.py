@@ -130,7 +130,7 @@ def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space, left_o
             f"Nothing in this network can be merged in the search space {space!r}. Print the network to see the "
             f"reasons{wider}."
         )
-    if traced.depth == len(blocks) - sum(shape is None for _, shape in left_out):
+    if left_out and traced.depth == len(blocks) - sum(shape is None for _, shape in left_out):
         raise TableError(
             f"Nothing in this network can become faster by merging: all {len(left_out)} blocks have far more work than "
             "their layers. Use another target, or let plans drop layers (moves=..., --moves drop-layers)."
