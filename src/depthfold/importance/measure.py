@@ -29,6 +29,7 @@ from depthfold.importance.options import importance_options, is_unchanged, left_
 from depthfold.jobs import Executor, Failure, InProcess, Job, Outcome, check_is_executor
 from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork, require_traced
 from depthfold.training import OutputTask, Recipe, Task, check_has_holdout, check_task, task_name
 
@@ -106,6 +107,7 @@ def measure_importance(
         fingerprint=network.fingerprint,
         base=fmean(bases),
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
+        quantity=_quantity(task, chosen),
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
@@ -117,6 +119,13 @@ def _scored_by(task: Task, method: Method) -> str:
     if not (method.compares_outputs and isinstance(task, OutputTask)):
         return ""
     return "; scores are minus the divergence from the original's outputs"
+
+
+def _quantity(task: Task, method: Method) -> str:
+    """Return the name and the unit of the scores, or an empty text if only the task knows them."""
+    if method.compares_outputs and isinstance(task, OutputTask):
+        return "the agreement with the original's outputs (minus the divergence)"
+    return "accuracy, in points" if isinstance(task, ClassificationTask) else ""
 
 
 class _Measurement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Literal, get_args
@@ -183,8 +184,12 @@ def _entry(
     samples, time = journal.samples(key), journal.time(key)
     if calibration is None:
         return Timing.measured(span, samples, (time, time), shape=shape)
-    without, with_one = (_in_context(span, time, block, calibration, block.extra_activations(b)) for b in (False, True))
-    return Timing.measured(span, samples, (without, with_one), calibration.slope, shape)
+    extra = [block.extra_activations(b) for b in (False, True)]
+    without, with_one = (_in_context(span, time, block, calibration, more) for more in extra)
+    bare, active = (calibration.is_floored(time, *block.elements, more) for more in extra)
+    return replace(
+        Timing.measured(span, samples, (without, with_one), calibration.slope, shape), floored=(bare, active)
+    )
 
 
 def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, extra: int = 0) -> float:
