@@ -71,5 +71,5 @@ def test_hover_text_counts_dropped_layers():
 def test_without_plotly_the_error_names_the_extra(monkeypatch):
     for name in ("plotly", "plotly.graph_objects"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[plot\]"):
+    with pytest.raises(MissingDependency, match=r"In a clone of depthfold, run: pip install -e .\.\[plot\]."):
         measured_run().frontier.plot()

@@ -307,7 +307,7 @@ def test_report_refuses_other_arguments_and_unwritable_paths(tmp_path):
 
 def test_report_without_jinja_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[report\]"):
+    with pytest.raises(MissingDependency, match=r"In a clone of depthfold, run: pip install -e .\.\[report\]."):
         report(made_up_run(chain(3, 3)), tmp_path / "report.html")
 
 

@@ -60,5 +60,5 @@ def test_tensorboard_is_not_imported_unless_it_is_asked_for(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     train(SmallNet(), TASK, RECIPE, folder=tmp_path / "without")
     assert not (tmp_path / "without" / "tensorboard").exists()
-    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[tensorboard\]"):
+    with pytest.raises(MissingDependency, match=r"In a clone of depthfold, run: pip install -e .\.\[tensorboard\]."):
         train(SmallNet(), TASK, RECIPE, folder=tmp_path / "with", tensorboard=True)
