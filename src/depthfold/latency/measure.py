@@ -55,7 +55,7 @@ def measure_latency(
 
     With a run folder, `run`, every measurement is written to a journal, and the next call resumes there. With `retry`,
     blocks that failed before, for example because memory ran out, are tried again. The batch and the input size are
-    those of the traced network. Without `progress`, progress bars are shown on a terminal.
+    those of the traced network. Without `progress`, a terminal or a notebook shows a bar.
     """
     _check_arguments(traced, mode, networks)
     moves = require_moves(moves)
@@ -76,7 +76,7 @@ def measure_latency(
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
             journal.reasons.clear()
-        progress = progress or stack.enter_context(progress_bars())
+        progress = progress or stack.enter_context(progress_bars(f"Latency table on {environment.runtime}"))
         candidates = CandidateTimer(traced, journal, timer, progress)
         every = {keys[span]: block for span, block in blocks.items()}
         candidates.time_blocks(block_backend, every | {more[key]: block for key, block in dropped.items()})

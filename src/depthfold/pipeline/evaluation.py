@@ -107,7 +107,7 @@ def scores(
     if isinstance(task, ClassificationTask):
         steps, what = math.ceil(task.count("test") / task.score_batch), "scored batches"
     with contextlib.ExitStack() as stack:
-        tick = (progress or stack.enter_context(progress_bars()))(what, 2 * steps, 0)
+        tick = (progress or stack.enter_context(progress_bars("Scores before and after")))(what, 2 * steps, 0)
         return _evaluation(model, task, tick), _evaluation(shallow, task, tick)
 
 

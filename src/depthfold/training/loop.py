@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.errors import InvalidValue, NotFinite
-from depthfold.progress import Progress, silent
+from depthfold.progress import Progress, note, silent
 from depthfold.support.coerce import as_path
 from depthfold.tracing.weights import weights
 from depthfold.training.capture import StepRunner
@@ -152,8 +152,15 @@ class TrainingRun:
                     world_size=context.world_size,
                 )
             )
+            note(tick, self._state)  # before the last tick, which may end the line
             tick()
         return self._result()
+
+    def _state(self) -> str:
+        """Return the present loss and the last score, as far as they are known without waiting for the device."""
+        loss = fmean(self.losses.pending[-LOG:]) if self.losses.pending else self.loss
+        score = f", score {self.curve[-1].score:.4g}" if self.curve else ""
+        return f"loss {loss:.4g}{score}" if math.isfinite(loss) else ""
 
     def _take(self, step: Step) -> None:
         """Take one step, then score, log and save if due."""
