@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -69,6 +70,19 @@ def test_published_csv_files_are_solved(tmp_path: Path) -> None:
     importance.write_csv(tmp_path / "imp.csv")
     again = solve(LatencyTable.read_csv(tmp_path / "time.csv"), ImportanceTable.read_csv(tmp_path / "imp.csv"))
     assert again.points == frontier.points
+
+
+def test_plan_of_a_floored_grid_is_compared_at_its_real_sum() -> None:
+    """The authors' code floors times to multiples of 0.05 ms, so its plans exceed their budget."""
+    latency, importance, frontier = mobilenet_frontier()
+    exact = latency.times
+    floored = latency_table({(span.i, span.j): math.floor(20 * both[1]) / 20 for span, both in exact.items()})
+    grid = solve(floored, importance)
+    for budget in ("25ms", "22.1ms", "20ms"):
+        plan = grid.at(budget)
+        real = sum(exact[segment.span][1] for segment in plan.segments)
+        assert float(budget.removesuffix("ms")) < real < plan.latency + 0.05 * len(plan.segments)
+        assert frontier.at(budget).importance < plan.importance <= frontier.at(f"{real + 1e-6:.9f}ms").importance
 
 
 def test_solving_imports_no_torch() -> None:

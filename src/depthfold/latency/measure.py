@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Literal, get_args
@@ -57,7 +58,7 @@ def measure_latency(
 
     With a run folder, `run`, every measurement is written to a journal, and the next call resumes there. With `retry`,
     blocks that failed before, for example because memory ran out, are tried again. The batch and the input size are
-    those of the traced network. Without `progress`, progress bars are shown on a terminal.
+    those of the traced network. Without `progress`, a terminal or a notebook shows a bar.
     """
     _check_arguments(traced, mode, networks)
     moves = require_moves(moves)
@@ -80,7 +81,7 @@ def measure_latency(
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
             journal.reasons.clear()
-        progress = progress or stack.enter_context(progress_bars())
+        progress = progress or stack.enter_context(progress_bars(f"Latency table on {environment.runtime}"))
         candidates = CandidateTimer(traced, journal, timer, progress)
         every = {key: blocks[span] for span, key in keys.items()} | {key: dropped[which] for which, key in more.items()}
         doubt = candidates.time_blocks(block_backend, every)
@@ -210,8 +211,12 @@ def _entry(
     samples, time = journal.samples(key), journal.time(key)
     if calibration is None:
         return Timing.measured(span, samples, (time, time), shape=shape)
-    without, with_one = (_in_context(span, time, block, calibration, block.extra_activations(b)) for b in (False, True))
-    return Timing.measured(span, samples, (without, with_one), calibration.slope, shape)
+    extra = [block.extra_activations(b) for b in (False, True)]
+    without, with_one = (_in_context(span, time, block, calibration, more) for more in extra)
+    bare, active = (calibration.is_floored(time, *block.elements, more) for more in extra)
+    return replace(
+        Timing.measured(span, samples, (without, with_one), calibration.slope, shape), floored=(bare, active)
+    )
 
 
 def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, extra: int = 0) -> float:
