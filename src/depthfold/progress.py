@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import importlib
 import os
 import sys
 import time
@@ -64,11 +65,11 @@ class _Stage:
 
     def step(self, what: str, count: list[int]) -> None:
         count[1] += 1
-        self._draw(what, *count, self._note)
+        self._draw(what, count[0], count[1], self._note)
 
     def note(self, what: str, count: list[int], text: str) -> None:
         self._note = text
-        self._draw(what, *count, text)
+        self._draw(what, count[0], count[1], text)
 
 
 class _Step:
@@ -138,10 +139,9 @@ def _on_terminal(headline: str) -> Iterator[Callable[[str, int, int, str], None]
 
 @contextlib.contextmanager
 def _in_cell(headline: str) -> Iterator[Callable[[str, int, int, str], None]]:
-    from IPython.display import HTML, display  # type: ignore[import-not-found]
-
-    started, handle, drawn = time.monotonic(), display(HTML(html.escape(headline)), display_id=True), 0.0
-    last = ""
+    ipython = importlib.import_module("IPython.display")  # not a dependency, and without types
+    handle = ipython.display(ipython.HTML(html.escape(headline)), display_id=True)
+    started, drawn, last = time.monotonic(), 0.0, ""
 
     def draw(what: str, total: int, done: int, text: str) -> None:
         nonlocal drawn, last
@@ -150,10 +150,12 @@ def _in_cell(headline: str) -> Iterator[Callable[[str, int, int, str], None]]:
             return
         drawn = time.monotonic()
         title, after = html.escape(_title(headline, what)), html.escape(text)
-        handle.update(HTML(f'{title} <progress max="{total}" value="{done}"></progress> {done}/{total} {after}'))
+        handle.update(
+            ipython.HTML(f'{title} <progress max="{total}" value="{done}"></progress> {done}/{total} {after}')
+        )
 
     yield draw
-    handle.update(HTML(html.escape(_summary(headline, started, last))))
+    handle.update(ipython.HTML(html.escape(_summary(headline, started, last))))
 
 
 def _title(headline: str, what: str) -> str:
