@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from depthfold.cli import terminal
 from depthfold.cli.app import Call, Debug, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
 from depthfold.store.run_folder import require_name
-
-if TYPE_CHECKING:
-    pass
 
 MODEL = "model weights data input batch ignore submodule"
 TRAINING = "method importance_recipe executor importance reinit"
@@ -38,14 +35,15 @@ def inspect(call: Call) -> None:
     With a target, measure the latency of every block, and show what can be gained there and what the importances cost.
     """
     session = call.session()
-    network = session.trace().network
+    traced = session.trace()
+    network = traced.network
     if call.settings.target is None:
         print_text(network.dumps() if call.json else network)
         return
-    cost = settings.stages.cost_stage(session)
+    cost = settings.stages.cost_stage(session, traced)
     if not call.json:
         print_text(f"{network}\n\nThe latency table: {cost}.")
-    found = settings.stages.prospects_stage(session)
+    found = settings.stages.prospects_stage(session, traced)
     if call.json:
         gain = None if found is None else found.to_json()
         print_text(json.dumps({"network": network.to_json(), "cost": dataclasses.asdict(cost), "prospects": gain}))

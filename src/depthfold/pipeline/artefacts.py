@@ -42,8 +42,7 @@ def make_latency_table(
     if options.latency is not None:
         folder.write(LATENCY, options.latency, {GIVEN: digest(options.latency.to_json())})
         return options.latency
-    environment = get(target).environment(traced.example_tensors())
-    made_from = latency_inputs(traced, environment) | _search_space(options)
+    made_from = _latency_made_from(traced, target, options)
     found = folder.find(LATENCY, LatencyTable, made_from)
     if found is not None and not (options.retry and len(found.shape_times) < len(found.entries)):
         return found
@@ -55,6 +54,18 @@ def make_latency_table(
         return found
     folder.write(LATENCY, table, made_from)
     return table
+
+
+def find_latency_table(
+    folder: RunFolder, traced: TracedNetwork, target: str | Backend, options: Options
+) -> LatencyTable | None:
+    """Return the latency table of the run if it was made from the same inputs. Nothing is measured or written."""
+    return folder.find(LATENCY, LatencyTable, _latency_made_from(traced, target, options))
+
+
+def _latency_made_from(traced: TracedNetwork, target: str | Backend, options: Options) -> dict[str, object]:
+    environment = get(target).environment(traced.example_tensors())
+    return latency_inputs(traced, environment) | _search_space(options)
 
 
 def make_importance_table(

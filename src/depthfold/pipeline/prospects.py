@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from depthfold.core import Document, Environment, LatencyTable, Space, Span
 from depthfold.core.latency_table import sum_times
+from depthfold.errors import DataError
 from depthfold.importance import Method, importance_options, left_out_options
 from depthfold.importance.options import is_unchanged
 from depthfold.latency.choose import MARGIN
@@ -17,7 +19,7 @@ from depthfold.pipeline.options import Options
 from depthfold.support.table import Table
 from depthfold.support.text import count
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Task
+from depthfold.training import Recipe, Task
 from depthfold.training.stepper import total_steps
 
 SHOWN = 10  # spans in the text
@@ -118,13 +120,20 @@ def prospects(
     left_out = left_out_options(traced.network, blocks, method, latency)
     number = sum(one not in left_out and not (method.name != "trained" and is_unchanged(traced.network, one))
                  for one in blocks)  # fmt: skip
-    seconds = None
-    if method.recipe.steps is not None or task is not None:
-        steps = method.recipe.steps or total_steps(method.recipe, task)  # type: ignore[arg-type]
-        image = latency.original / 1e3 / (latency.environment.batch or 1)
-        seconds = number * steps * method.recipe.batch * TRAINING * image
+    image = latency.original / 1e3 / (latency.environment.batch or 1)
+    steps = _steps(method.recipe, task)
+    seconds = None if steps is None else number * steps * method.recipe.batch * TRAINING * image
     return Prospects(
         network=traced.network.name, environment=latency.environment, depth=traced.depth, space=options.space,
         original=latency.original, fastest=frontier.points[0].latency, convolutions=frontier[0].convolutions,
         spans=len(merged), savings=tuple(paying), importances=number, method=method.name, seconds=seconds,
     )  # fmt: skip
+
+
+def _steps(recipe: Recipe, task: Task | None) -> int | None:
+    """Return the steps of a training; None if they depend on data that are not there."""
+    if recipe.steps is not None:
+        return recipe.steps
+    with contextlib.suppress(DataError):
+        return None if task is None else total_steps(recipe, task)
+    return None

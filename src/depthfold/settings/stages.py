@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import warnings
@@ -22,7 +23,7 @@ from depthfold.core import (
     Surrogate,
     require_moves,
 )
-from depthfold.errors import CheckpointError, DepthfoldError, RunError
+from depthfold.errors import CheckpointError, DataError, DepthfoldError, RunError
 from depthfold.exporting import Exported, load
 from depthfold.finetuning import finetune, finetuned
 from depthfold.latency import measure_latency, profile, side_by_side
@@ -40,7 +41,7 @@ from depthfold.settings.executors import make_executor
 from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
-from depthfold.store import RunFolder
+from depthfold.store import HeaderMismatch, RunFolder
 from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
@@ -59,30 +60,43 @@ def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
 
 
-def cost_stage(session: Session) -> MeasuringCost:
+def cost_stage(session: Session, traced: TracedNetwork) -> MeasuringCost:
     """Estimate what measuring the latency table costs. Nothing is measured or written."""
     settings = session.settings
     moves = require_moves(settings.moves)
-    return measuring_cost(session.trace(), session.target, space=settings.space, moves=moves)
+    return measuring_cost(traced, session.target, space=settings.space, moves=moves)
 
 
-def prospects_stage(session: Session) -> Prospects | None:
-    """Return what can be gained on the target. Without a run folder, the latency table is measured and not kept."""
+def prospects_stage(session: Session, traced: TracedNetwork) -> Prospects | None:
+    """Return what can be gained on the target. Without the data, the time of the importances may not be known."""
     settings = session.settings
     options = Options(
         space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
         importance_recipe=_importance_recipe(settings), reinit=settings.reinit,
     )  # fmt: skip
-    if settings.run is not None:
-        latency, traced = latency_stage(session, retry=False), session.trace()
-    else:
-        traced = session.trace()
-        if session.latency is not None:
-            check_latency(session.latency, traced, session.target)
-        latency = session.latency or measure_latency(
-            traced, session.target, space=options.space, moves=options.moves, progress=session.progress
-        )
-    return prospects(traced, latency, options, None if settings.data is None else session.task)
+    task = None
+    if settings.data is not None:
+        with contextlib.suppress(DataError):
+            task = session.task
+    return prospects(traced, _latency_to_inspect(session, traced, options), options, task)
+
+
+def _latency_to_inspect(session: Session, traced: TracedNetwork, options: Options) -> LatencyTable:
+    """Return the given latency table or that of the run, or measure one.
+
+    It is kept in the run if there is none yet. A table of the run for another target, batch or search space stays.
+    """
+    if session.latency is not None:
+        check_latency(session.latency, traced, session.target)
+        return session.latency
+    if session.settings.run is not None:
+        folder = RunFolder(Path(session.settings.run))
+        if (found := artefacts.find_latency_table(folder, traced, session.target, options)) is not None:
+            return found
+        if folder.made_from(LATENCY) is None:
+            with contextlib.suppress(HeaderMismatch):
+                return latency_stage(session, retry=False)
+    return measure_latency(traced, session.target, space=options.space, moves=options.moves, progress=session.progress)
 
 
 def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
