@@ -94,7 +94,7 @@ EXPECTED = {
     "own-training.md": (
         "50 images held out",
         "merged within the tolerance: True",
-        "logged steps: [4, 8]",
+        "logged steps: [1, 2, 3, 4, 5, 6, 7, 8]",
         "10 entries in the log",
     ),
     "notebooks.md": (" plans in the figure",),
