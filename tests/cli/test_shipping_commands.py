@@ -6,6 +6,7 @@ import numpy
 import onnx
 import onnxruntime
 
+import depthfold as df
 from cli_workshop import depthfold, refused
 
 PIXELS = textwrap.dedent(
@@ -39,6 +40,20 @@ def test_export_writes_int8_files_and_cards(run):
     assert "- Mean: 0\n" in text
     for name in ("model.onnx.md", "model.pt2.md"):
         assert "## Before and after" in (run / name).read_text()
+    (found,) = df.Findings.loads((run / "findings.json").read_text()).int8
+    assert f"score {found.score:.4g} on the test set" in done.stdout
+    assert found.name in (run / "report.html").read_text()
+    depthfold("report", "--run", run, "--target", "cost_model")  # measures again
+    assert df.Findings.loads((run / "findings.json").read_text()).int8 == (found,)
+
+
+def test_compress_shows_int8_beside_the_rest(run):
+    done = depthfold("compress", "--run", run, "--export", "model.onnx", "--int8")
+    assert done.exit_code == 0, done.output
+    (found,) = df.Findings.loads((run / "findings.json").read_text()).int8
+    assert f"model-int8.onnx: score {found.score:.4g} on the test set (float32: " in done.stdout
+    assert found.name in (run / "report.html").read_text()
+    assert (run / "model-int8.onnx").exists() and (run / "model-int8.onnx.md").exists()
 
 
 def test_export_takes_raw_images(run, tmp_path):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from depthfold.core import Calibration
-from depthfold.reporting import report
+from depthfold.reporting import Int8File, report
 from lacking import needs
 from runs import brute_force_states, dropping_run, measured_run
 from structures import Builder
@@ -17,6 +17,9 @@ CALIBRATION = Calibration(
     slope=1.0, per_segment=-0.1, per_read=0.0, per_write=0.0, outside=0.3, networks=9, median_error=0.01,
     worst_error=0.02,
 )  # fmt: skip
+INT8 = Int8File(
+    name="model-int8.onnx", split="test", score=91.12, float32_score=91.18, latency=0.35, float32_latency=0.7
+)
 
 
 def small_network():
@@ -40,6 +43,7 @@ def with_everything(findings):
     return dataclasses.replace(
         findings,
         title=TITLE,
+        int8=(INT8,),
         latency=dataclasses.replace(findings.latency, entries=entries, calibration=CALIBRATION),
         importance=dataclasses.replace(findings.importance, quantity="accuracy, in points"),
         frontier=dataclasses.replace(findings.frontier, quantity="accuracy, in points"),
@@ -198,6 +202,14 @@ def test_training_curve_is_drawn(phone, findings):
         )
         assert texts == [f"After step {step}: {value:.4g}" for step, value in points]
     assert phone.text_content("#plot-training-2 .title.left") == "Top-1 accuracy on the hold-out set, %"
+
+
+def test_int8_files_are_beside_float32(phone):
+    rows = phone.eval_on_selector_all(
+        "tr", "all => all.map(one => [...one.cells].map(cell => cell.textContent).join('; '))"
+    )
+    shown = [row.replace("\u202f", " ").replace("\xa0", " ") for row in rows]
+    assert "model-int8.onnx; 0.3500 ms; 0.7000 ms; 2.00\u00d7 as fast; 91.12; 91.18" in shown
 
 
 def test_axis_says_what_importance_means(phone):

@@ -20,9 +20,20 @@ from depthfold.merging import merge
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.surrogate import fit_surrogate, surrogate_inputs
 from depthfold.progress import Progress
+from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import CHECKED_IMAGES, FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, SURROGATE
+from depthfold.store.run_folder import (
+    CHECKED_IMAGES,
+    FINDINGS,
+    IMPORTANCE,
+    LATENCY,
+    PLAN,
+    REPORT,
+    RESULT,
+    STUDENTS,
+    SURROGATE,
+)
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
@@ -205,6 +216,12 @@ def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student
 def findings_inputs(folder: RunFolder) -> dict[str, object]:
     """Return what the findings are made from: the plan and the result of the run."""
     return {"plan": folder.made_from(PLAN), "result": folder.made_from(RESULT)}
+
+
+def keep_findings(folder: RunFolder, findings: Findings) -> Path:
+    """Write the findings about the result of the run, and their report. Return the path of the report."""
+    folder.write(FINDINGS, findings, findings_inputs(folder))
+    return report(findings, folder.path / REPORT)
 
 
 def _resolved(recipe: Recipe | str) -> Recipe:

@@ -19,11 +19,10 @@ from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.preflight import check_drops, check_images, check_latency, checked_inputs, checked_options
 from depthfold.progress import Progress
-from depthfold.reporting import Findings, report
+from depthfold.reporting import Findings
 from depthfold.rewriting import rewrite
 from depthfold.solver import solve
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, REPORT
 from depthfold.tracing import TracedNetwork, trace
 from depthfold.training import Task
 
@@ -53,7 +52,8 @@ class Compressed:
         return f"Compressed({', '.join(parts)}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        return replace(self.findings.comparison(), notes=(f"folder: {self.folder}",)).html()
+        int8 = tuple(f"{each.path.name}: {each.int8}" for each in self.exported if each.int8)
+        return replace(self.findings.comparison(), notes=(*int8, f"folder: {self.folder}")).html()
 
 
 def compress(
@@ -115,11 +115,12 @@ def compress(
         networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
         solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
         findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
-        folder.write(FINDINGS, findings, artefacts.findings_inputs(folder))
-        report(findings, folder.path / REPORT)
+        artefacts.keep_findings(folder, findings)
         shipping.write_cards(shallow, exported, findings)
         if options.int8:  # last: a file that loses too much is refused, and everything else is done by then
             quantised = shipping.export_int8(shallow, folder.path, options.exports, task, options.raw_images)
+            findings = shipping.with_int8(findings, quantised)
+            artefacts.keep_findings(folder, findings)
             shipping.write_cards(shallow, quantised, findings)
             exported += quantised
     return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path, exported=exported)

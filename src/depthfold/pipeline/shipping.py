@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path, PurePath
 
 from torch import nn
@@ -11,7 +12,7 @@ from depthfold.backends import Layout
 from depthfold.errors import InvalidValue
 from depthfold.exporting import Exported, export
 from depthfold.merging import shallow_parts
-from depthfold.reporting import Findings
+from depthfold.reporting import Findings, Int8File
 from depthfold.store import put_in_place
 from depthfold.tasks import Preprocessing
 from depthfold.training import Task
@@ -49,6 +50,13 @@ def export_int8(
     return tuple(
         export(shallow, folder / name, task=task, raw_images=raw_images, int8=True) for name in int8_names(names)
     )
+
+
+def with_int8(findings: Findings, exported: Iterable[Exported]) -> Findings:
+    """Return the findings with the INT8 files among the exported ones."""
+    found = {file.name: file for file in findings.int8}
+    found |= {each.path.name: Int8File(name=each.path.name, **asdict(each.int8)) for each in exported if each.int8}
+    return replace(findings, int8=tuple(found.values()))
 
 
 def write_cards(shallow: nn.Module, exported: Iterable[Exported], findings: Findings | None) -> tuple[Path, ...]:

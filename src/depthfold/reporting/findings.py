@@ -70,12 +70,25 @@ class TrainingPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Int8File:
+    """An INT8 file beside the same network in float32: the task's scores on `split`, and latencies in milliseconds."""
+
+    name: str
+    split: str
+    score: float
+    float32_score: float
+    latency: float
+    float32_latency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings(Document):
     """The contents of a report. The fields from `before` on are optional, and the page lists those that are missing.
 
     `plan` is the chosen plan; it may be off the frontier. `predicted` is the predicted latency of the whole network, if
     it differs from the latency of the plan. `environment` describes the machine of the run, `versions` holds pairs of
-    (package, version), and `command` is the command that repeats the run. `training` is the curve of the fine-tuning.
+    (package, version), and `command` is the command that repeats the run. `training` is the curve of the fine-tuning,
+    and `int8` compares the exported INT8 files with float32.
     """
 
     FORMAT: ClassVar[str] = "depthfold.findings"
@@ -97,6 +110,7 @@ class Findings(Document):
     command: str | None = None
     notes: tuple[str, ...] = ()
     training: tuple[TrainingPoint, ...] = field(default=(), metadata=SPARSE)
+    int8: tuple[Int8File, ...] = field(default=(), metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if self.latency.activations is None:  # a CSV file has none

@@ -7,6 +7,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -34,7 +35,7 @@ from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, 
 from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.preflight import check_images, check_latency, check_libraries, check_raw_images, check_task_data
 from depthfold.pipeline.prospects import Prospects, prospects
-from depthfold.reporting import Findings, report
+from depthfold.reporting import Findings
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
 from depthfold.settings.executors import make_executor
@@ -42,7 +43,7 @@ from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import HeaderMismatch, RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task
@@ -223,6 +224,8 @@ def export_stage(session: Session) -> tuple[Exported, ...]:
         exported = shipping.export_files(shallow, folder.path, settings.export, task, layout)
         if settings.int8 and task is not None:
             exported += shipping.export_int8(shallow, folder.path, settings.export, task, layout)
+            if findings is not None:
+                artefacts.keep_findings(folder, findings := shipping.with_int8(findings, exported))
         shipping.write_cards(shallow, exported, findings)
         return exported
 
@@ -253,12 +256,11 @@ def report_stage(session: Session, *, remeasure: bool = False) -> Path:
     with folder.lock():
         plan, budget = _chosen_plan(session.settings)
         student = _result_student(session.settings)  # refuses a result that is out of date
-        made_from = artefacts.findings_inputs(folder)
-        findings = None if remeasure else folder.find(FINDINGS, Findings, made_from)
-        if findings is None:
-            findings = _evaluate(session, plan, budget, student)
-            folder.write(FINDINGS, findings, made_from)
-        return report(findings, folder.path / REPORT)
+        findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
+        if findings is None or remeasure:
+            known = () if findings is None else findings.int8
+            findings = replace(_evaluate(session, plan, budget, student), int8=known)
+        return artefacts.keep_findings(folder, findings)
 
 
 def _evaluate(session: Session, plan: SolvedPlan, budget: Budget, place: Path) -> Findings:
