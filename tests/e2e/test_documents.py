@@ -64,8 +64,9 @@ def test_picture_is_the_one_that_its_script_draws():
 INSTEAD = {
     "README.md": {
         ', "onnxruntime")': ', "cost_model")',
-        '"quick"': "df.Recipe(steps=2, batch=16, lr=0.001)",
-        "steps=4, batch=64": "steps=1, batch=8",
+        "steps=60, batch=64, lr=0.02": "steps=2, batch=16, lr=0.001",
+        "steps=1, batch=64": "steps=1, batch=8",
+        "Processes()": "None",
         "task.example())": "task.example(), ignore=[str(n) for n in range(1, 10)])",
         '"65%"': '"96%"',
     },
