@@ -5,7 +5,8 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 RUN ?= demo
 
-.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo results docs clean
+.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance bench-int8 fuzz zoo results \
+	docs clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -60,6 +61,9 @@ bench-latency: setup  ## compare predicted and measured latency on three runtime
 
 bench-importance: setup  ## compare the methods of importance, and measure the overhead of workers (10 minutes on an idle machine)
 	$(BIN)/python benchmarks/importance.py
+
+bench-int8: setup  ## compare the demo in float32 and INT8 (compresses it first: 4 minutes)
+	$(BIN)/python benchmarks/int8.py
 
 # Without dependencies, because these packages would install another torch.
 .venv/zoo-installed: .venv/installed benchmarks/requirements-zoo.txt

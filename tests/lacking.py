@@ -17,6 +17,7 @@ HAS = {
     "openvino": lambda: importlib.util.find_spec("openvino"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
     "matplotlib": lambda: importlib.util.find_spec("matplotlib"),
+    "axe_playwright_python": lambda: importlib.util.find_spec("axe_playwright_python"),
     "plotly": lambda: importlib.util.find_spec("plotly"),
     "nbclient": lambda: importlib.util.find_spec("nbclient") and importlib.util.find_spec("ipykernel"),
     "triton": lambda: importlib.util.find_spec("triton"),

@@ -117,6 +117,6 @@ def test_wrong_arguments_are_refused():
 def test_missing_library_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(
-        MissingDependency, match=r"torch_pruning .*\. Install it with: pip install depthfold\[baselines\]"
+        MissingDependency, match=r"torch_pruning .*\. In a clone of depthfold, run: pip install -e .\.\[baselines\]."
     ):
         narrow(Sums(), SMALL, {"last": 1})

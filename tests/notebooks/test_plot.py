@@ -43,16 +43,20 @@ def test_original_is_marked_if_it_is_known():
 @needs("plotly")
 def test_axes_name_their_units():
     frontier = measured_run().frontier
-    surrogate = Surrogate(intercept=1.0, slope=1.0, per_block=0.0, tau=1.0, plans=())
+    surrogate = Surrogate(intercept=71.25, slope=1.0, per_block=0.0, tau=1.0, plans=())
+    points = dataclasses.replace(frontier, quantity="accuracy, in points")
     expected = {
-        "change of the score": frontier,
-        "normalised": dataclasses.replace(frontier, alpha=1.6, normalisation="single"),
-        "by the fitted surrogate": dataclasses.replace(frontier, surrogate=surrogate),
+        "predicted change of the score": frontier,
+        "predicted change of accuracy, in points": points,
+        "predicted change of the score, normalised with alpha = 1.6": dataclasses.replace(
+            frontier, alpha=1.6, normalisation="single"
+        ),
+        "prediction of accuracy, in points, less 71.25": dataclasses.replace(points, surrogate=surrogate),
     }
     for meaning, shown in expected.items():
         layout = plotted(shown)["layout"]
         assert layout["xaxis"]["title"]["text"] == "Predicted latency, ms"
-        assert layout["yaxis"]["title"]["text"] == f"Importance, {meaning}"
+        assert layout["yaxis"]["title"]["text"] == f"Importance: {meaning}"
 
 
 @needs("plotly")
@@ -67,5 +71,5 @@ def test_hover_text_counts_dropped_layers():
 def test_without_plotly_the_error_names_the_extra(monkeypatch):
     for name in ("plotly", "plotly.graph_objects"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[plot\]"):
+    with pytest.raises(MissingDependency, match=r"In a clone of depthfold, run: pip install -e .\.\[plot\]."):
         measured_run().frontier.plot()

@@ -63,7 +63,7 @@ def search_depthshrinker(
             folder=folder,
             about=f"search for {kept} of {', '.join(map(str, spans))}, network {traced.network.fingerprint}",
             device=device,
-            progress=progress or stack.enter_context(progress_bars()),
+            progress=progress or stack.enter_context(progress_bars("DepthShrinker's search")),
             # A task that overrides only loss() has to be asked itself whether its steps can be captured.
             capture=why_eager(task, recipe, device_context(device)) is None,
         )

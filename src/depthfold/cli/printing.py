@@ -49,5 +49,8 @@ def print_summary(done: Compressed, exports: Iterable[str]) -> None:
     for row in compared.rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
+    for each in done.exported:
+        if each.int8 is not None:
+            print_text(f"  {each.path.name}: {each.int8}\n")
     for name in (REPORT, RESULT, *exports):
         print_text(f"  {done.folder / name}")

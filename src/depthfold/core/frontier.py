@@ -57,7 +57,8 @@ class Frontier(Document):
     `lost` bounds the importance that the plan for any budget may lack. `segments` has the times and the shape of every
     segment that a plan uses, once for each set of layers dropped in it. `fingerprint` is that of the network, empty if
     it was not known. `unscored` are the blocks that have a reason instead of a score in the importance table; no plan
-    uses them. With a `surrogate`, importances are predicted scores, less its intercept.
+    uses them. With a `surrogate`, importances are predicted scores, less its intercept. `quantity` is that of the
+    importance table.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
@@ -74,6 +75,7 @@ class Frontier(Document):
     segments: tuple[Segment, ...]
     points: tuple[Point, ...]
     unscored: tuple[FlaggedSpan, ...] = ()
+    quantity: str = field(default="", metadata=SPARSE)
 
     def __post_init__(self) -> None:
         for name in ("points", "segments", "unscored"):
@@ -103,7 +105,7 @@ class Frontier(Document):
     def exact(self) -> bool:
         return self.lost == 0
 
-    def at(self, budget: Budget | str | float) -> SolvedPlan:
+    def at(self, budget: Budget | str) -> SolvedPlan:
         """Return the best plan whose latency is at most the budget."""
         budget = Budget.parse(budget)
         limit = budget.limit(self.original)
@@ -133,7 +135,7 @@ class Frontier(Document):
         figure.update_layout(
             title=f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}",
             xaxis_title="Predicted latency, ms",
-            yaxis_title=f"Importance, {self.importance_meaning}",
+            yaxis_title=self.importance_meaning,
         )
         if self.original:
             label = f"original, {self.original:.4g} ms"
@@ -145,9 +147,11 @@ class Frontier(Document):
     @property
     def importance_meaning(self) -> str:
         """The meaning of a plan's importance, for the axis of a plot: a normalised one is not a change of a score."""
+        quantity = self.quantity or "the score"
         if self.surrogate is not None:
-            return "by the fitted surrogate"
-        return "change of the score" if self.alpha is None else "normalised"
+            return f"Importance: prediction of {quantity}, less {self.surrogate.intercept:.4g}"
+        normalised = "" if self.alpha is None else f", normalised with alpha = {self.alpha:g}"
+        return f"Importance: predicted change of {quantity}{normalised}"
 
     def __len__(self) -> int:
         return len(self.points)

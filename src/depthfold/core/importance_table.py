@@ -82,7 +82,8 @@ class ImportanceTable(Document):
 
     A table with a flag 0 (no activation at an end of a block) poses the extended problem of Appendix B, any other table
     the plain one. A block has an entry for each of its options, that is for each set of dropped layers and branches.
-    `provenance` describes the origin of the scores: task, recipe, seeds.
+    `provenance` describes the origin of the scores: task, recipe, seeds. `quantity` names what the scores are, with its
+    unit, such as "accuracy, in points"; it is empty if this is not known.
     """
 
     FORMAT: ClassVar[str] = "depthfold.importance-table"
@@ -92,6 +93,7 @@ class ImportanceTable(Document):
     environment: Environment = field(default_factory=Environment)
     base: float = 0.0
     provenance: str = ""
+    quantity: str = field(default="", metadata=SPARSE)
     entries: tuple[Score, ...]
 
     def __post_init__(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from depthfold.core import Document, Environment, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
+from depthfold.support.document import SPARSE
 from depthfold.support.table import Table
 
 
@@ -60,12 +61,34 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPoint:
+    """A point of the training curve: the mean loss of the steps before it, and the score if it was taken."""
+
+    step: int
+    loss: float
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8File:
+    """An INT8 file beside the same network in float32: the task's scores on `split`, and latencies in milliseconds."""
+
+    name: str
+    split: str
+    score: float
+    float32_score: float
+    latency: float
+    float32_latency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings(Document):
     """The contents of a report. The fields from `before` on are optional, and the page lists those that are missing.
 
     `plan` is the chosen plan; it may be off the frontier. `predicted` is the predicted latency of the whole network, if
     it differs from the latency of the plan. `environment` describes the machine of the run, `versions` holds pairs of
-    (package, version), and `command` is the command that repeats the run.
+    (package, version), and `command` is the command that repeats the run. `training` is the curve of the fine-tuning,
+    and `int8` compares the exported INT8 files with float32.
     """
 
     FORMAT: ClassVar[str] = "depthfold.findings"
@@ -86,6 +109,8 @@ class Findings(Document):
     versions: tuple[tuple[str, str], ...] = ()
     command: str | None = None
     notes: tuple[str, ...] = ()
+    training: tuple[TrainingPoint, ...] = field(default=(), metadata=SPARSE)
+    int8: tuple[Int8File, ...] = field(default=(), metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if self.latency.activations is None:  # a CSV file has none
@@ -124,6 +149,7 @@ class Findings(Document):
             "the score of the original network": self.score_before is None,
             "the score of the compressed network": self.score_after is None,
             "the verification of the merged network": self.verification is None,
+            "the training curve": not self.training,
         }
         return tuple(name for name, is_absent in absent.items() if is_absent)
 
