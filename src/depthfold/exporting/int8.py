@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from depthfold.backends import Compiled, Exporter, Inputs, backend_errors
 from depthfold.errors import InvalidValue, VerificationError
+from depthfold.progress import progress_bars
 from depthfold.support.coerce import as_float, as_whole
 from depthfold.support.optional import load
 from depthfold.tracing import device_of
@@ -148,7 +149,7 @@ def compare_with_float32(
     paths: tuple[Path, Path], inputs: Inputs, task: Task, backend: Exporter, int8: Int8
 ) -> Quantised:
     """Score and time the INT8 file and the float32 file. Raise VerificationError if the score is too low."""
-    score, float32_score = (_score(path, task, int8.split) for path in paths)
+    score, float32_score = _scores(paths, task, int8.split)
     if not score >= float32_score - int8.tolerance:
         raise VerificationError(
             f"The INT8 file scores {score:.4g} on the {int8.split} set, and float32 {float32_score:.4g}; it may lose "
@@ -160,9 +161,14 @@ def compare_with_float32(
     )
 
 
-def _score(path: Path, task: Task, split: Split) -> float:
-    with torch.no_grad():
-        return float(task.score(FileModule(path).eval(), split))
+def _scores(paths: Iterable[Path], task: Task, split: Split) -> list[float]:
+    found = []
+    with progress_bars("INT8 beside float32") as progress, torch.no_grad():
+        tick = progress("scores", 2, 0)
+        for path in paths:
+            found.append(float(task.score(FileModule(path).eval(), split)))
+            tick()
+    return found
 
 
 def _latencies(files: list[Compiled]) -> list[float]:

@@ -265,7 +265,7 @@ def check_images(
         return {}
     known = {} if run is None else RunFolder(Path(run)).made_from(CHECKED_IMAGES) or {}
     with contextlib.ExitStack() as stack:
-        progress = progress or stack.enter_context(progress_bars())
+        progress = progress or stack.enter_context(progress_bars("Data"))
         return {**known, **task.check_files(known, progress, tested=tested)}
 
 
