@@ -37,19 +37,20 @@ def test_budget_out_of_reach_costs_no_training(asked, tmp_path):
     assert done.exit_code == 0 and (tmp_path / "run/importance.json").exists(), done.output
 
 
-def test_doubtful_table_stops_before_training(asked, tmp_path):
-    assert depthfold(*asked("latency")).exit_code == 0
-    path = tmp_path / "run/latency.json"
+def test_doubtful_table_stops_before_training(run):
+    for name in ("importance.json", "importance.jsonl"):
+        (run / name).unlink()
+    path = run / "latency.json"
     table = json.loads(path.read_text())
     table["calibration"]["median_error"] = 0.08
     path.write_text(json.dumps(table))
     for command in ("importance", "compress"):
-        said = refused(command, "--run", tmp_path / "run")
+        said = refused(command, "--run", run)
         assert "The latency table is doubtful, so nothing was trained: it is calibrated on" in said
         assert "--allow-doubtful" in said
-    assert not (tmp_path / "run/importance.jsonl").exists()
-    done = depthfold("importance", "--run", tmp_path / "run", "--allow-doubtful")
-    assert done.exit_code == 0 and (tmp_path / "run/importance.json").exists(), done.output
+    assert not (run / "importance.jsonl").exists()
+    done = depthfold("importance", "--run", run, "--allow-doubtful")
+    assert done.exit_code == 0 and (run / "importance.json").exists(), done.output
 
 
 @pytest.fixture
@@ -106,17 +107,14 @@ def test_images_are_read_once_for_each_run(photos, monkeypatch):
     assert checked == [20, 4]
 
 
-def test_inspect_with_a_target_says_what_can_be_gained(asked, tmp_path, workshop):
+def test_inspect_with_a_target_says_what_can_be_gained(run, workshop, tmp_path):
     net = f"{workshop / 'net.py'}:model"
-    alone = depthfold("inspect", net, "--input", "1x8x8", "--target", "cost_model").stdout
+    alone = depthfold("inspect", net, "--input", "1x8x8", "--target", "cost_model", "--run", tmp_path / "new").stdout
     assert "The latency table: 5 distinct blocks and 20 networks to time: up to" in alone
     assert "of the original's" in alone and "spans save time as one convolution" in alone
     assert "Worth trying: budgets from about" in alone and 'to measure with the method "trained"' in alone
-    assert depthfold(*asked("latency")).exit_code == 0
-    table = tmp_path / "run/latency.json"
-    before = table.read_bytes()
-    found = json.loads(depthfold("inspect", "--run", tmp_path / "run", "--json").stdout)
-    assert table.read_bytes() == before
+    assert (tmp_path / "new/latency.json").read_bytes() == (run / "latency.json").read_bytes()  # it is kept
+    found = json.loads(depthfold("inspect", "--run", run, "--json").stdout)
     assert found["cost"]["blocks"] == 5 and found["network"]["name"] == "Sequential"
     told = found["prospects"]
     assert f"fastest plan takes {told['fastest']:.4g} ms" in alone

@@ -28,13 +28,13 @@ def task():
 
 @pytest.fixture(scope="module")
 def demo():
-    """Return the demo network, merged but with all its layers, and 1,000 of its test images."""
+    """Return the demo network, merged but with all its layers, and 500 of its test images."""
     whole = demo_task()
     part = whole.source.read("test")
-    test = part.images.pixels[:1000], part.labels[:1000]
+    test = part.images.pixels[:500], part.labels[:500]
     train = whole.source.read("train")
     data = df.ClassificationTask.tensors(
-        train=(train.images.pixels[:500], train.labels[:500]), test=test, normalise=whole.source.mean_std
+        train=(train.images.pixels[:200], train.labels[:200]), test=test, normalise=whole.source.mean_std
     )
     traced = df.trace(model(), data.example())
     return df.merge(df.rewrite(traced, traced.vanilla)), data
@@ -44,14 +44,14 @@ def test_demo_in_int8_loses_at_most_half_a_point(demo, tmp_path):
     shallow, data = demo
     done = df.export(shallow, tmp_path / "m.onnx", task=data, int8=Int8(tolerance=0.5))
     assert done.int8.score >= done.int8.float32_score - 0.5
-    assert done.int8.float32_score == pytest.approx(data.score(shallow, "test"), abs=0.11)  # at most one image
+    assert done.int8.float32_score == pytest.approx(data.score(shallow, "test"), abs=0.21)  # at most one image
     # The score is that of the file on the disk, computed here without depthfold.
     images, labels = data.source.test
     mean, deviation = (numpy.float32(values) for values in data.normalise)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     raw = (images.numpy() / numpy.float32(255) - mean) / deviation
     (found,) = session.run(None, {session.get_inputs()[0].name: raw})
-    assert 100 * (found.argmax(1) == labels.numpy()).mean() == pytest.approx(done.int8.score, abs=0.11)
+    assert 100 * (found.argmax(1) == labels.numpy()).mean() == pytest.approx(done.int8.score, abs=0.21)
     kinds = [node.op_type for node in onnx.load(done.path).graph.node]
     assert kinds.count("Conv") == 31
     assert kinds.count("QuantizeLinear") >= 31

@@ -13,6 +13,7 @@ from depthfold.importance import importance_options
 from depthfold.latency import measure_latency
 from depthfold.pipeline import feasibility
 from depthfold.pipeline.feasibility import LatencyCheck, check_trusted, fastest
+from depthfold.pipeline.prospects import prospects
 from depthfold.solver import solve
 from latency_workshop import COST, QUICK, Small
 
@@ -26,9 +27,16 @@ def traced():
 MOVES = {"merge": ("merge",), "drops": ("merge", "drop-layers", "drop-branches")}
 
 
+@pytest.fixture(scope="module")
+def latency(traced):
+    return measure_latency(traced, COST, timer=QUICK)
+
+
 @pytest.fixture(scope="module", params=MOVES)
-def case(request, traced):
+def case(request, traced, latency):
     options = df.Options(moves=MOVES[request.param])
+    if request.param == "merge":
+        return options, latency
     return options, measure_latency(traced, COST, timer=QUICK, moves=options.moves)
 
 
@@ -68,19 +76,19 @@ def test_budget_out_of_reach_is_refused_with_the_fastest_plan(traced, case):
 @pytest.mark.parametrize(
     ("space", "advice"), [("paper", r"another target, or the .* --space full\)\.$"), ("full", "target\\.$")]
 )
-def test_target_on_which_merging_saves_nothing_says_so(traced, space, advice):
-    latency = measure_latency(traced, COST, timer=QUICK, space=space)
-    slow = [
-        entry if len(entry.span) == 1 else dataclasses.replace(entry, times=(1e3, 1e3), quartiles=None, stdev=None)
-        for entry in latency.entries
-    ]
+def test_target_on_which_merging_saves_nothing_says_so(traced, latency, space, advice):
+    single = {entry.span: entry for entry in latency.entries if len(entry.span) == 1}
+    slow = [single.get(span) or Timing(span=span, times=(1e3, 1e3)) for span in traced.spans(space)]
     table = dataclasses.replace(latency, entries=tuple(slow))
     with pytest.raises(BudgetError, match=r"100\.0% of the original's .* Merging saves no time here: use .*" + advice):
         check(traced, table, "80%", space=space)
+    found = prospects(traced, table, df.Options(space=space))
+    wider = "--space full, " if space == "paper" else ""
+    assert not found.worth_it and not found.savings and "0 of " in str(found)
+    assert str(found).endswith(f"saves only 0.0%. Try another target, {wider}or --moves drop-layers.")
 
 
-def test_plan_is_timed_if_the_error_of_the_table_decides(traced, monkeypatch):
-    latency = measure_latency(traced, COST, timer=QUICK)
+def test_plan_is_timed_if_the_error_of_the_table_decides(traced, latency, monkeypatch):
     share = fastest(traced, latency, df.Options())[0].latency / latency.original
     timed = []
     monkeypatch.setattr(feasibility, "choose", lambda *given, **_: timed.append(given[2]))
@@ -98,8 +106,7 @@ def test_plan_is_timed_if_the_error_of_the_table_decides(traced, monkeypatch):
     assert not timed
 
 
-def test_doubtful_table_is_refused_unless_it_is_allowed(traced):
-    latency = measure_latency(traced, COST, timer=QUICK)
+def test_doubtful_table_is_refused_unless_it_is_allowed(traced, latency):
     check_trusted(latency, None)
     poor = dataclasses.replace(latency.calibration, median_error=0.08, worst_error=0.3)
     for table, why in (
