@@ -1,12 +1,16 @@
 """Compare methods at equal latency on one GPU, and time what they give on other targets.
 
     python experiments/equal_latency.py train DATA RUN --network mobilenet_v2 [--weights FILE] [--seconds 1500]
+    python experiments/equal_latency.py latency DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
     python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime
 
 DATA is CIFAR-10 in its binary layout, or the folder of Imagenette for efficientnet_lite0. RUN keeps the weights of the
 original network, both tables and a line per result. `train` goes through a list of measurements in order, leaves out
 those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
 resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
+
+To compress for another machine, run `latency` there first, then `train --no-profiles` on the GPU with the same RUN and
+stopwatch, then `profile` on the other machine.
 
 Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
 nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
@@ -16,6 +20,7 @@ test set. It is timed in the same rounds as the original, once for all seeds.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,10 +57,13 @@ class Experiment:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.run, self.device = options, options.run, options.device
         self.subject = SUBJECTS[options.network]
-        self.task = self.subject.task(options.data)
         self.weights: Path = options.weights or self.run / "base.safetensors"
         self.deadline = time.perf_counter() + options.seconds
         self.longest = 0.0  # seconds of one training run so far
+
+    @functools.cached_property
+    def task(self) -> df.ClassificationTask:
+        return self.subject.task(self.options.data)
 
     def train(self) -> None:
         """Measure everything that is missing, until the time is up."""
@@ -63,7 +71,7 @@ class Experiment:
             self.measure("base", self.base)
             model = self.subject.load(self.weights)
             traced = self.subject.trace(model)
-            self.measure("latency", lambda: self.latency(self.timed(model)))
+            self.table_of_latencies(model)
             self.measure("importance", lambda: self.importance(traced))
             self.measure("surrogate", lambda: self.fitted(traced))
             for candidate, seed, distil in self.order(self.methods(model, traced)):
@@ -74,9 +82,14 @@ class Experiment:
                     lambda c=candidate, s=seed, d=distil: self.candidate(traced, c, s, distil=d),
                 )
                 self.longest = max(self.longest, time.perf_counter() - started)
-                self.measure(f"profile {name} {self.options.stopwatch}", lambda c=candidate: self.profile(traced, c))
+                if self.options.profiles:
+                    key = f"profile {name} {self.options.stopwatch}"
+                    self.measure(key, lambda c=candidate: self.profile(traced, c))
         except OutOfTime as what:
             print(f"no time for: {what}", flush=True)
+
+    def table_of_latencies(self, model: torch.nn.Module) -> None:
+        self.measure("latency", lambda: self.latency(self.timed(model)))
 
     def profiles(self) -> None:
         """Time all candidates with another stopwatch."""
@@ -198,13 +211,14 @@ class Experiment:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "profile"))
+    parser.add_argument("what", choices=("train", "latency", "profile"))
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
+    parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")
     parser.add_argument("--device", default="cuda")
@@ -214,7 +228,10 @@ def main() -> None:
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     experiment = Experiment(options)
-    experiment.train() if options.what == "train" else experiment.profiles()
+    if options.what == "latency":  # latencies do not depend on the weights
+        experiment.table_of_latencies(experiment.subject.build())
+    else:
+        experiment.train() if options.what == "train" else experiment.profiles()
 
 
 if __name__ == "__main__":
