@@ -135,11 +135,16 @@ def test_notebook_shows_a_bar_and_the_time_at_the_end(monkeypatch):
         for _ in range(40):
             clock[0] += 0.1
             tick()
-    assert cells[0] == "T on &lt;a runtime&gt;"
+    assert cells[0] == "T on &lt;a runtime&gt;: blocks"
     assert cells[1] == 'T on &lt;a runtime&gt;: blocks <progress max="40" value="0"></progress> 0/40 '
     assert 8 < len(cells) < 13  # not a message to the browser for each step
     assert 'value="40"' in cells[-2]
     assert cells[-1] == "T on &lt;a runtime&gt;: done in 4 s"
+    cells.clear()
+    with progress_bars() as begin:
+        assert not cells  # nothing is shown before there is a step
+        begin("images", 1, 0)()
+    assert cells[-1] == "images: done in 0 s"
 
 
 def test_every_verb_shows_its_stage_by_default(monkeypatch):

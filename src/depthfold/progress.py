@@ -140,12 +140,13 @@ def _on_terminal(headline: str) -> Iterator[Callable[[str, int, int, str], None]
 @contextlib.contextmanager
 def _in_cell(headline: str) -> Iterator[Callable[[str, int, int, str], None]]:
     ipython = importlib.import_module("IPython.display")  # not a dependency, and without types
-    handle = ipython.display(ipython.HTML(html.escape(headline)), display_id=True)
-    started, drawn, last = time.monotonic(), 0.0, ""
+    started, drawn, last, shown, handle = time.monotonic(), 0.0, "", "", None
 
     def draw(what: str, total: int, done: int, text: str) -> None:
-        nonlocal drawn, last
-        last = text
+        nonlocal drawn, last, shown, handle
+        last, shown = text, what
+        if handle is None:  # not earlier: a stage without steps shows nothing
+            handle = ipython.display(ipython.HTML(html.escape(_title(headline, what))), display_id=True)
         if done < total and time.monotonic() - drawn < REDRAW:
             return
         drawn = time.monotonic()
@@ -155,7 +156,8 @@ def _in_cell(headline: str) -> Iterator[Callable[[str, int, int, str], None]]:
         )
 
     yield draw
-    handle.update(ipython.HTML(html.escape(_summary(headline, started, last))))
+    if handle is not None:
+        handle.update(ipython.HTML(html.escape(_summary(headline or shown, started, last))))
 
 
 def _title(headline: str, what: str) -> str:

@@ -115,7 +115,8 @@ def test_inspect_with_a_target_says_what_can_be_gained(run, workshop, tmp_path):
     assert "Worth trying: budgets from about" in alone and 'to measure with the method "trained"' in alone
     assert (tmp_path / "new/latency.json").read_bytes() == (run / "latency.json").read_bytes()  # it is kept
     found = json.loads(depthfold("inspect", "--run", run, "--json").stdout)
-    assert found["cost"]["blocks"] == 5 and found["network"]["name"] == "Sequential"
+    assert found["cost"] is None  # the run has the table
+    assert found["network"]["name"] == "Sequential"
     told = found["prospects"]
     assert f"fastest plan takes {told['fastest']:.4g} ms" in alone
     assert told["importances"] > 0 and told["seconds"] > 0  # three steps each

@@ -50,6 +50,18 @@ def test_both_tables_are_used_and_recorded(asked, workshop, tmp_path, monkeypatc
     assert plan == (workshop / "whole/plan.json").read_text()
 
 
+def test_a_doubtful_table_trains_nothing_with_given_importances(asked, change, workshop, tmp_path):
+    given = (
+        "--latency",
+        change(doubt="a block took twice as long"),
+        "--importance",
+        workshop / "whole/importance.json",
+    )
+    assert "doubtful, so nothing was trained: a block took twice as long" in refused(*asked("compress", *given))
+    assert not (tmp_path / "run/students").exists()
+    assert depthfold(*asked("compress", "--allow-doubtful", *given)).exit_code == 0
+
+
 def test_a_table_of_another_machine_leads_to_a_plan(asked, change, tmp_path):
     table = change(environment={"machine": "a phone", "threads": 8})
     done = depthfold(*asked("latency", "--latency", table))

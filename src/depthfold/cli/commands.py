@@ -42,11 +42,11 @@ def inspect(call: Call) -> None:
         return
     cost = settings.stages.cost_stage(session, traced)
     if not call.json:
-        print_text(f"{network}\n\nThe latency table: {cost}.")
+        print_text(f"{network}\n" + (f"\nThe latency table: {cost}." if cost else ""))
     found = settings.stages.prospects_stage(session, traced)
     if call.json:
-        gain = None if found is None else found.to_json()
-        print_text(json.dumps({"network": network.to_json(), "cost": dataclasses.asdict(cost), "prospects": gain}))
+        gain, price = None if found is None else found.to_json(), None if cost is None else dataclasses.asdict(cost)
+        print_text(json.dumps({"network": network.to_json(), "cost": price, "prospects": gain}))
     else:
         print_text(found or "A layer has no time, so nothing can be compared: see the warnings.")
 

@@ -13,7 +13,7 @@ from depthfold.core.options import MERGE
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.candidates import MAX_ELEMENTS, elements_outside
 from depthfold.latency.timer import Timer
-from depthfold.support.text import amount, count
+from depthfold.support.text import count
 from depthfold.tracing import TracedNetwork
 
 BlockKey = tuple[Span, ConvShape | None]  # a span, and its shape if layers are dropped
@@ -58,7 +58,7 @@ class MeasuringCost:
         without = f" ({count(self.left_out, 'more block')} cannot pay and are left out)" if self.left_out else ""
         return (
             f"{count(self.blocks, 'distinct block')}{without} and {count(self.networks, 'network')} to time: up to "
-            f"{amount(self.memory)}B of memory, about {duration(self.seconds)}"
+            f"{_rough(self.memory)} of memory, about {duration(self.seconds)}"
         )
 
 
@@ -130,6 +130,12 @@ def available_memory() -> int | None:
         return None
 
 
+def _rough(size: int) -> str:
+    """Return a number of bytes as text, with two digits."""
+    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
+    return f"{size / unit:.2g} {name}" if size < 99.5 * unit else f"{size / unit:.0f} {name}"
+
+
 def duration(seconds: float) -> str:
     """Return a rough time as text."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
@@ -158,12 +164,10 @@ def _largest_plan(depth: int, blocks: Mapping[Span, BlockShape], left_out: Mappi
 
 
 def _memory(sizes: list[int]) -> int:
-    """Return the bytes that candidates of these sizes take, as many at a time as CandidateTimer compiles."""
-    together = most = 0
-    for size in sorted(sizes):
-        together = together + size if together + size <= MAX_ELEMENTS else size
-        most = max(most, BYTES_KEPT * together + (BYTES_COMPILING - BYTES_KEPT) * size)
-    return most
+    """Return the most bytes that candidates of these sizes take, in whichever order CandidateTimer compiles them."""
+    largest = max(sizes, default=0)
+    together = max(min(sum(sizes), MAX_ELEMENTS), largest)
+    return BYTES_KEPT * together + (BYTES_COMPILING - BYTES_KEPT) * largest
 
 
 def _seconds(multiply_adds: int, elements: int, environment: Environment) -> float:

@@ -24,7 +24,7 @@ from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths,
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
-from depthfold.support.text import amount
+from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork, require_traced
 
 Mode = Literal["in context", "alone"]
@@ -125,16 +125,18 @@ def warn_if_large(cost: MeasuringCost) -> None:
 
 
 def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space, left_out: Mapping[BlockKey, str]) -> None:
+    """Raise TableError if there are only single layers, from which no calibration can be fitted."""
     if traced.depth == len(blocks) > 0:
         wider = ", or try the search space 'full'" if space == "paper" else ""
         raise TableError(
             f"Nothing in this network can be merged in the search space {space!r}. Print the network to see the "
             f"reasons{wider}."
         )
-    if left_out and traced.depth == len(blocks) - sum(shape is None for _, shape in left_out):
+    hopeless = sum(shape is None for _, shape in left_out)
+    if hopeless and traced.depth == len(blocks) - hopeless:
         raise TableError(
-            f"Nothing in this network can become faster by merging: all {len(left_out)} blocks have far more work than "
-            "their layers. Use another target, or let plans drop layers (moves=..., --moves drop-layers)."
+            f"Nothing in this network can become faster by merging: {count(hopeless, 'block')} of several layers would "
+            "have far more work than the layers. Use another target."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,12 @@ def compress(
         artefacts.keep_checked_images(folder, checked)
 
         latency = artefacts.make_latency_table(folder, traced, target, options, progress)
-        before_training = LatencyCheck(traced, latency, options, budget, target, run=folder.path, progress=progress)
+        check = LatencyCheck(traced, latency, options, budget, target, run=folder.path, progress=progress)
+        before_training = functools.cache(check)
         importance = options.importance
-        if importance is None:
+        if importance is not None:
+            before_training()
+        else:
             importance = artefacts.make_importance_table(
                 folder, traced, task, options, progress, latency, before_training
             )

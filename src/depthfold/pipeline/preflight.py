@@ -145,7 +145,7 @@ def check_latency(table: LatencyTable, traced: TracedNetwork, target: str | Back
             f"The latency table was measured elsewhere ({'; '.join(differences)}). The chosen plan is timed here, so "
             "budgets in per cent are those of this machine.",
             MeasuredElsewhere,
-            stacklevel=2,
+            stacklevel=3,  # the caller of compress()
         )
 
 

@@ -14,7 +14,7 @@ from depthfold.importance import Method, importance_options, left_out_options
 from depthfold.importance.options import is_unchanged
 from depthfold.latency.choose import MARGIN
 from depthfold.latency.cost import duration
-from depthfold.pipeline.feasibility import fastest
+from depthfold.pipeline.feasibility import doubt_about, fastest
 from depthfold.pipeline.options import Options
 from depthfold.support.table import Table
 from depthfold.support.text import count
@@ -43,7 +43,7 @@ class Prospects(Document):
 
     Times are in milliseconds, as predicted by the latency table. `spans` is the number of spans with a time that have
     several layers. `seconds` is a rough time for all importances in one process, None if the number of steps is not
-    known.
+    known. `doubt` says why the table is doubtful, if it is.
     """
 
     FORMAT: ClassVar[str] = "depthfold.prospects"
@@ -60,6 +60,7 @@ class Prospects(Document):
     importances: int
     method: str
     seconds: float | None
+    doubt: str | None = None
 
     @property
     def share(self) -> float:
@@ -77,6 +78,8 @@ class Prospects(Document):
         )
         more = len(self.savings) - len(shown)
         notes = (*((f"... and {more} more",) if more else ()), "", *self._conclusion())
+        if not shown:
+            return "\n".join((*self._findings(), *notes))
         return Table((*self._findings(), ""), HEADER, shown, notes).text()
 
     def _findings(self) -> Iterator[str]:
@@ -85,20 +88,21 @@ class Prospects(Document):
             f"The fastest plan takes {self.fastest:.4g} ms, {self.share:.1%} of the original's {self.original:.4g} ms, "
             f"with {self.convolutions} of {count(self.depth, 'convolution')} (predicted; its accuracy is not known)."
         )
-        which = ", most first" if self.savings else ""
-        yield f"{len(self.savings)} of {count(self.spans, 'span')} save time as one convolution{which}:"
+        which = ", most first:" if self.savings else "."
+        yield f"{len(self.savings)} of {count(self.spans, 'span')} save time as one convolution{which}"
 
     def _conclusion(self) -> Iterator[str]:
-        time = "" if self.seconds is None else f", about {duration(self.seconds)} in one process"
+        time = "; their time depends on the data" if self.seconds is None else f", about {duration(self.seconds)}"
+        time += "" if self.seconds is None else " in one process"
         yield f'The importances: {count(self.importances, "block")} to measure with the method "{self.method}"{time}.'
         if self.worth_it:
             yield f"Worth trying: budgets from about {100 * self.share / (1 - MARGIN):.0f}% can be met."
         else:
             wider = "--space full, " if self.space == "paper" else ""
-            yield (
-                f"Not worth it: even the fastest plan saves only {max(1 - self.share, 0):.1%}. Try another target, "
-                f"{wider}or --moves drop-layers."
-            )
+            saved = "saves no time" if self.share >= 1 else f"saves only {1 - self.share:.1%}"
+            yield f"Not worth it: even the fastest plan {saved}. Try another target, {wider}or --moves drop-layers."
+        if self.doubt is not None:
+            yield f"The latency table is doubtful: {self.doubt}. Measure it again when nothing else runs."
 
 
 def prospects(
@@ -127,6 +131,7 @@ def prospects(
         network=traced.network.name, environment=latency.environment, depth=traced.depth, space=options.space,
         original=latency.original, fastest=frontier.points[0].latency, convolutions=frontier[0].convolutions,
         spans=len(merged), savings=tuple(paying), importances=number, method=method.name, seconds=seconds,
+        doubt=doubt_about(latency),
     )  # fmt: skip
 
 

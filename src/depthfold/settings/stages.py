@@ -61,42 +61,46 @@ def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
 
 
-def cost_stage(session: Session, traced: TracedNetwork) -> MeasuringCost:
-    """Estimate what measuring the latency table costs. Nothing is measured or written."""
-    settings = session.settings
-    moves = require_moves(settings.moves)
-    return measuring_cost(traced, session.target, space=settings.space, moves=moves)
+def cost_stage(session: Session, traced: TracedNetwork) -> MeasuringCost | None:
+    """Estimate what measuring the latency table costs; None if there is one. Nothing is measured or written."""
+    options = _inspected(session.settings)
+    if _known_latency(session, traced, options) is not None:
+        return None
+    return measuring_cost(traced, session.target, space=options.space, moves=options.moves)
 
 
 def prospects_stage(session: Session, traced: TracedNetwork) -> Prospects | None:
     """Return what can be gained on the target. Without the data, the time of the importances may not be known."""
-    settings = session.settings
-    options = Options(
+    options, task = _inspected(session.settings), None
+    if session.settings.data is not None:
+        with contextlib.suppress(DataError):
+            task = session.task
+    latency = _known_latency(session, traced, options) or _measure_to_inspect(session, traced, options)
+    return prospects(traced, latency, options, task)
+
+
+def _inspected(settings: Settings) -> Options:
+    return Options(
         space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
         importance_recipe=_importance_recipe(settings), reinit=settings.reinit,
     )  # fmt: skip
-    task = None
-    if settings.data is not None:
-        with contextlib.suppress(DataError):
-            task = session.task
-    return prospects(traced, _latency_to_inspect(session, traced, options), options, task)
 
 
-def _latency_to_inspect(session: Session, traced: TracedNetwork, options: Options) -> LatencyTable:
-    """Return the given latency table or that of the run, or measure one.
-
-    It is kept in the run if there is none yet. A table of the run for another target, batch or search space stays.
-    """
+def _known_latency(session: Session, traced: TracedNetwork, options: Options) -> LatencyTable | None:
+    """Return the given latency table or that of the run."""
     if session.latency is not None:
         check_latency(session.latency, traced, session.target)
         return session.latency
-    if session.settings.run is not None:
-        folder = RunFolder(Path(session.settings.run))
-        if (found := artefacts.find_latency_table(folder, traced, session.target, options)) is not None:
-            return found
-        if folder.made_from(LATENCY) is None:
-            with contextlib.suppress(HeaderMismatch):
-                return latency_stage(session, retry=False)
+    if session.settings.run is None:
+        return None
+    return artefacts.find_latency_table(RunFolder(Path(session.settings.run)), traced, session.target, options)
+
+
+def _measure_to_inspect(session: Session, traced: TracedNetwork, options: Options) -> LatencyTable:
+    """Measure a latency table. It is kept in the run if there is none yet: one for another target or space stays."""
+    if session.settings.run is not None and RunFolder(Path(session.settings.run)).made_from(LATENCY) is None:
+        with contextlib.suppress(HeaderMismatch):
+            return latency_stage(session, retry=False)
     return measure_latency(traced, session.target, space=options.space, moves=options.moves, progress=session.progress)
 
 

@@ -78,8 +78,8 @@ class DatasetPart:
             first = int(wrong[0])
             raise DataError(
                 f"{self.where}: the label of image {self.keys[first]!r} is {int(self.labels[first])}, expected 0 to "
-                f"{len(self.classes) - 1} ({count(len(wrong), 'such label')} in total). Check that the file belongs to "
-                "this dataset."
+                f"{len(self.classes) - 1} ({count(len(wrong), 'such label')} in total). Check that these are "
+                "the labels of this dataset."
             )
 
 
