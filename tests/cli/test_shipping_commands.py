@@ -56,6 +56,18 @@ def test_compress_shows_int8_beside_the_rest(run):
     assert (run / "model-int8.onnx").exists() and (run / "model-int8.onnx.md").exists()
 
 
+def test_int8_is_timed_on_the_target_of_the_run(run):
+    config = run / "config.toml"
+    text = config.read_text()
+    config.write_text(text.replace('target = "cost_model"', 'target = "onnxruntime:threads=3"'))
+    assert config.read_text() != text
+    done = depthfold("export", "--run", run, "--export", "model.onnx", "--int8")
+    assert done.exit_code == 0, done.output
+    assert "x as fast) with 3 threads" in done.stdout
+    section = (run / "model-int8.onnx.md").read_text().partition("## INT8")[2].partition("## Network")[0]
+    assert "threads 3." in section
+
+
 def test_export_takes_raw_images(run, tmp_path):
     (tmp_path / "pixels.py").write_text(PIXELS)
     data = ("--data", f"{tmp_path / 'pixels.py'}:data")

@@ -238,7 +238,7 @@ class _Attempt:
                     AsInTask(FileModule(normalised), self.images),
                 )
                 compare(self.backend, reference, raw, self.path, dynamic=True)
-            return compare_with_float32((normalised, float32), inputs, task, self.backend, int8)
+            return compare_with_float32((normalised, float32), inputs, task, int8)
 
 
 def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:

@@ -223,7 +223,7 @@ def export_stage(session: Session) -> tuple[Exported, ...]:
         findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
         exported = shipping.export_files(shallow, folder.path, settings.export, task, layout)
         if settings.int8 and task is not None:
-            exported += shipping.export_int8(shallow, folder.path, settings.export, task, layout)
+            exported += shipping.export_int8(shallow, folder.path, settings.export, task, layout, settings.target)
             if findings is not None:
                 artefacts.keep_findings(folder, findings := shipping.with_int8(findings, exported))
         shipping.write_cards(shallow, exported, findings)
