@@ -70,6 +70,15 @@ def test_card_compares_int8_with_float32(shallow, tmp_path):
     assert "INT8" not in card(shallow, tmp_path / "m.onnx")
 
 
+def test_card_of_an_int8_file_says_what_is_about_float32(shallow, tmp_path):
+    about_float32 = "This table describes the float32 file, not this INT8 file."
+    text = card(shallow, tmp_path / "m.onnx", measured_run(), int8=COMPARED, error=1.2e-7, environment=Environment())
+    assert about_float32 in text.partition("## Before and after")[2].partition("## INT8")[0]
+    assert "The float32 file that this file was made from is within 1.2e-07 of PyTorch." in text
+    assert "The file was compared with PyTorch" not in text
+    assert about_float32 not in card(shallow, tmp_path / "m.onnx", measured_run())
+
+
 @pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
 def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     exported = df.export(shallow, tmp_path / name)

@@ -90,7 +90,7 @@ def model_card(shallow: nn.Module, exported: Exported, findings: Findings | None
     origin = shallow_parts(shallow)[1]
     network = origin.blueprint.network
     lines = [f"# {exported.path.name}", "", f"{network.name}, compressed with depthfold. {exported.format}.", ""]
-    lines += _measured(findings) if findings else []
+    lines += _measured(findings, int8=exported.int8 is not None) if findings else []
     if exported.int8 is not None:
         lines += ["## INT8", "", f"Beside the same network in float32: {exported.int8}.", ""]
         lines += [f"Measured in this environment: {exported.int8.environment}.", ""]
@@ -99,17 +99,20 @@ def model_card(shallow: nn.Module, exported: Exported, findings: Findings | None
     if exported.images is not None:
         lines += _images(exported.images.preprocessing, exported.images.layout)
     lines += ["## How to run it", "", "```python", *_code(exported), "```", ""]
-    if exported.error is not None:
+    if exported.error is not None and exported.int8 is not None:
+        lines += [f"The float32 file that this file was made from is within {exported.error:.1e} of PyTorch.", ""]
+    elif exported.error is not None:
         lines += [f"The file was compared with PyTorch: {str(exported).partition(': ')[2]}.", ""]
     return "\n".join(lines)
 
 
-def _measured(findings: Findings) -> list[str]:
+def _measured(findings: Findings, *, int8: bool) -> list[str]:
     """Return the latencies and accuracies before and after, with their environment."""
     table = findings.comparison()
     rows = ["| " + " | ".join(row) + " |" for row in (table.header, ("---",) * len(table.header), *table.rows)]
     where = f"Measured in this environment: {findings.environment}." if findings.environment else ""
-    return ["## Before and after", "", f"{findings.title}.", "", *rows, "", where, ""]
+    title = f"{findings.title}." + (" This table describes the float32 file, not this INT8 file." if int8 else "")
+    return ["## Before and after", "", title, "", *rows, "", where, ""]
 
 
 def _images(found: Preprocessing, layout: Layout | None) -> list[str]:
