@@ -8,6 +8,7 @@ import onnxruntime
 
 import depthfold as df
 from cli_workshop import depthfold, refused
+from depthfold.exporting import int8
 
 PIXELS = textwrap.dedent(
     """
@@ -66,6 +67,20 @@ def test_int8_is_timed_on_the_target_of_the_run(run):
     assert "x as fast) with 3 threads" in done.stdout
     section = (run / "model-int8.onnx.md").read_text().partition("## INT8")[2].partition("## Network")[0]
     assert "threads 3." in section
+
+
+def test_export_refuses_int8_without_an_onnx_file_before_it_writes(run):
+    before = sorted(run.iterdir())
+    message = refused("export", "--run", run, "--export", "a.pt2", "--int8")
+    assert "INT8 files are made from ONNX files, and the exports are a.pt2. Add model.onnx." in message
+    assert sorted(run.iterdir()) == before
+
+
+def test_cards_of_float32_files_survive_an_int8_file_that_loses_too_much(run, monkeypatch):
+    monkeypatch.setattr(int8, "_scores", lambda *_: [0.0, 100.0])
+    message = refused("export", "--run", run, "--export", "a.onnx", "--int8")
+    assert "The INT8 file scores 0 on the test set, and float32 100" in message
+    assert {path.name for path in run.glob("a*")} == {"a.onnx", "a.onnx.md"}
 
 
 def test_export_takes_raw_images(run, tmp_path):
