@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import json
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +203,7 @@ class _Attempt:
         except OutOfMemory:
             raise
         except (BackendError, VerificationError) as reason:
-            return self.write(inputs, dynamic_batch=False), str(reason)
+            return self.write(inputs, dynamic_batch=False), _first_sentence(str(reason))
 
     def write(self, inputs: Inputs, dynamic_batch: bool) -> float | None:
         module = reference = self.network
@@ -239,6 +240,10 @@ class _Attempt:
                 )
                 compare(self.backend, reference, raw, self.path, dynamic=True)
             return compare_with_float32((normalised, float32), inputs, task, int8)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
 def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
