@@ -191,6 +191,8 @@ def test_invalid_settings_are_refused():
     for options, message in [({"images": 0}, "images of a calibration"), ({"tolerance": -1.0}, "at least 0, found -1")]:
         with pytest.raises(InvalidValue, match=message):
             Int8(**options)
+    with pytest.raises(InvalidValue, match=r"The split of an INT8 file is 'holdout' or 'test', found 'train'\."):
+        Int8(split="train")
     with pytest.raises(InvalidValue, match=r"timed by ONNX Runtime, found the target 'pytorch'\. Use onnxruntime"):
         Int8(target="pytorch:threads=1")
     with pytest.raises(dataclasses.FrozenInstanceError):

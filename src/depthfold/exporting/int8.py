@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,9 @@ class Int8:
         as_whole("The number of images of a calibration", self.images, InvalidValue)
         if not as_float("The tolerance of an INT8 file", self.tolerance, InvalidValue) >= 0:
             raise InvalidValue(f"The tolerance of an INT8 file must be at least 0, found {self.tolerance!r}.")
-        _ = self.backend
+        if self.split not in (known := get_args(Split)):
+            raise InvalidValue(f"The split of an INT8 file is {' or '.join(map(repr, known))}, found {self.split!r:.80}.")
+        _ = self.backend  # raises the reason if the target cannot time it
 
     @property
     def backend(self) -> OnnxRuntime:
