@@ -47,7 +47,9 @@ class Int8:
         if not as_float("The tolerance of an INT8 file", self.tolerance, InvalidValue) >= 0:
             raise InvalidValue(f"The tolerance of an INT8 file must be at least 0, found {self.tolerance!r}.")
         if self.split not in (known := get_args(Split)):
-            raise InvalidValue(f"The split of an INT8 file is {' or '.join(map(repr, known))}, found {self.split!r:.80}.")
+            raise InvalidValue(
+                f"The split of an INT8 file is {' or '.join(map(repr, known))}, found {self.split!r:.80}."
+            )
         _ = self.backend  # raises the reason if the target cannot time it
 
     @property
