@@ -8,6 +8,7 @@ import onnxruntime
 
 import depthfold as df
 from cli_workshop import depthfold, refused
+from depthfold.exporting import int8
 
 PIXELS = textwrap.dedent(
     """
@@ -54,6 +55,32 @@ def test_compress_shows_int8_beside_the_rest(run):
     assert f"model-int8.onnx: score {found.score:.4g} on the test set (float32: " in done.stdout
     assert found.name in (run / "report.html").read_text()
     assert (run / "model-int8.onnx").exists() and (run / "model-int8.onnx.md").exists()
+
+
+def test_int8_is_timed_on_the_target_of_the_run(run):
+    config = run / "config.toml"
+    text = config.read_text()
+    config.write_text(text.replace('target = "cost_model"', 'target = "onnxruntime:threads=3"'))
+    assert config.read_text() != text
+    done = depthfold("export", "--run", run, "--export", "model.onnx", "--int8")
+    assert done.exit_code == 0, done.output
+    assert "x as fast) with 3 threads" in done.stdout
+    section = (run / "model-int8.onnx.md").read_text().partition("## INT8")[2].partition("## Network")[0]
+    assert "threads 3." in section
+
+
+def test_export_refuses_int8_without_an_onnx_file_before_it_writes(run):
+    before = sorted(run.iterdir())
+    message = refused("export", "--run", run, "--export", "a.pt2", "--int8")
+    assert "INT8 files are made from ONNX files, and the exports are a.pt2. Add model.onnx." in message
+    assert sorted(run.iterdir()) == before
+
+
+def test_cards_of_float32_files_survive_an_int8_file_that_loses_too_much(run, monkeypatch):
+    monkeypatch.setattr(int8, "_scores", lambda *_: [0.0, 100.0])
+    message = refused("export", "--run", run, "--export", "a.onnx", "--int8")
+    assert "The INT8 file scores 0 on the test set, and float32 100" in message
+    assert {path.name for path in run.glob("a*")} == {"a.onnx", "a.onnx.md"}
 
 
 def test_export_takes_raw_images(run, tmp_path):

@@ -126,6 +126,7 @@ def test_batch_is_fixed_if_the_file_is_wrong_with_another(tmp_path, monkeypatch)
     done = df.export(merged(classifier()), tmp_path / "m.onnx")
     assert done.batch == 2
     assert "m.onnx differs from the network by" in done.why_fixed
+    assert done.why_fixed.endswith(" is allowed.")  # one sentence, without the advice of the error
 
 
 def test_batch_is_fixed_if_requested(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import depthfold as df
+from depthfold.core import Environment
 from depthfold.demo.demo import model
 from depthfold.demo.network import task as demo_task
 from depthfold.errors import BackendError, InvalidValue, VerificationError
@@ -77,6 +78,7 @@ def test_exported_describes_both_files(tmp_path, task):
     assert done.environment.precision == "int8"
     assert done.error <= 1e-5  # of the float32 file
     assert min(done.int8.latency, done.int8.float32_latency) > 0
+    assert done.int8.environment.threads == torch.get_num_threads()
     assert "m.onnx: ONNX in INT8, for batches of any size; onnxruntime " in str(done)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
     model = onnx.load(done.path)
@@ -87,8 +89,28 @@ def test_exported_describes_both_files(tmp_path, task):
 
 
 def test_text_of_a_comparison():
-    compared = Quantised(split="test", score=91.12, float32_score=91.18, latency=0.35, float32_latency=0.7)
-    assert str(compared) == "score 91.12 on the test set (float32: 91.18), 0.35 ms (float32: 0.7 ms, 2.00x as fast)"
+    compared = Quantised(
+        split="test", score=91.12, float32_score=91.18, latency=0.35, float32_latency=0.7,
+        environment=Environment(threads=1),
+    )  # fmt: skip
+    text = "score 91.12 on the test set (float32: 91.18), 0.35 ms (float32: 0.7 ms, 2.00x as fast)"
+    assert str(compared) == f"{text} with 1 thread"
+    assert str(dataclasses.replace(compared, environment=Environment())) == text
+
+
+def test_both_files_are_timed_on_the_target(tmp_path, task, monkeypatch):
+    used = []
+
+    def latencies(files):
+        used.extend(compiled._session.get_session_options().intra_op_num_threads for compiled in files)
+        return [0.5, 1.0]
+
+    monkeypatch.setattr(int8, "_latencies", latencies)
+    settings = Int8(tolerance=100, target="onnxruntime:threads=3")
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=settings)
+    assert used == [3, 3]
+    assert (done.int8.environment.threads, done.int8.environment.precision) == (3, None)
+    assert str(done).endswith("0.5 ms (float32: 1 ms, 2.00x as fast) with 3 threads")
 
 
 def test_calibration_sees_training_images_only(task):
@@ -169,6 +191,10 @@ def test_invalid_settings_are_refused():
     for options, message in [({"images": 0}, "images of a calibration"), ({"tolerance": -1.0}, "at least 0, found -1")]:
         with pytest.raises(InvalidValue, match=message):
             Int8(**options)
+    with pytest.raises(InvalidValue, match=r"The split of an INT8 file is 'holdout' or 'test', found 'train'\."):
+        Int8(split="train")
+    with pytest.raises(InvalidValue, match=r"timed by ONNX Runtime, found the target 'pytorch'\. Use onnxruntime"):
+        Int8(target="pytorch:threads=1")
     with pytest.raises(dataclasses.FrozenInstanceError):
         Int8().images = 3
 

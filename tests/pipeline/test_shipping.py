@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import depthfold as df
+from depthfold.core import Environment
 from depthfold.errors import InvalidValue
 from depthfold.exporting import Exported, Images, Quantised
 from depthfold.pipeline.preflight import check_raw_images, checked_options
@@ -15,6 +16,11 @@ from runs import measured_run
 PREPROCESSING = Preprocessing(
     channels=3, size=(32, 48), mean=(0.1, 0.2, 0.3), deviation=(0.4, 0.5, 0.6), classes=("cat", "dog"), crop_ratio=0.875
 )
+
+COMPARED = Quantised(
+    split="test", score=90.0, float32_score=90.5, latency=0.5, float32_latency=1.0,
+    environment=Environment(runtime="onnxruntime", threads=3),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +64,19 @@ def test_card_of_many_classes_is_short(shallow, tmp_path):
 
 
 def test_card_compares_int8_with_float32(shallow, tmp_path):
-    compared = Quantised(split="test", score=90.0, float32_score=90.5, latency=0.5, float32_latency=1.0)
-    assert f"Beside the same network in float32: {compared}." in card(shallow, tmp_path / "m.onnx", int8=compared)
+    text = card(shallow, tmp_path / "m.onnx", int8=COMPARED)
+    assert f"Beside the same network in float32: {COMPARED}." in text
+    assert "Measured in this environment: runtime onnxruntime, threads 3." in text
     assert "INT8" not in card(shallow, tmp_path / "m.onnx")
+
+
+def test_card_of_an_int8_file_says_what_is_about_float32(shallow, tmp_path):
+    about_float32 = "This table describes the float32 file, not this INT8 file."
+    text = card(shallow, tmp_path / "m.onnx", measured_run(), int8=COMPARED, error=1.2e-7, environment=Environment())
+    assert about_float32 in text.partition("## Before and after")[2].partition("## INT8")[0]
+    assert "The float32 file that this file was made from is within 1.2e-07 of PyTorch." in text
+    assert "The file was compared with PyTorch" not in text
+    assert about_float32 not in card(shallow, tmp_path / "m.onnx", measured_run())
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import json
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class Exported:
     def __str__(self) -> str:
         batch = "batches of any size" if self.batch == "dynamic" else f"a batch of {self.batch}"
         text = f"{self.path}: {self.format}, for {batch}"
-        text += f" of raw images ({self.images.layout})" if self.images and self.images.layout else ""
+        text += f" of raw images ({self.images.layout})" if self.images and self.images.raw else ""
         text += f" ({self.why_fixed})" if self.why_fixed else ""
         if self.error is None or self.environment is None:
             return f"{text}; not compared with PyTorch"
@@ -195,6 +196,11 @@ class _Attempt:
     images: Images | None
     int8: bool
 
+    @property
+    def raw(self) -> Images | None:
+        """The images, if the file takes raw ones."""
+        return self.images if self.images is not None and self.images.raw else None
+
     def write_for_any_batch(self, inputs: Inputs) -> tuple[float | None, str | None]:
         """Return the error and, if the batch had to be fixed, the reason."""
         try:
@@ -202,13 +208,13 @@ class _Attempt:
         except OutOfMemory:
             raise
         except (BackendError, VerificationError) as reason:
-            return self.write(inputs, dynamic_batch=False), str(reason)
+            return self.write(inputs, dynamic_batch=False), _first_sentence(str(reason))
 
     def write(self, inputs: Inputs, dynamic_batch: bool) -> float | None:
         module = reference = self.network
-        if self.images is not None and self.images.layout and not self.int8:
-            module, reference = self.images.wrapped(self.network), AsInTask(self.network, self.images)
-            inputs = self.images.noise(self.network, len(inputs[0]))
+        if (images := self.raw) is not None and not self.int8:
+            module, reference = images.wrapped(self.network), AsInTask(self.network, images)
+            inputs = images.noise(self.network, len(inputs[0]))
         if dynamic_batch:
             inputs = with_batch(inputs, max(2, len(inputs[0])))  # PyTorch treats a size of 1 as a constant
             run_in_pytorch(
@@ -227,18 +233,19 @@ class _Attempt:
             self.path.replace(float32)
             quantise(float32, normalised, batches)
             self.path.write_bytes(normalised.read_bytes())
-            if self.images is not None and self.images.layout:
-                self.images.add_to(self.path, self.network)
+            if (images := self.raw) is not None:
+                images.add_to(self.path, self.network)
             finish_onnx(self.path, self.origin, self.images)
             if not self.check:
                 return None
-            if self.images is not None and self.images.layout:
-                raw, reference = (
-                    self.images.noise(self.network, len(inputs[0])),
-                    AsInTask(FileModule(normalised), self.images),
-                )
-                compare(self.backend, reference, raw, self.path, dynamic=True)
-            return compare_with_float32((normalised, float32), inputs, task, self.backend, int8)
+            if images is not None:
+                noise = images.noise(self.network, len(inputs[0]))
+                compare(self.backend, AsInTask(FileModule(normalised), images), noise, self.path, dynamic=True)
+            return compare_with_float32((normalised, float32), inputs, task, int8)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
 def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:

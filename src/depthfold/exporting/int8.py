@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Compiled, Exporter, Inputs, backend_errors
+from depthfold.backends import Backend, Compiled, Inputs, backend_errors, get
+from depthfold.backends.onnxruntime import OnnxRuntime
+from depthfold.core import Environment
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.progress import progress_bars
 from depthfold.support.coerce import as_float, as_whole
 from depthfold.support.optional import load
+from depthfold.support.text import count
 from depthfold.tracing import device_of
 from depthfold.training import Recipe, Split, Step, Task, preserve_modes
 
@@ -31,17 +34,34 @@ class Int8:
 
     The ranges of the activations are those of `images` training images, without augmentation. Both files are scored on
     `split`. The score of the INT8 file may be lower by `tolerance`, in the unit of the task's score: points of accuracy
-    for a ClassificationTask.
+    for a ClassificationTask. Both files are timed on `target`, an ONNX Runtime with its options.
     """
 
     images: int = 128
     tolerance: float = 1.0
     split: Split = "test"
+    target: str | Backend = "onnxruntime"
 
     def __post_init__(self) -> None:
         as_whole("The number of images of a calibration", self.images, InvalidValue)
         if not as_float("The tolerance of an INT8 file", self.tolerance, InvalidValue) >= 0:
             raise InvalidValue(f"The tolerance of an INT8 file must be at least 0, found {self.tolerance!r}.")
+        if self.split not in (known := get_args(Split)):
+            raise InvalidValue(
+                f"The split of an INT8 file is {' or '.join(map(repr, known))}, found {self.split!r:.80}."
+            )
+        _ = self.backend  # raises the reason if the target cannot time it
+
+    @property
+    def backend(self) -> OnnxRuntime:
+        """The runtime that times the files. Raise InvalidValue if the target is not an ONNX Runtime."""
+        found = get(self.target)
+        if not isinstance(found, OnnxRuntime):
+            raise InvalidValue(
+                f"INT8 files are timed by ONNX Runtime, found the target {found.name!r}. Use onnxruntime, with options "
+                "such as onnxruntime:threads=2."
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +69,7 @@ class Quantised:
     """An INT8 file compared with the same network in float32, both run by ONNX Runtime.
 
     The scores are those of the task on `split`. The latencies are medians in milliseconds, measured in alternating
-    rounds for the batch of the example inputs.
+    rounds in `environment`. Its precision is not stated, because the two files differ in it.
     """
 
     split: Split
@@ -57,6 +77,7 @@ class Quantised:
     float32_score: float
     latency: float
     float32_latency: float
+    environment: Environment
 
     @property
     def speedup(self) -> float:
@@ -65,7 +86,8 @@ class Quantised:
     def __str__(self) -> str:
         scores = f"score {self.score:.4g} on the {self.split} set (float32: {self.float32_score:.4g})"
         times = f"{self.latency:.4g} ms (float32: {self.float32_latency:.4g} ms, {self.speedup:.2f}x as fast)"
-        return f"{scores}, {times}"
+        threads = f" with {count(self.environment.threads, 'thread')}" if self.environment.threads else ""
+        return f"{scores}, {times}{threads}"
 
 
 def calibration_inputs(network: nn.Module, task: Task, images: int) -> list[Inputs]:
@@ -145,9 +167,7 @@ def _use_global_pools(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def compare_with_float32(
-    paths: tuple[Path, Path], inputs: Inputs, task: Task, backend: Exporter, int8: Int8
-) -> Quantised:
+def compare_with_float32(paths: tuple[Path, Path], inputs: Inputs, task: Task, int8: Int8) -> Quantised:
     """Score and time the INT8 file and the float32 file. Raise VerificationError if the score is too low."""
     score, float32_score = _scores(paths, task, int8.split)
     if not score >= float32_score - int8.tolerance:
@@ -155,10 +175,12 @@ def compare_with_float32(
             f"The INT8 file scores {score:.4g} on the {int8.split} set, and float32 {float32_score:.4g}; it may lose "
             f"{int8.tolerance:g}. Calibrate it with more images or allow more: int8=Int8(images=..., tolerance=...)."
         )
+    backend = int8.backend
     latency, float32_latency = _latencies([backend.open(path, inputs) for path in paths])
     return Quantised(
-        split=int8.split, score=score, float32_score=float32_score, latency=latency, float32_latency=float32_latency
-    )
+        split=int8.split, score=score, float32_score=float32_score, latency=latency, float32_latency=float32_latency,
+        environment=replace(backend.environment(inputs), precision=None),
+    )  # fmt: skip
 
 
 def _scores(paths: Iterable[Path], task: Task, split: Split) -> list[float]:

@@ -25,10 +25,14 @@ class Images:
     preprocessing: Preprocessing
     layout: Layout | None = None
 
+    @property
+    def raw(self) -> bool:
+        return self.layout is not None
+
     def metadata(self) -> dict[str, str]:
         """Return what an ONNX file states about its inputs and outputs."""
         found = self.preprocessing
-        taken = f"uint8 {self.layout}, normalised in this file" if self.layout else f"NCHW, normalised: {found.formula}"
+        taken = f"uint8 {self.layout}, normalised in this file" if self.raw else f"NCHW, normalised: {found.formula}"
         return {
             "input": taken, "size": json.dumps(found.size), "mean": json.dumps(found.mean),
             "deviation": json.dumps(found.deviation), "crop_ratio": json.dumps(found.crop_ratio),

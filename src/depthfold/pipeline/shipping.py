@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path, PurePath
 
 from torch import nn
 
-from depthfold.backends import Layout
+from depthfold.backends import Backend, Layout, get
+from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.errors import InvalidValue
-from depthfold.exporting import Exported, export
+from depthfold.exporting import Exported, Int8, export
 from depthfold.merging import shallow_parts
 from depthfold.reporting import Findings, Int8File
 from depthfold.store import put_in_place
@@ -44,18 +45,32 @@ def export_files(
 
 
 def export_int8(
-    shallow: nn.Module, folder: Path, names: Iterable[str], task: Task, raw_images: Layout | None
+    shallow: nn.Module,
+    folder: Path,
+    names: Iterable[str],
+    task: Task,
+    raw_images: Layout | None,
+    target: str | Backend | None = None,
 ) -> tuple[Exported, ...]:
-    """Export the INT8 forms of the ONNX files among the names."""
+    """Export the INT8 forms of the ONNX files among the names.
+
+    They are timed on the target if it is an ONNX Runtime, and else on one with default options.
+    """
+    backend = None if target is None else get(target)
+    int8 = Int8(target=backend) if isinstance(backend, OnnxRuntime) else Int8()
     return tuple(
-        export(shallow, folder / name, task=task, raw_images=raw_images, int8=True) for name in int8_names(names)
+        export(shallow, folder / name, task=task, raw_images=raw_images, int8=int8) for name in int8_names(names)
     )
 
 
 def with_int8(findings: Findings, exported: Iterable[Exported]) -> Findings:
     """Return the findings with the INT8 files among the exported ones."""
     found = {file.name: file for file in findings.int8}
-    found |= {each.path.name: Int8File(name=each.path.name, **asdict(each.int8)) for each in exported if each.int8}
+    names = [field.name for field in fields(Int8File) if field.name != "name"]
+    for each in exported:
+        if each.int8 is not None:
+            values = {name: getattr(each.int8, name) for name in names}
+            found[each.path.name] = Int8File(name=each.path.name, **values)
     return replace(findings, int8=tuple(found.values()))
 
 
@@ -75,25 +90,29 @@ def model_card(shallow: nn.Module, exported: Exported, findings: Findings | None
     origin = shallow_parts(shallow)[1]
     network = origin.blueprint.network
     lines = [f"# {exported.path.name}", "", f"{network.name}, compressed with depthfold. {exported.format}.", ""]
-    lines += _measured(findings) if findings else []
+    lines += _measured(findings, int8=exported.int8 is not None) if findings else []
     if exported.int8 is not None:
         lines += ["## INT8", "", f"Beside the same network in float32: {exported.int8}.", ""]
+        lines += [f"Measured in this environment: {exported.int8.environment}.", ""]
     lines += ["## Network", "", f"The original has {network.depth} convolutions that were traced.", ""]
     lines += ["```", str(origin.plan), "```", ""]
     if exported.images is not None:
         lines += _images(exported.images.preprocessing, exported.images.layout)
     lines += ["## How to run it", "", "```python", *_code(exported), "```", ""]
-    if exported.error is not None:
+    if exported.error is not None and exported.int8 is not None:
+        lines += [f"The float32 file that this file was made from is within {exported.error:.1e} of PyTorch.", ""]
+    elif exported.error is not None:
         lines += [f"The file was compared with PyTorch: {str(exported).partition(': ')[2]}.", ""]
     return "\n".join(lines)
 
 
-def _measured(findings: Findings) -> list[str]:
+def _measured(findings: Findings, *, int8: bool) -> list[str]:
     """Return the latencies and accuracies before and after, with their environment."""
     table = findings.comparison()
     rows = ["| " + " | ".join(row) + " |" for row in (table.header, ("---",) * len(table.header), *table.rows)]
     where = f"Measured in this environment: {findings.environment}." if findings.environment else ""
-    return ["## Before and after", "", f"{findings.title}.", "", *rows, "", where, ""]
+    title = f"{findings.title}." + (" This table describes the float32 file, not this INT8 file." if int8 else "")
+    return ["## Before and after", "", title, "", *rows, "", where, ""]
 
 
 def _images(found: Preprocessing, layout: Layout | None) -> list[str]:

@@ -219,18 +219,23 @@ def merge_stage(session: Session) -> Verification:
 
 def export_stage(session: Session) -> tuple[Exported, ...]:
     """Export the result of the run to all files of the settings, with a model card beside each."""
-    settings, folder = session.settings, session.folder
+    settings = session.settings
+    if settings.int8:
+        shipping.int8_names(settings.export)
+    folder = session.folder
     with folder.lock():
         session.claim(weights=False)
         shallow, task = _load_result(session), _task_of_files(session)
         layout = _layout(settings)
         findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
         exported = shipping.export_files(shallow, folder.path, settings.export, task, layout)
-        if settings.int8 and task is not None:
-            exported += shipping.export_int8(shallow, folder.path, settings.export, task, layout)
-            if findings is not None:
-                artefacts.keep_findings(folder, findings := shipping.with_int8(findings, exported))
         shipping.write_cards(shallow, exported, findings)
+        if settings.int8 and task is not None:  # last: a file that loses too much is refused
+            quantised = shipping.export_int8(shallow, folder.path, settings.export, task, layout, settings.target)
+            if findings is not None:
+                artefacts.keep_findings(folder, findings := shipping.with_int8(findings, quantised))
+            shipping.write_cards(shallow, quantised, findings)
+            exported += quantised
         return exported
 
 
