@@ -122,7 +122,7 @@ def compress(
         artefacts.keep_findings(folder, findings)
         shipping.write_cards(shallow, exported, findings)
         if options.int8:  # last: a file that loses too much is refused, and everything else is done by then
-            quantised = shipping.export_int8(shallow, folder.path, options.exports, task, options.raw_images)
+            quantised = shipping.export_int8(shallow, folder.path, options.exports, task, options.raw_images, target)
             findings = shipping.with_int8(findings, quantised)
             artefacts.keep_findings(folder, findings)
             shipping.write_cards(shallow, quantised, findings)

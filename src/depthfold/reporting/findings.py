@@ -79,6 +79,7 @@ class Int8File:
     float32_score: float
     latency: float
     float32_latency: float
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
