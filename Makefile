@@ -5,7 +5,8 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 RUN ?= demo
 
-.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance fuzz zoo clean
+.PHONY: help setup demo browser test pytest test-here lint bench bench-solve bench-latency bench-importance bench-int8 fuzz zoo results \
+	docs clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -38,10 +39,10 @@ browser:  ## install Debian's chromium, which the tests of the report need
 	else echo "The tests of the report need chromium. As root, run: apt-get install -y chromium" >&2; exit 1; fi; \
 	$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
 
-test: lint pytest  ## lint, then run all tests
+test: lint docs pytest  ## lint, build the documentation, run all tests
 
 pytest: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2  # one thread for each process that a test starts
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile  # one thread for each process that a test starts
 
 test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray openvino" skips the tests that need them)
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -q -n auto $(addprefix --without ,$(WITHOUT))
@@ -61,13 +62,27 @@ bench-latency: setup  ## compare predicted and measured latency on three runtime
 bench-importance: setup  ## compare the methods of importance, and measure the overhead of workers (10 minutes on an idle machine)
 	$(BIN)/python benchmarks/importance.py
 
+bench-int8: setup  ## compare the demo in float32 and INT8 (compresses it first: 4 minutes)
+	$(BIN)/python benchmarks/int8.py
+
 # Without dependencies, because these packages would install another torch.
 .venv/zoo-installed: .venv/installed benchmarks/requirements-zoo.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r benchmarks/requirements-zoo.txt
 	touch $@
 
+results: setup  ## write docs/results.md from the results in experiments/
+	PYTHONPATH=experiments $(BIN)/python experiments/results_page.py
+
 zoo: .venv/zoo-installed  ## test all CNNs of torchvision and many others, and write docs/zoo.md (NETWORKS=... selects some)
 	$(BIN)/python benchmarks/zoo.py $(NETWORKS)
+
+# The pages keep their folders, so that links between them and to other files are the same in the repository and on the site.
+PAGES := README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE CITATION.cff docs examples experiments/*/README.md
+
+docs: setup  ## write the documentation with the API reference to build/site, and check its links
+	rm -rf build/pages && mkdir -p build/pages
+	tar -cf - --exclude=__pycache__ $(PAGES) | tar -xf - -C build/pages
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

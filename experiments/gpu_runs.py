@@ -19,6 +19,7 @@ ON_CARD: dict[str, Any] = {"precision": "bfloat16", "channels_last": True, "crop
 FINETUNING = Recipe(
     epochs=12, lr=0.1, weight_decay=5e-4, warmup=87, clip=5.0, distillation=0.5, temperature=2.0, **ON_CARD
 )
+PLANS = Recipe(epochs=5, lr=0.05, clip=5.0, distillation=0.9, temperature=2.0, **ON_CARD)  # for fit_surrogate
 
 
 def finetune(

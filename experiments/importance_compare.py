@@ -96,17 +96,20 @@ def taus(table: ImportanceTable, trained: Surrogate) -> tuple[float, float, floa
     scores = [plan.score for plan in trained.plans]
     if any(value == -inf for value, _ in values):
         return nan, nan, nan
-    plans = [
-        replace(plan, importance=value, blocks=blocks)
-        for plan, (value, blocks) in zip(trained.plans, values, strict=True)
-    ]
     alone = float(kendalltau([value for value, _ in values], scores).statistic)
     try:
-        found = fit_to_plans(plans)
+        found = refitted(table, trained)
     except InvalidValue:  # the importances do not predict the scores
         return nan, nan, alone
     predicted = [found.predict(value, blocks) for value, blocks in values]
     return float(kendalltau(predicted, scores).statistic), found.tau, alone
+
+
+def refitted(table: ImportanceTable, trained: Surrogate) -> Surrogate:
+    """Return the surrogate of another importance table, fitted to plans that were trained before."""
+    found = ((plan, *importance_of(table, plan.plan)) for plan in trained.plans)
+    plans = [replace(plan, importance=value, blocks=blocks) for plan, value, blocks in found]
+    return fit_to_plans(plans, network=table.network, fingerprint=table.fingerprint, provenance=trained.provenance)
 
 
 def importance_of(table: ImportanceTable, plan: Plan) -> tuple[float, int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import depthfold as df
+from depthfold.baselines import constant_importance
 from depthfold.core import FlaggedSpan, ImportanceTable, Score
 from depthfold.importance.pieces import ValueRecorder
 from depthfold.tracing import TracedNetwork
@@ -23,11 +24,11 @@ def controls(traced: TracedNetwork, task: df.ClassificationTask, device: str) ->
         return [l for l in range(block.i + 1, block.j) if l in own]
 
     rules: dict[str, Callable[[FlaggedSpan], float]] = {
-        "constant": lambda block: -1.0 if len(block.span) > 1 else 0.0,
         "removed": lambda block: -float(len(removed(block))),
         "entropy": lambda block: -sum(entropies[l] for l in removed(block)),
     }
-    return {name: _table(traced, rule) for name, rule in rules.items()}
+    measured = {name: _table(traced, rule) for name, rule in rules.items()}
+    return {"constant": constant_importance(traced.network), **measured}
 
 
 def _table(traced: TracedNetwork, rule: Callable[[FlaggedSpan], float]) -> ImportanceTable:

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from cifar_networks import load_base, mobilenet_v2, save_base, trace_for_cifar
 from device_seconds import DeviceSeconds
-from gpu_runs import FINETUNING, ON_CARD, executor, finetune, record, rows, short
+from gpu_runs import FINETUNING, ON_CARD, PLANS, executor, finetune, record, rows, short
 from importance_controls import controls
 from torch import nn
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
-from depthfold.core import FlaggedSpan
+from depthfold.core import FlaggedSpan, Surrogate
 from depthfold.importance import measure_importance
 from depthfold.importance.definition import importance_student
 from depthfold.importance.fit import fitted_convolution
@@ -51,11 +51,11 @@ TABLES: dict[str, dict[str, Any]] = {
     "fit": {"method": "fit", "recipe": "fit"},
     "trained-0.1": {"method": "trained", "recipe": REFERENCE.replace(lr=0.1), "reinit": False},
 }
-PLANS = Recipe(epochs=5, lr=0.05, clip=5.0, distillation=0.9, temperature=2.0, **ON_CARD)
 SHARES = (0.65, 0.5, 0.35)  # of the original's latency
 # The plans that are fine-tuned, in this order: each table with one seed, then those that are compared with three.
 FINETUNED = [(name, 0) for name in ("reference", "brief", "constant", "removed", "entropy", "recalibrated")]
 FINETUNED += [("reference", 1), ("brief", 1), ("reference", 2), ("brief", 2), ("local", 0), ("fit", 0)]
+FINETUNED += [(name, seed) for seed in range(3) for name in ("brief-fitted", "reference-fitted")]
 HALF = [(name, seed) for seed in range(3, 12) for name in ("reference", "brief")]  # at half the latency only
 
 
@@ -119,7 +119,7 @@ def plans(traced: TracedNetwork, task: df.ClassificationTask, options: argparse.
     for name, seed in FINETUNED + HALF:
         if options.only and name not in options.only:
             continue
-        frontier = df.solve(latency, _importance(options.run, name), network=traced.network)
+        frontier = _frontier(latency, name, traced, options.run)
         for share in (0.5,) if (name, seed) in HALF else SHARES:
             key = f"plan {name} {share} {seed}"
             if key in rows(options.run):
@@ -190,6 +190,17 @@ def _latency(traced: TracedNetwork, options: argparse.Namespace) -> df.LatencyTa
         )
         file.write_text(table.dumps())
     return df.LatencyTable.loads(file.read_text())
+
+
+def _frontier(latency: df.LatencyTable, name: str, traced: TracedNetwork, run: Path) -> df.Frontier:
+    """Solve with a table. With the suffix "-fitted", the sums are corrected by a surrogate of plans trained before."""
+    table = _importance(run, name.removesuffix("-fitted"))
+    surrogate = None
+    if name.endswith("-fitted"):
+        from importance_compare import refitted
+
+        surrogate = refitted(table, Surrogate.loads((run / "surrogate-brief-divergence.json").read_text()))
+    return df.solve(latency, table, network=traced.network, surrogate=surrogate)
 
 
 def _importance(run: Path, name: str) -> df.ImportanceTable:

@@ -1,5 +1,7 @@
 """For the tests of seeded faults: a registry, small networks with plans, and a comparison with tests/reference.py."""
 
+from functools import wraps
+
 import torch
 
 import depthfold as df
@@ -15,6 +17,21 @@ class Faults(dict):
     def __call__(self, function):
         self[function.__name__.replace("_", " ")] = function
         return function
+
+
+class NetworkFaults(Faults):
+    """Faults with the name of the network in which they must show. A fault returns this name."""
+
+    def __call__(self, network):
+        def add(function):
+            @wraps(function)
+            def inject(patch):
+                function(patch)
+                return network
+
+            return Faults.__call__(self, inject)
+
+        return add
 
 
 def replace_with(patch, owner, name, make):
@@ -147,9 +164,11 @@ DROPPING = {
 }
 
 
-def check(networks=NETWORKS):
-    """Compare rewritten and merged networks with the reference."""
-    for seed, (spec, plans) in enumerate(networks.values()):
+def check(networks=NETWORKS, only=None):
+    """Compare the rewritten and merged networks, or only the one of this name, with the reference."""
+    for seed, (name, (spec, plans)) in enumerate(networks.items()):
+        if only not in (None, name):
+            continue
         torch.manual_seed(seed)
         model = randomise_statistics(SmallCNN(spec), seed).double().eval()
         x = torch.randn(2, spec.channels, *spec.size, dtype=torch.float64)

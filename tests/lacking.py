@@ -16,7 +16,12 @@ HAS = {
     "ray": lambda: importlib.util.find_spec("ray"),
     "openvino": lambda: importlib.util.find_spec("openvino"),
     "playwright": lambda: importlib.util.find_spec("playwright"),
+    "matplotlib": lambda: importlib.util.find_spec("matplotlib"),
+    "axe_playwright_python": lambda: importlib.util.find_spec("axe_playwright_python"),
+    "plotly": lambda: importlib.util.find_spec("plotly"),
+    "nbclient": lambda: importlib.util.find_spec("nbclient") and importlib.util.find_spec("ipykernel"),
     "triton": lambda: importlib.util.find_spec("triton"),
+    "torch_pruning": lambda: importlib.util.find_spec("torch_pruning"),
     "chromium": lambda: shutil.which("chromium"),
     "cuda": lambda: False,
 }

@@ -73,7 +73,7 @@ def test_missing_package_is_explained(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
-        MissingDependency, match=r"timm is not installed. Install it with: pip install depthfold\[timm\]"
+        MissingDependency, match=r"timm is not installed. In a clone of depthfold, run: pip install -e .\.\[timm\]."
     ):
         vision.import_timm()
 

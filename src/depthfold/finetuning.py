@@ -37,7 +37,7 @@ def finetune(
     folder, `run`, checkpoints and metrics are written into its subfolder "finetuning". A second call resumes; if
     training is finished, it only loads the weights. The copy has the last weights, as in the paper, or the best on the
     hold-out set if the recipe has keep="best"; the folder holds both. A task without a hold-out set is not scored.
-    `progress` is called as training advances; without it, a terminal shows a progress bar.
+    `progress` is called as training advances; without it, a terminal or a notebook shows a progress bar.
     """
     if not isinstance(student, nn.Module):
         raise InvalidValue(
@@ -57,7 +57,7 @@ def finetune(
             about=_about(student),
             device=device,
             tensorboard=tensorboard,
-            progress=progress or stack.enter_context(progress_bars()),
+            progress=progress or stack.enter_context(progress_bars("Fine-tuning")),
         )
     return trained.to(device_of(student))
 

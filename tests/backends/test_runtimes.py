@@ -116,14 +116,14 @@ def test_tf32_set_by_the_user_is_restored():
 def test_missing_library_is_named_with_its_extra(target, library, extra, monkeypatch):
     _core.cache_clear()
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingDependency, match=rf"{library} is not installed.*pip install depthfold\[{extra}\]"):
+    with pytest.raises(MissingDependency, match=rf"{library} is not installed.*pip install -e .\.\[{extra}\]."):
         get(target).compile(CONV, INPUTS)
 
 
 def test_missing_tensorrt_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     for use in (get("tensorrt").compile, lambda *given: get("tensorrt").export(*given, "model.engine")):
-        with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*depthfold\[tensorrt\]"):
+        with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*\.\[tensorrt\]"):
             use(CONV, INPUTS)
 
 

@@ -234,7 +234,7 @@ def test_a_backend_that_is_not_installed(asked, monkeypatch):
     for target in ("tensorrt", "openvino"):
         monkeypatch.setitem(sys.modules, target, None)
         said = refused(*asked("latency", "--target", target))
-        assert f"pip install depthfold[{target}]" in said
+        assert f'pip install -e ".[{target}]"' in said
 
 
 def test_a_budget_that_cannot_be_met_reports_the_fastest_plan(run):
@@ -318,7 +318,7 @@ def test_tensorrt_without_its_library_and_without_a_gpu(asked, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     said = refused(*asked("latency", "--target", "tensorrt"))
-    assert said == "Error: tensorrt is not installed. Install it with: pip install depthfold[tensorrt]"
+    assert said == 'Error: tensorrt is not installed. In a clone of depthfold, run: pip install -e ".[tensorrt]"'
     monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
     said = refused(*asked("latency", "--target", "tensorrt"))
     assert "TensorRT needs an NVIDIA GPU, and PyTorch" in said and "or use another target" in said

@@ -1,6 +1,7 @@
 """The commands as a user runs them: their output, the files in the run folder, and resuming."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -83,6 +84,13 @@ def test_single_stages_give_the_same_result_as_compress(workshop, compressed, tm
     plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+    findings = [Findings.loads((folder / "findings.json").read_text()) for folder in (run, whole)]
+    (metrics,) = whole.glob("students/*/finetuning/metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    curve = [(line["step"], line["loss"], line["score"]) for line in lines]
+    for found in findings:
+        assert [(point.step, point.loss, point.score) for point in found.training] == curve != []
+        assert found.frontier.importance_meaning == "Importance: predicted change of accuracy, in points"
 
 
 def test_method_of_importance_is_kept_and_leaves_out_blocks_that_save_no_time(workshop, tmp_path):

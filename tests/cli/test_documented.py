@@ -1,6 +1,7 @@
 """The commands in the documents exist, and the user's own file in them can be compressed."""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def blocks(page, language):
 def commands(page):
     lines = "".join(blocks(page, "console")).splitlines()
     return [shlex.split(line.removeprefix("$ depthfold ")) for line in lines]
+
+
+def test_no_text_advises_to_install_depthfold_from_the_index():
+    """depthfold is not on the index, where anybody could take its name."""
+    root = DOCS.parent
+    files = [root / "README.md", *DOCS.rglob("*.md"), *(root / "examples").iterdir(), *(root / "src").rglob("*.py")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
+    assert sum("pip install" in text for text in texts.values()) > 5
+    wrong = re.compile(r"pip install (?!-)[^\n`]*\bdepthfold\b(?!\.)")
+    assert [(file.name, found[0]) for file, text in texts.items() if (found := wrong.search(text))] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -59,6 +70,7 @@ def test_a_documented_user_file_can_be_compressed(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(blocks("own-model.md", "python")[0])
     (tmp_path / "mine.toml").write_text(blocks("own-model.md", "toml")[0])
     monkeypatch.chdir(tmp_path)
+    runpy.run_path("mine.py", run_name="__main__")  # as `python mine.py` does: it trains the network
     inspect, compress = commands("own-model.md")
     assert "Sequential: 4 layers, 4 activations" in depthfold(*inspect).stdout
     # As on the page, except for the target: tests do not depend on measured latencies.
@@ -66,5 +78,6 @@ def test_a_documented_user_file_can_be_compressed(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     findings = df.Findings.loads(Path("out/findings.json").read_text())
     assert findings.after.latency <= 0.9 * findings.before.latency
-    assert findings.score_before.images == 80
+    assert findings.score_before.images == 400
+    assert findings.score_before.score > 0.95 and findings.score_after.score > 0.95  # a guess is right in 25 %
     assert Path("out/report.html").stat().st_size > 40_000 and Path("out/model.onnx").exists()

@@ -28,7 +28,7 @@ def test_names_of_the_runs_own_files_are_refused(name):
 
 
 def test_all_files_of_a_run_are_reserved(run):
-    kept = {path.name for path in run.iterdir()} - {"model.pt2"}  # the export
+    kept = {path.name for path in run.iterdir()} - {"model.pt2", "model.pt2.md"}  # the export and its card
     assert {"config.toml", "result", "students", "latency.jsonl", "importance.jsonl", "report.html"} <= kept
     for name in kept:
         with pytest.raises(InvalidValue, match="belongs to the run"):

@@ -101,10 +101,10 @@ def test_a_new_result_has_no_old_findings(run, monkeypatch):
     old = Findings.loads((run / "findings.json").read_text())
     shutil.rmtree(run / "students")
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.compression"), "export", interrupted)
+    monkeypatch.setattr(importlib.import_module("depthfold.pipeline.shipping"), "export", interrupted)
     assert depthfold("compress", "--run", run, "--no-distil").exit_code == 130
     assert not (run / "findings.json").exists()
     monkeypatch.undo()
@@ -134,12 +134,15 @@ def test_a_report_on_another_target_is_measured_again(run, tmp_path):
     assert "the prediction is off by" in page and "in a different environment" not in page
 
 
-@pytest.mark.parametrize("command", ["inspect", "profile"])
-def test_commands_that_only_read_leave_the_settings_unchanged(command, run):
-    kept = (run / "config.toml").read_bytes()
-    more = ("--target", "cost_model:launch_us=1.0") if command == "profile" else ("--batch", "3")
-    done(command, "--run", run, *more)
-    assert (run / "config.toml").read_bytes() == kept
+@pytest.mark.parametrize(
+    "command",
+    [("inspect", "--batch", "3"), ("inspect", "--space", "full"), ("profile", "--target", "cost_model:launch_us=1.0")],
+)
+def test_commands_that_only_read_leave_the_run_unchanged(command, run):
+    names = ("config.toml", "run.json", "latency.json", "latency.jsonl")
+    kept = [(run / name).read_bytes() for name in names]
+    done(*command, "--run", run)
+    assert [(run / name).read_bytes() for name in names] == kept
 
 
 def test_two_processes_cannot_use_one_run(run):

@@ -145,3 +145,13 @@ def test_recipes_by_name_by_file_and_by_table(tmp_path):
     ):
         with pytest.raises(InvalidValue, match=said):
             make_recipe(given_)
+
+
+@pytest.mark.parametrize("number", ["60", "0.6"])
+def test_a_budget_without_a_unit_is_refused_and_the_units_are_shown(tmp_path, number):
+    """60 might be meant in per cent, and 0.6 as a share or in milliseconds."""
+    units = 'Write "12.5ms", "60%" of the original\'s latency, or "1.5x" as fast.'
+    (tmp_path / "budget.toml").write_text(f"budget = {number}\n")
+    for option in (("--budget", number), ("--config", tmp_path / "budget.toml")):
+        said = refused("solve", "--run", tmp_path / "run", *option)
+        assert "is not a number with a unit. " + units in said

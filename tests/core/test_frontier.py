@@ -34,7 +34,7 @@ def test_plans_are_sorted_by_latency_and_importance() -> None:
 @pytest.mark.parametrize(
     ("budget", "latency"),
     [
-        (7, 7.0),
+        ("7ms", 7.0),
         ("7.99ms", 7.0),
         ("8 ms", 8.0),
         ("80%", 8.0),
@@ -42,17 +42,24 @@ def test_plans_are_sorted_by_latency_and_importance() -> None:
         (Budget.share(0.7), 7.0),
         ("1.25x", 8.0),
         (Budget.speedup(1.0), 10.0),
-        (1e9, 10.0),
+        ("1e9ms", 10.0),
     ],
 )
-def test_at_returns_the_best_plan_within_the_budget(budget: Budget | str | float, latency: float) -> None:
+def test_at_returns_the_best_plan_within_the_budget(budget: Budget | str, latency: float) -> None:
     assert frontier().at(budget).latency == latency
+
+
+def test_a_number_without_a_unit_is_refused() -> None:
+    """60 may be meant in per cent: as milliseconds it would return the original in silence."""
+    for number in (0.6, 60):
+        with pytest.raises(BudgetError, match=f"The budget {number} is not a number with a unit"):
+            frontier().at(number)
 
 
 def test_budget_below_the_fastest_plan_names_its_latency() -> None:
     message = r"No plan meets the budget 6\.9 ms: the fastest plan takes 7\.0 ms \(70\.0% of the original\)"
     with pytest.raises(BudgetError, match=message):
-        frontier().at(6.9)
+        frontier().at("6.9ms")
     with pytest.raises(BudgetError, match=r"No plan meets the budget 2x \(5 ms\)"):
         frontier().at("2x")
 
@@ -61,17 +68,17 @@ def test_share_in_the_message_is_accepted_as_budget() -> None:
     """A share that is printed to the nearest tenth may be just below what the plan takes."""
     for original in (10.0, 9.1, 7.0, 9.999, 3.0, 1e4, 1e9):
         with pytest.raises(BudgetError, match="No plan meets the budget") as caught:
-            frontier(original=original).at(1e-9)
+            frontier(original=original).at("1e-9ms")
         share = re.search(r"\(([\d.]+%) of the original\)", str(caught.value))
         assert share is not None
         assert frontier(original=original).at(share[1]).latency >= 7.0
     with pytest.raises(BudgetError, match=r"the fastest plan takes 7\.0 ms\. Ask"):  # 1400% is too large for a budget
-        frontier(original=0.5).at(1.0)
+        frontier(original=0.5).at("1ms")
 
 
 def test_plan_of_no_time_meets_every_budget() -> None:
     solved = solve(latency_table({(0, 1): 0.0}), importance_table({(0, 1, 1, 1): 0.0}))
-    assert [solved.at(budget).latency for budget in (5e-324, "0.1%", "1000x")] == [0.0] * 3
+    assert [solved.at(budget).latency for budget in ("5e-324ms", "0.1%", "1000x")] == [0.0] * 3
     assert "0   ?" in str(solved)
 
 
@@ -172,7 +179,7 @@ def test_document_without_the_segments_of_its_plans_is_refused() -> None:
         Frontier.from_json(data)
     solved = frontier()
     with pytest.raises(InvalidValue, match=r"needs the segment \(0, 3\]"):
-        dataclasses.replace(solved, segments=()).at(7)
+        dataclasses.replace(solved, segments=()).at("7ms")
 
 
 def test_lists_are_accepted() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from depthfold.core import Drops, Plan
+from depthfold.core import Drops, Plan, Segment, Span
 from depthfold.errors import DepthfoldError, PlanError
 from depthfold.support.digest import digest
 
@@ -59,3 +59,9 @@ def test_plan_is_frozen():
 def test_plan_errors_are_errors_of_depthfold_and_value_errors():
     assert issubclass(PlanError, DepthfoldError)
     assert issubclass(PlanError, ValueError)
+
+
+def test_layer_alone_saves_no_fraction_of_a_picosecond():
+    rounded = Segment(span=Span(0, 1), times=(0.5, 1.25), replaced=1.2500000004)
+    assert rounded.row(active=True)[2:] == ("1.25", "1.25", "0")
+    assert rounded.row(active=False)[2:] == ("0.5", "1.25", "0.75")

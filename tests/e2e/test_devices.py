@@ -165,7 +165,11 @@ def trained_on_the_cpu():
     return df.measure_importance(df.trace(net("cpu"), picture()), TaskOn(device="cpu"), RECIPE)
 
 
-@pytest.mark.parametrize("executor", [InProcess, Processes])
+# Workers choose a GPU. Without one they are those of tests/importance.
+EXECUTORS = [InProcess, Processes] if torch.cuda.is_available() else [InProcess]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_importances_are_trained_on_the_best_of_the_machine(executor, device, trained_on_the_cpu, free_choice):
     traced = df.trace(net(device), picture(device))
     at = {"cpu": "cpu", "cuda": "cuda:0"}[free_choice]

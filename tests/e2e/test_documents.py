@@ -26,7 +26,11 @@ def tables_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-NEEDS = {"export.md": needs("openvino")}
+NEEDS = {
+    "baselines.md": needs("torch_pruning"),
+    "export.md": needs("openvino"),
+    "notebooks.md": needs("plotly"),
+}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +64,9 @@ def test_picture_is_the_one_that_its_script_draws():
 INSTEAD = {
     "README.md": {
         ', "onnxruntime")': ', "cost_model")',
-        '"quick"': "df.Recipe(steps=2, batch=16, lr=0.001)",
-        "steps=4, batch=64": "steps=1, batch=8",
+        "steps=60, batch=64, lr=0.02": "steps=2, batch=16, lr=0.001",
+        "steps=1, batch=64": "steps=1, batch=8",
+        "Processes()": "None",
         "task.example())": "task.example(), ignore=[str(n) for n in range(1, 10)])",
         '"65%"': '"96%"',
     },
@@ -83,9 +88,26 @@ EXPECTED = {
         "OpenVINO IR, for batches of any size; openvino",
         "ResultError: out was made from Sequential (fingerprint",
         "by ONNX Runtime alone: (5, 4)",
+        "ONNX, for batches of any size of raw images (NHWC); onnxruntime",
+        "images (2, 4)\nuint8 NHWC, normalised in this file",
     ),
+    "int8.md": ("ONNX in INT8, for batches of any size; onnxruntime", "points lower than float32"),
+    "own-training.md": (
+        "50 images held out",
+        "merged within the tolerance: True",
+        "logged steps: [1, 2, 3, 4, 5, 6, 7, 8]",
+        "10 entries in the log",
+    ),
+    "notebooks.md": (" plans in the figure",),
     "report.md": ("out/report.html",),
-    "README.md": ("ONNX, for batches of any size; onnxruntime", "Sequential: 3 layers, 3 activations"),
+    "baselines.md": (
+        "DS-A-1.0, DS-B-1.0",
+        "Plan: activations at 2 5",
+        "plans, exact",
+        "ms, pruned",
+        "48 -> 36",
+    ),
+    "README.md": ("ONNX, for batches of any size; onnxruntime",),
     "plans.md": ("50 layers, 33 activations, 10 skips", "tolerance 1e-04", "of the original's", "saves ms"),
     "latency.md": ("in all; environment: machine", "calibrated on", "times as fast", "multiply-adds"),
     "tracing.md": ("Sequential: 3 layers", "Padding that depends on the size of the map, fixed at the traced size:"),

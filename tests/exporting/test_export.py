@@ -126,6 +126,7 @@ def test_batch_is_fixed_if_the_file_is_wrong_with_another(tmp_path, monkeypatch)
     done = df.export(merged(classifier()), tmp_path / "m.onnx")
     assert done.batch == 2
     assert "m.onnx differs from the network by" in done.why_fixed
+    assert done.why_fixed.endswith(" is allowed.")  # one sentence, without the advice of the error
 
 
 def test_batch_is_fixed_if_requested(tmp_path):
@@ -140,7 +141,7 @@ def test_file_is_not_run_without_check(tmp_path, monkeypatch):
     done = df.export(merged(classifier()), tmp_path / "m.onnx", check=False)
     assert (done.error, done.environment) == (None, None)
     assert str(done).endswith("m.onnx: ONNX, for batches of any size; not compared with PyTorch")
-    with pytest.raises(MissingDependency, match=r"onnxruntime is not installed.*depthfold\[onnx\]"):
+    with pytest.raises(MissingDependency, match=r"onnxruntime is not installed.*\.\[onnx\]"):
         df.export(merged(classifier()), tmp_path / "m.onnx")
 
 
@@ -272,7 +273,7 @@ def test_failing_export_leaves_no_file(tmp_path):
 
 def test_tensorrt_is_explained(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*pip install depthfold\[tensorrt\]"):
+    with pytest.raises(MissingDependency, match=r"tensorrt is not installed.*pip install -e .\.\[tensorrt\]."):
         df.export(merged(classifier()), tmp_path / "m.engine")
     with pytest.raises(BackendError, match="has a fixed batch size"):
         get("tensorrt").export(classifier(), (picture(),), tmp_path / "m.engine", dynamic_batch=True)

@@ -13,7 +13,7 @@ import torch
 from depthfold.algebra import Kernel, compose
 from depthfold.core import ConvShape
 from depthfold.errors import DepthfoldError, VerificationError
-from fault_networks import Faults, check, replace_with
+from fault_networks import NETWORKS, NetworkFaults, check, replace_with
 
 # Modules by name, because some have the same name as a function in their package.
 chains, layers, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
@@ -34,16 +34,16 @@ chains, layers, numbering, pooling, shapes, padding, activations, rewriting, ker
 )
 
 
-FAULTS = fault = Faults()
+FAULTS = fault = NetworkFaults()
 
 
-@fault
+@fault("strides")
 def eps_fixed(patch):
     for owner in (kernels, cleaning):
         replace_with(patch, owner, "fold_norm", lambda fold: lambda kernel, norm: fold(kernel, replace(norm, eps=1e-5)))
 
 
-@fault
+@fault("strides")
 def mean_of_the_norm_ignored(patch):
     for owner in (kernels, cleaning):
         replace_with(
@@ -54,12 +54,12 @@ def mean_of_the_norm_ignored(patch):
         )
 
 
-@fault
+@fault("strides")
 def padding_not_moved(patch):
     patch.setattr(rewriting, "move_padding", lambda *given: None)
 
 
-@fault
+@fault("strides")
 def padding_moved_without_the_strides_before_it(patch):
     def wrong(then):
         def composed(one, two):
@@ -71,7 +71,7 @@ def padding_moved_without_the_strides_before_it(patch):
     replace_with(patch, ConvShape, "then", wrong)
 
 
-@fault
+@fault("strides")
 def stride_ignored_in_the_composition(patch):
     def wrong(then):
         def composed(one, two):
@@ -83,7 +83,7 @@ def stride_ignored_in_the_composition(patch):
     replace_with(patch, ConvShape, "then", wrong)
 
 
-@fault
+@fault("strides")
 def stride_ignored_in_the_weights_alone(patch):
     def wrong(original):
         def composed(first, one, second, two):
@@ -98,7 +98,7 @@ def stride_ignored_in_the_weights_alone(patch):
     replace_with(patch, importlib.import_module("depthfold.algebra.kernel"), "compose_weights", wrong)
 
 
-@fault
+@fault("strides")
 def kernel_flipped(patch):
     replace_with(
         patch,
@@ -108,12 +108,12 @@ def kernel_flipped(patch):
     )
 
 
-@fault
+@fault("strides")
 def bias_not_pushed_through_the_next_kernel(patch):
     replace_with(patch, Kernel, "then", lambda then: lambda one, two: replace(then(one, two), bias=two.bias))
 
 
-@fault
+@fault("strides")
 def bias_pushed_through_one_tap_only(patch):
     def wrong(then):
         def composed(one, two):
@@ -129,7 +129,7 @@ def bias_pushed_through_one_tap_only(patch):
     replace_with(patch, Kernel, "then", wrong)
 
 
-@fault
+@fault("groups")
 def channels_mixed_when_groups_are_joined(patch):
     def wrong(original):
         def regrouped(weight, groups, fewer):
@@ -141,7 +141,7 @@ def channels_mixed_when_groups_are_joined(patch):
     replace_with(patch, compose, "regroup", wrong)
 
 
-@fault
+@fault("groups")
 def subgroups_in_the_wrong_order(patch):
     def wrong(original):
         return lambda out, merged: out.reshape(merged.out_channels, merged.in_channels // merged.groups, *merged.kernel)
@@ -149,17 +149,17 @@ def subgroups_in_the_wrong_order(patch):
     replace_with(patch, compose, "_ungroup", wrong)
 
 
-@fault
+@fault("groups")
 def groups_lost(patch):
     replace_with(patch, ConvShape, "then", lambda then: lambda one, two: replace(then(one, two), groups=1))
 
 
-@fault
+@fault("residual")
 def skip_not_folded(patch):
     patch.setattr(Kernel, "plus", lambda kernel, skip, **_: kernel)
 
 
-@fault
+@fault("residual")
 def skip_folded_next_to_the_centre(patch):
     def wrong(plus):
         def added(kernel, skip, **_):
@@ -180,12 +180,12 @@ def skip_folded_next_to_the_centre(patch):
     replace_with(patch, Kernel, "plus", wrong)
 
 
-@fault
+@fault("projection")
 def skip_not_cropped(patch):
     patch.setattr(padding, "_crop_skip", lambda *given: None)
 
 
-@fault
+@fault("residual")
 def skip_cropped_at_one_side(patch):
     replace_with(
         patch,
@@ -195,12 +195,12 @@ def skip_cropped_at_one_side(patch):
     )
 
 
-@fault
+@fault("dilations")
 def dilation_ignored(patch):
     patch.setattr(compose, "spread", lambda weight, dilation, grid: weight)
 
 
-@fault
+@fault("dilations")
 def dilation_of_the_second_ignored(patch):
     def wrong(then):
         def composed(one, two):
@@ -212,12 +212,12 @@ def dilation_of_the_second_ignored(patch):
     replace_with(patch, ConvShape, "then", wrong)
 
 
-@fault
+@fault("projection")
 def norm_of_the_projection_ignored(patch):
     replace_with(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"norm": None}))
 
 
-@fault
+@fault("branches")
 def branch_inside_a_sum_lost(patch):
     def wrong(original):
         return lambda *given: (site for site in original(*given) if not site.sums)
@@ -225,22 +225,22 @@ def branch_inside_a_sum_lost(patch):
     replace_with(patch, numbering, "_skip_sites", wrong)
 
 
-@fault
+@fault("branches")
 def second_step_of_a_branch_ignored(patch):
     patch.setattr(kernels, "reduce", lambda compose, steps: next(iter(steps)))
 
 
-@fault
+@fault("branches")
 def pool_divides_by_its_width(patch):
     patch.setattr(pooling.AveragePool, "divisor", property(lambda pool: pool.kernel[-1]))
 
 
-@fault
+@fault("branches")
 def padding_of_a_pool_not_moved(patch):
     patch.setattr(padding, "_remove_pool_padding", lambda *given: None)
 
 
-@fault
+@fault("branches")
 def identity_inside_a_sum_not_cropped(patch):
     def wrong(original):
         def entry(graph, nodes, site):
@@ -251,7 +251,7 @@ def identity_inside_a_sum_not_cropped(patch):
     replace_with(patch, padding, "_entry", wrong)
 
 
-@fault
+@fault("residual")
 def activation_inserted_before_the_addition(patch):
     def wrong(insert):
         def inserted(graph, nodes, traced, l):
@@ -263,17 +263,17 @@ def activation_inserted_before_the_addition(patch):
     replace_with(patch, rewriting, "insert_activation", wrong)
 
 
-@fault
+@fault("residual")
 def activation_not_inserted(patch):
     patch.setattr(rewriting, "insert_activation", lambda *given: None)
 
 
-@fault
+@fault("strides")
 def activation_not_removed(patch):
     patch.setattr(rewriting, "remove_activation", lambda *given: None)
 
 
-@fault
+@fault("same")
 def odd_padding_of_same_in_front(patch):
     def wrong(original):
         return lambda layer: tuple((b, a) if layer.padding == "same" else (a, b) for a, b in original(layer))
@@ -282,12 +282,12 @@ def odd_padding_of_same_in_front(patch):
         replace_with(patch, owner, "module_padding", wrong)
 
 
-@fault
+@fault("strides")
 def padding_before_a_layer_ignored(patch):
     replace_with(patch, shapes, "pad_widths", lambda original: lambda node, modules, dims: ((0, 0),) * dims)
 
 
-@fault
+@fault("strides")
 def sides_of_the_padding_swapped(patch):
     replace_with(
         patch,
@@ -307,9 +307,9 @@ DETECTED = (AssertionError, DepthfoldError, RuntimeError, IndexError)
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_check_detects_the_fault(name, monkeypatch):
-    FAULTS[name](monkeypatch)
+    network = FAULTS[name](monkeypatch)
     with pytest.raises(DETECTED):
-        check()
+        check(NETWORKS, only=network)
 
 
 @pytest.fixture
@@ -327,9 +327,9 @@ def test_check_passes_without_a_fault_and_without_verification():
 @pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("name", FAULTS)
 def test_check_detects_the_fault_without_verification(name, monkeypatch):
-    FAULTS[name](monkeypatch)
+    network = FAULTS[name](monkeypatch)
     with pytest.raises(DETECTED) as found:
-        check()
+        check(NETWORKS, only=network)
     assert not isinstance(found.value, VerificationError)
 
 
@@ -345,6 +345,6 @@ IN_BOTH = {
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - IN_BOTH))
 def test_verification_alone_detects_every_other_fault(name, monkeypatch):
     monkeypatch.setattr("fault_networks.agree", lambda *given: None)
-    FAULTS[name](monkeypatch)
+    network = FAULTS[name](monkeypatch)
     with pytest.raises((DepthfoldError, RuntimeError)):
-        check()
+        check(NETWORKS, only=network)

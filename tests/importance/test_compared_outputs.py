@@ -78,6 +78,7 @@ def test_score_is_minus_the_mean_divergence_from_the_original():
         wanted = treated(importance_plan(NETWORK.network, found.span), "recalibrated")
         assert found.samples == (pytest.approx(wanted, rel=1e-5),)
     assert table.provenance.endswith("; scores are minus the divergence from the original's outputs")
+    assert table.quantity == "the agreement with the original's outputs (minus the divergence)"
 
 
 class Scored(Comparing):
@@ -133,7 +134,7 @@ def test_the_whole_network_is_trained_and_judged_by_its_score(method):
 
     found, wanted = (measure_importance(PAIR, task, RECIPE, method=method) for task in (Both(), TinyTask()))
     assert found == wanted
-    assert "divergence" not in found.provenance
+    assert "divergence" not in found.provenance + found.quantity
 
 
 @pytest.mark.parametrize("lacking", ["outputs", "divergences"])

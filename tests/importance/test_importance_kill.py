@@ -40,11 +40,10 @@ def results(folder):
 
 def kill_during_training(folder, executor, hold, method, workers):
     """Start the process, and kill it when all workers wait in a training."""
-    before = waiting_in(folder)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     command = [sys.executable, "-c", SCRIPT, str(folder), executor, str(hold), method]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as process:
-        assert eventually(lambda: len(waiting_in(folder) - before) == workers or process.poll() is not None)
+        assert eventually(lambda: len(waiting_in(folder)) == workers or process.poll() is not None)
         process.kill()
     assert process.returncode == -signal.SIGKILL
 
@@ -53,24 +52,18 @@ def kill_during_training(folder, executor, hold, method, workers):
 # original. With "local", the five blocks that change nothing have the result of the original, and the others are
 # trained in groups of three.
 CASES = [
-    ("InProcess()", 1, "trained", (5, 11), len(ACTIVATIONS) + 1),
-    ("Processes(workers=2)", 2, "trained", (8,), len(ACTIVATIONS) + 1),
-    ("InProcess()", 1, "local", (8,), len(ACTIVATIONS) + 1 - 5),
+    ("Processes(workers=2)", 2, "trained", 8, len(ACTIVATIONS) + 1),
+    ("InProcess()", 1, "local", 8, len(ACTIVATIONS) + 1 - 5),
 ]
 
 
-@pytest.mark.parametrize(
-    ("executor", "workers", "method", "holds", "number"), CASES, ids=["one process", "two workers", "groups"]
-)
+@pytest.mark.parametrize(("executor", "workers", "method", "hold", "number"), CASES, ids=["two workers", "groups"])
 def test_killed_measurement_gives_the_same_table_and_trains_nothing_twice(
-    tmp_path, executor, workers, method, holds, number
+    tmp_path, executor, workers, method, hold, number
 ):
-    recorded = []
-    for hold in holds:
-        kill_during_training(tmp_path, executor, hold, method, workers)
-        assert results(tmp_path)[: len(recorded)] == recorded
-        assert len(recorded) < len(results(tmp_path)) < number - 1
-        recorded = results(tmp_path)
+    kill_during_training(tmp_path, executor, hold, method, workers)
+    recorded = results(tmp_path)
+    assert 0 < len(recorded) < number - 1
     task = TinyTask(folder=str(tmp_path))
     table = measure_importance(tiny_network(), task, RECIPE, method=method, run=tmp_path / "run")
     assert table == measure_importance(tiny_network(), TinyTask(), RECIPE, method=method)

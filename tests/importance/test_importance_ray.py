@@ -1,25 +1,26 @@
-"""measure_importance() on a Ray cluster of three nodes on this machine, one of which is lost."""
+"""measure_importance() on a Ray cluster of two nodes on this machine, one of which is lost."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from depthfold.importance import entry, measure_importance
+from depthfold.importance import measure_importance
 from depthfold.jobs import RayCluster
 from lacking import library, needs
 from patience import eventually
 from tiny_importance import (
     ACTIVATIONS,
     RECIPE,
-    UNCHANGED,
     TinyTask,
     running,
-    scores_in,
     tiny_network,
     trainings_in,
     waiting_in,
@@ -28,6 +29,7 @@ from tiny_importance import (
 ray = library("ray")
 pytestmark = needs("ray")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_cluster.py"
 STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 NETWORK = tiny_network()
 HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # so that the nodes can import this task
@@ -35,12 +37,12 @@ HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes of one CPU each."""
+    """Two nodes of one CPU each."""
     node = dict(num_cpus=1, num_gpus=0, object_store_memory=STORE)
     made = library("ray.cluster_utils").Cluster(
         initialize_head=True, head_node_args=node | dict(include_dashboard=False)
     )
-    made.second, made.third = made.add_node(**node), made.add_node(**node)
+    made.second = made.add_node(**node)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
     ray.shutdown()
@@ -52,15 +54,15 @@ def right():
     return measure_importance(NETWORK, TinyTask(), RECIPE)
 
 
-def test_workers_give_the_same_table_of_groups_and_train_nothing_twice(cluster, monkeypatch, tmp_path):
-    grouped = measure_importance(NETWORK, TinyTask(), RECIPE, method="local")
-    monkeypatch.setattr(entry, "TOGETHER", 4)
-    task, executor = TinyTask(folder=str(tmp_path)), RayCluster(workers=2, runtime_env=HERE)
-    assert measure_importance(NETWORK, task, RECIPE, method="local", executor=executor) == grouped
-    assert len(scores_in(tmp_path)) == sum(scores_in(tmp_path).values()) == len(ACTIVATIONS) - len(UNCHANGED) + 1
+def test_example_measures_a_table_on_the_cluster(cluster, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["ray_cluster.py", "--workers", "1", "--run", str(tmp_path)])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "Importance table of SmallMobileNet: 25 flagged spans, 7 layers" in printed
+    assert re.search(r"Frontier of SmallMobileNet: \d+ plans, exact", printed)
 
 
-def test_three_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_path):
+def test_two_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_path):
     task, found = TinyTask(folder=str(tmp_path), hold=6), []
 
     def measure():
@@ -70,9 +72,9 @@ def test_three_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp
 
     caller = threading.Thread(target=measure, daemon=True)
     caller.start()
-    assert eventually(lambda: len(waiting_in(tmp_path)) == 3 or not caller.is_alive())
-    cluster.remove_node(cluster.third, allow_graceful=False)
-    assert eventually(lambda: sum(map(running, waiting_in(tmp_path))) == 2 or not caller.is_alive())
+    assert eventually(lambda: len(waiting_in(tmp_path)) == 2 or not caller.is_alive())
+    cluster.remove_node(cluster.second, allow_graceful=False)
+    assert eventually(lambda: sum(map(running, waiting_in(tmp_path))) == 1 or not caller.is_alive())
     (tmp_path / "go").touch()
     caller.join()
     assert found == [right]

@@ -174,7 +174,7 @@ def test_repeated_keys_are_refused_before_the_first_outcome():
 
 def test_missing_cloudpickle_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    text = r"cloudpickle is not installed. Install it with: pip install depthfold\[processes\]"
+    text = r"cloudpickle is not installed. In a clone of depthfold, run: pip install -e .\.\[processes\]."
     with pytest.raises(MissingDependency, match=text):
         run(Processes(workers=1), print, [1])
 

@@ -149,5 +149,7 @@ def test_invalid_options_are_refused(options):
 
 def test_missing_ray_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependency, match=r"ray is not installed. Install it with: pip install depthfold\[ray\]"):
+    with pytest.raises(
+        MissingDependency, match=r"ray is not installed. In a clone of depthfold, run: pip install -e .\.\[ray\]."
+    ):
         list(RayCluster().run(lambda: print, [Job(key="a", payload=1)]))

@@ -164,6 +164,7 @@ def test_in_context_with_another_activation_by_hand():
     assert found.in_context(4.0, 2e6, 3e6, -3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3 - 7 * 3)
     assert found.in_context(4.0, 2e6, 3e6, 3e6) == pytest.approx(0.5 * 4 + 1 + 10 * 2 + 100 * 3 + 7 * 3)
     assert found.in_context(4.0, 2e6, 3e6, -3e9) == LEAST * 4  # no block is free
+    assert found.is_floored(4.0, 2e6, 3e6, -3e9) and not found.is_floored(4.0, 2e6, 3e6, -3e6)
     assert calibrated(per_activation=None).in_context(4.0, 2e6, 3e6, 3e6) == found.in_context(4.0, 2e6, 3e6)
 
 

@@ -191,3 +191,22 @@ def test_entry_summarises_the_samples_of_the_journal(traced, tmp_path):
         assert (entry.count, entry.quartiles[1]) == (len(found), pytest.approx(median(found)))
         assert entry.quartiles[0] <= entry.quartiles[1] <= entry.quartiles[2]
         assert entry.stdev == pytest.approx(table.calibration.slope * stdev(found))
+
+
+def test_times_that_are_the_least_cost_of_a_block_are_marked(traced, monkeypatch):
+    alone = {span: both[1] for span, both in measure_latency(traced, COST, mode="alone", timer=QUICK).times.items()}
+    launch = median(alone.values())  # half of the blocks take less alone than the calibration subtracts
+    calibration = Calibration(
+        slope=1.0, per_segment=-launch, per_read=0.0, per_write=0.0, outside=0.5, networks=9, median_error=0.0,
+        worst_error=0.0,
+    )  # fmt: skip
+    monkeypatch.setattr("depthfold.latency.measure.fit", lambda *_: calibration)
+    table = measure_latency(traced, COST, timer=QUICK)
+    for entry in table.entries:
+        inside = entry.times[1] - (0.5 if entry.span.i == 0 else 0.0)
+        floored = alone[entry.span] - launch < 0.02 * alone[entry.span]
+        assert entry.floored == (floored, floored)
+        assert inside == pytest.approx(0.02 * alone[entry.span] if floored else alone[entry.span] - launch)
+        assert ("(floor)" in entry.row()[1]) == floored
+    assert 0 < sum(entry.floored[1] for entry in table.entries) < len(table.entries)
+    assert df.LatencyTable.loads(table.dumps()) == table

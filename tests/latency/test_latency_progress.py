@@ -1,15 +1,10 @@
 """The progress of a measurement."""
 
 import dataclasses
-import io
-import re
-import sys
-
-import rich.console
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import BackendError
-from depthfold.latency import Timer, measure_latency, progress_bars
+from depthfold.latency import Timer, measure_latency
 from depthfold.latency.blocks import block_shapes
 from depthfold.latency.candidates import RoundCounter
 from latency_workshop import COST, QUICK
@@ -111,19 +106,3 @@ def test_bar_leaves_out_rejected_blocks(traced):
 
     states = states_of(traced, Picky(), QUICK)
     assert states[-1][0] == states[-1][1] < states[0][0]
-
-
-def test_bar_takes_a_new_total_and_starts_again_when_full(monkeypatch):
-    screen = io.StringIO()
-    real = rich.console.Console
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(rich.console, "Console", lambda stderr: real(file=screen, force_terminal=True, width=100))
-    with progress_bars() as progress:
-        progress("blocks", 2, 1)
-        progress("blocks", 3, 1)()
-        step = progress("blocks", 4, 2)
-        step()
-        step()
-        progress("blocks", 7, 0)()
-    last_frame = screen.getvalue().rpartition("\x1b[2K")[2]
-    assert re.findall(r"\d+/\d+", last_frame) == ["4/4", "1/7"]

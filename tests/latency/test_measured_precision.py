@@ -33,7 +33,7 @@ def test_network_is_measured_in_the_precision_of_the_runtime(target, precision):
     assert len(table.times) == len(table.entries) and table.environment.precision == "float32"
     scores = tuple(Score(span=span, samples=(-float(len(span.span)),)) for span in traced.flagged_spans())
     frontier = df.solve(table, df.ImportanceTable(entries=scores))
-    chosen = choose(traced, frontier, 1e6, target, timer=QUICK)  # a budget in milliseconds that every plan meets
+    chosen = choose(traced, frontier, "1e6ms", target, timer=QUICK)  # a budget that every plan meets
     assert chosen.importance == max(plan.importance for plan in frontier)
     assert traced.example_tensors()[0].dtype == precision  # the traced network is unchanged
 

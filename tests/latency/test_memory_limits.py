@@ -9,7 +9,7 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.errors import OutOfMemory
-from depthfold.latency import candidates, measure_latency
+from depthfold.latency import candidates, cost, measure_latency
 from depthfold.latency.blocks import block_shapes
 from latency_workshop import COST, QUICK
 
@@ -116,4 +116,4 @@ def test_size_of_a_network_includes_stem_head_and_buffers(monkeypatch, limit, to
 
 
 def test_limit_is_two_gigabytes():
-    assert pytest.approx(2e9, rel=0.1) == 4 * candidates.MAX_ELEMENTS
+    assert pytest.approx(2e9, rel=0.1) == cost.BYTES_KEPT * candidates.MAX_ELEMENTS

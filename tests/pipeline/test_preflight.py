@@ -216,7 +216,7 @@ def test_model_that_cannot_be_traced_leaves_no_folder(given, tmp_path):
 def test_missing_libraries_are_reported(missing, extra, changed, compress, monkeypatch):
     for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependency, match=rf"pip install depthfold\[{extra}\]"):
+    with pytest.raises(MissingDependency, match=rf"pip install -e .\.\[{extra}\]."):
         compress(**changed)
 
 

@@ -41,7 +41,7 @@ def test_proposition_1_a_plan_is_optimal_for_its_budget(seed: int, part: float) 
         if any(not A & inner & ~S and time <= Fraction(repr(budget)) * 10**9 for S, time in mergings.items())
     ]
     try:
-        plan = frontier.at(budget)
+        plan = frontier.at(Budget.milliseconds(budget))
     except BudgetError:
         assert not allowed
     else:

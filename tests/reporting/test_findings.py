@@ -39,6 +39,7 @@ def test_missing_parts_are_named():
         "the score of the original network",
         "the score of the compressed network",
         "the verification of the merged network",
+        "the training curve",
     )
     assert measured_run().missing == ()
     assert measured_run(verification=None).missing == ("the verification of the merged network",)

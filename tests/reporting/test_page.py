@@ -23,7 +23,7 @@ from structures import chain, mobilenet_v2, vgg19
 from tables import plausible_tables
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
-VOID = {"meta", "link", "input", "img", "br"}
+VOID = {"meta", "link", "input", "img", "br", "wbr"}
 LARGEST = 2_000_000  # bytes
 
 
@@ -70,7 +70,7 @@ class Document(HTMLParser):
             if element["tag"] == "tr":
                 row = []
             else:
-                row.append(element["text"].replace("\u202f", " "))
+                row.append(element["text"].replace("\u202f", " ").replace("\xa0", " "))
                 found[row[0]] = row
         return found
 
@@ -111,7 +111,7 @@ def test_predicted_latency_is_compared_with_the_measured_one():
     text = text_of(Document(page(measured_run(predicted=13.0))), "outcome")
     assert "The predicted latency of the compressed network is 13.00 ms and the measured latency is 12.50 ms" in text
     assert "off by +4.0 %" in text
-    assert "The merged network computes the same function as the trained one: largest error 2e-06." in text
+    assert "The merged network computes the same function as the trained one: largest error 2e−06." in text  # noqa: RUF001
 
 
 def test_failed_verification_and_different_environments_are_stated():
@@ -191,7 +191,7 @@ def test_provenance_states_calibration_and_normalisation(full):
     assert "Provenance: ten seeds." in text
     assert "alpha = 1.6" in text
     assert "thinned: it loses at most 0.01" in text
-    assert f"frontier.at({findings.plan.latency!r})" in text
+    assert f'frontier.at("{findings.plan.latency!r}ms")' in text
     assert "alpha=1.6, normalisation='single'" in text
     assert "depthfold compress --budget 60%" in text_of(full, "provenance")
     assert full.rows["torch"] == ["torch", "2.13.0"]
@@ -265,9 +265,9 @@ def test_page_is_accessible_to_screen_readers(full):
     assert len(full.all("caption")) == len(full.all("table"))
     assert all(cell.get("scope") in ("row", "col") for cell in full.all("th"))
     plots = [element for element in full.elements if element.get("id", "").startswith("plot-")]
-    assert len(plots) == 4
+    assert len(plots) == 6
     assert all(plot["role"] == "img" and len(plot["aria-label"]) > 40 for plot in plots)
-    assert len(full.all("figcaption")) == 4
+    assert len(full.all("figcaption")) == 5
 
 
 def test_thinned_frontier_and_plan_off_the_frontier_are_stated(monkeypatch):
@@ -307,7 +307,7 @@ def test_report_refuses_other_arguments_and_unwritable_paths(tmp_path):
 
 def test_report_without_jinja_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[report\]"):
+    with pytest.raises(MissingDependency, match=r"In a clone of depthfold, run: pip install -e .\.\[report\]."):
         report(made_up_run(chain(3, 3)), tmp_path / "report.html")
 
 
@@ -358,7 +358,7 @@ def test_page_of_mobilenet_is_small(space):
 def test_every_figure_is_valid_xml(full):
     text = page(measured_run())
     drawings = re.findall(r"<svg class=\"canvas\".*?\n</svg>\n", text, re.DOTALL)
-    assert len(drawings) == 2 + len(full.all("option"))
+    assert len(drawings) == 4 + len(full.all("option"))
     for drawing in drawings:
         ElementTree.fromstring(drawing)
 

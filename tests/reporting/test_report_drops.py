@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import re
+from itertools import pairwise
 
 import pytest
 
 from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.latency_table import sum_times
-from depthfold.reporting import Findings, figures, format, report
+from depthfold.reporting import Findings, figures, format, report, view
 from depthfold.reporting.report import page
 from depthfold.reporting.view import (
     explorer_data,
@@ -145,6 +146,32 @@ def test_page_without_drops_does_not_mention_them():
     assert "ropped" not in shown[shown.index("<body>") :]
 
 
+def test_of_a_long_table_the_page_lists_the_entries_that_its_plans_use(findings, monkeypatch):
+    monkeypatch.setattr(view, "MOST_ROWS", 100)
+    plans, timed, scored = (
+        select_plans(findings.frontier, findings.plan),
+        timed_spans(findings),
+        scored_blocks(findings),
+    )
+    latencies = {point.latency for point in plans.points}
+    shown = [plan for plan in findings.frontier if plan.latency in latencies]
+    listed = view.listed_times(findings, plans, timed)
+    for plan in shown:
+        times = {(entry.span, entry.bare, entry.time) for entry in listed}
+        assert all(segment.empty or (segment.span, *segment.times) in times for segment in plan.segments)
+    assert len(listed) < len(timed)
+    scores = {(entry.block, entry.dropped): entry.importance for entry in view.listed_scores(findings, plans, scored)}
+    assert len(scores) < len(scored)
+    for plan in shown:
+        ends = (0, *plan.boundaries, findings.network.depth)
+        blocks = [FlaggedSpan(i, j, i == 0 or i in plan.plan.activations, j in plan.plan.activations)
+                  for i, j in pairwise(ends)]  # fmt: skip
+        total = sum(scores[block, plan.plan.dropped.within(block.span)] for block in blocks)
+        assert total == pytest.approx(plan.importance)
+    text = page(findings)
+    assert f"The table has {len(timed):,} entries. These are the {len(listed)} that a plan on this page uses" in text
+
+
 @pytest.fixture(scope="module")
 def opened(browser, findings, tmp_path_factory):
     """The page on a phone, with the errors that it reports."""
@@ -157,11 +184,11 @@ def opened(browser, findings, tmp_path_factory):
     return tab, errors
 
 
-READ = """() => [...document.querySelectorAll("#blocks > li")].map(item => ({
+READ = """() => [...document.querySelectorAll("#blocks .block")].map(item => ({
     dropped: [...item.querySelectorAll(".layer")].flatMap((layer, n) =>
-        [...layer.querySelectorAll(".dropped:has(s)")].map(part => [Number(item.dataset.i) + n + 1, part.innerText])),
-    left: [...item.querySelectorAll(".aside")].map(part => part.innerText).filter(text => text.startsWith("only")),
-    becomes: item.querySelector(".becomes p").innerText,
+        [...layer.querySelectorAll(".dropped:has(s)")].map(part => [Number(item.dataset.i) + n + 1, part.textContent])),
+    left: [...item.querySelectorAll(".aside")].map(part => part.textContent).filter(text => text.startsWith("only")),
+    becomes: item.querySelector(".becomes p").textContent,
     visible: item.offsetParent !== null,
 }))"""
 
@@ -198,12 +225,10 @@ def test_explorer_shows_dropped_layers_and_branches(opened, findings):
 
 
 @needs("playwright", "chromium")
-def test_only_changes_shows_blocks_with_drops(opened, findings):
+def test_blocks_with_drops_are_not_folded(opened, findings):
     tab, _ = opened
     tab.evaluate("() => document.getElementById('chosen').click()")
-    tab.check("#only-changes")
     assert all(block["visible"] for block in tab.evaluate(READ) if block["dropped"])
-    tab.uncheck("#only-changes")
 
 
 @needs("playwright", "chromium")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from depthfold.core import Frontier, ImportanceTable
+from depthfold.core import Budget, Frontier, ImportanceTable
 from depthfold.solver import solve
 from oracle import milp_best
 from structures import mobilenet_v2
@@ -33,7 +33,7 @@ def test_frontier_equals_a_mixed_integer_program(seed: int, exclusion: bool, pla
     assert frontier.exact
     for budget in _ten_budgets(frontier):
         time, value = milp_best(latency, importance, budget)
-        plan = frontier.at(budget)
+        plan = frontier.at(Budget.milliseconds(budget))
         assert time <= budget
         assert value <= plan.importance
         assert plan.importance <= value + MILP_GAP

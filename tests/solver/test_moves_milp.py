@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from depthfold.core import Drops, FlaggedSpan, Frontier, ImportanceTable, LatencyTable, Network, Span
+from depthfold.core import Budget, Drops, FlaggedSpan, Frontier, ImportanceTable, LatencyTable, Network, Span
 from depthfold.core.options import Move
 from depthfold.solver import solve
 from oracle_moves import Segments
@@ -32,7 +32,7 @@ def test_frontier_equals_a_mixed_integer_program(network: Network, budgets: int)
     program = Program(network, latency, importance)
     for budget in middle_of_gaps(frontier, 10):
         time, value = program.best(budget)
-        plan = frontier.at(budget)
+        plan = frontier.at(Budget.milliseconds(budget))
         assert time <= budget
         assert value <= plan.importance + 1e-12
         assert plan.importance <= value + MILP_GAP

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -59,8 +60,8 @@ def test_figure_2_of_the_paper() -> None:
     times = {(0, 1): 9.0, (0, 2): 12.0, (1, 2): 6.0, (0, 3): 20.0, (1, 3): 14.0, (2, 3): 11.0}
     values = {(0, 1): 0.5, (0, 2): 0.9, (1, 2): 0.3, (0, 3): 1.8, (1, 3): 1.4, (2, 3): 0.5}
     frontier = solve(latency_table(times), importance_table({(*ends, 1, 1): v for ends, v in values.items()}))
-    assert (frontier.at(21).importance, frontier.at(21).plan.cuts) == (1.8, ())
-    assert (frontier.at(23).importance, frontier.at(23).plan.cuts) == (1.9, (1,))
+    assert (frontier.at("21ms").importance, frontier.at("21ms").plan.cuts) == (1.8, ())
+    assert (frontier.at("23ms").importance, frontier.at("23ms").plan.cuts) == (1.9, (1,))
 
 
 def test_published_csv_files_are_solved(tmp_path: Path) -> None:
@@ -69,6 +70,19 @@ def test_published_csv_files_are_solved(tmp_path: Path) -> None:
     importance.write_csv(tmp_path / "imp.csv")
     again = solve(LatencyTable.read_csv(tmp_path / "time.csv"), ImportanceTable.read_csv(tmp_path / "imp.csv"))
     assert again.points == frontier.points
+
+
+def test_plan_of_a_floored_grid_is_compared_at_its_real_sum() -> None:
+    """The authors' code floors times to multiples of 0.05 ms, so its plans exceed their budget."""
+    latency, importance, frontier = mobilenet_frontier()
+    exact = latency.times
+    floored = latency_table({(span.i, span.j): math.floor(20 * both[1]) / 20 for span, both in exact.items()})
+    grid = solve(floored, importance)
+    for budget in ("25ms", "22.1ms", "20ms"):
+        plan = grid.at(budget)
+        real = sum(exact[segment.span][1] for segment in plan.segments)
+        assert float(budget.removesuffix("ms")) < real < plan.latency + 0.05 * len(plan.segments)
+        assert frontier.at(budget).importance < plan.importance <= frontier.at(f"{real + 1e-6:.9f}ms").importance
 
 
 def test_solving_imports_no_torch() -> None:

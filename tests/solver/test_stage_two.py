@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable
 from depthfold.core.latency_table import picoseconds
 from depthfold.solver import solve
 from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
@@ -72,7 +72,7 @@ def test_thinning_loses_no_more_than_it_says(max_labels: int) -> None:
     assert len(rough) <= max_labels
     assert rough.points[0].latency == exact.points[0].latency  # every budget that can be met is met
     for plan in exact.points:
-        found = rough.at(plan.latency)
+        found = rough.at(Budget.milliseconds(plan.latency))
         assert found.latency <= plan.latency
         assert Fraction(plan.importance) - Fraction(rough.lost) <= Fraction(found.importance)
         assert found.importance <= plan.importance
@@ -113,7 +113,7 @@ def test_bound_of_thinning_holds_on_small_instances() -> None:
             continue
         exact, rough = solve(latency, importance), thinned(latency, importance, 2)
         for plan in exact.points:
-            found = rough.at(plan.latency or 1e-9)
+            found = rough.at(Budget.milliseconds(plan.latency or 1e-9))
             assert Fraction(found.importance) >= Fraction(plan.importance) - Fraction(rough.lost)
 
 
@@ -123,7 +123,7 @@ def test_decimal_times_are_exact() -> None:
     values = {(0, 1, 1, 1): 0.0, (1, 2, 1, 1): 0.0, (0, 2, 1, 1): 0.0}
     frontier = solve(latency_table(times), importance_table(values))
     assert [(plan.latency, plan.plan.cuts) for plan in frontier] == [(0.3, ())]
-    assert frontier.at(0.3).latency == 0.3
+    assert frontier.at("0.3ms").latency == 0.3
     more = solve(latency_table(times), importance_table({**values, (1, 2, 1, 1): 1.0}))
     assert [(plan.latency, plan.plan.cuts) for plan in more] == [(0.3, (1,))]
 
@@ -155,7 +155,7 @@ def test_near_ties_at_float_resolution_never_exceed_a_budget() -> None:
                 affordable = [p for p in frontier.points if p.latency <= budget]
                 if affordable:
                     met += 1
-                    found = frontier.at(budget)
+                    found = frontier.at(Budget.milliseconds(budget))
                     assert found.latency <= budget
                     assert found.importance == affordable[-1].importance
     assert met > 300

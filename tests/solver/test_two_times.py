@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from depthfold.core import Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Span
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Span
 from depthfold.errors import TableError
 from depthfold.solver import solve, stage_two
 from depthfold.solver.stage_two import contenders
@@ -92,7 +92,7 @@ def test_frontier_equals_a_mixed_integer_program(seed: int) -> None:
     for low, high in (gaps[n * (len(gaps) - 1) // 5] for n in range(6)):
         budget = (low + high) / 2
         time, value = milp_best(latency, importance, budget)
-        plan = frontier.at(budget)
+        plan = frontier.at(Budget.milliseconds(budget))
         assert plan.latency <= budget and time <= budget
         assert value <= plan.importance <= value + 1e-6  # as close as HiGHS comes
         assert latency.predict(network, plan) == plan.latency

@@ -201,4 +201,4 @@ def test_missing_pillow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [])
     with pytest.raises(MissingDependency) as error:
         folder(tmp_path).read("train").images.cached((8, 8), cropped=False)
-    assert str(error.value) == "PIL.Image is not installed. Install it with: pip install depthfold[train]"
+    assert str(error.value) == 'PIL.Image is not installed. In a clone of depthfold, run: pip install -e ".[train]"'

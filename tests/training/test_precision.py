@@ -171,7 +171,7 @@ def test_float16_with_nan_gradients_is_detected():
 
 def test_missing_accelerate_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "accelerate.state", None)
-    with pytest.raises(MissingDependency, match=r"Install it with: pip install depthfold\[train\]"):
+    with pytest.raises(MissingDependency, match=r"In a clone of depthfold, run: pip install -e .\.\[train\]."):
         train(SmallNet(), TASK, RECIPE)
     train(SmallNet(), TASK, RECIPE, device="cpu")  # not needed if the device is given
 

@@ -162,25 +162,32 @@ def test_metrics_have_every_line_once(tmp_path):
     for at in (7, 11):
         with pytest.raises(Interruption):
             train(SmallNet(), task(at), RECIPE, folder=tmp_path / "parts")
-    assert [line["step"] for line in lines(tmp_path / "parts")] == [3, 4, 6, 8, 9]
+    assert [line["step"] for line in lines(tmp_path / "parts")] == [*range(1, 12)]
     state = load_weights(SmallNet(), tmp_path / "parts")
-    assert (state.step, state.unscored) == (9, True)  # written before the score of step 9, whose line is there
+    assert (state.step, state.unscored) == (9, True)  # written before the score of step 9; three lines are ahead of it
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "ep')  # torn by a kill
     train(SmallNet(), task(None), RECIPE, folder=tmp_path / "parts")
     whole, parts = ([line | {"seconds": 0} for line in lines(tmp_path / each)] for each in ("whole", "parts"))
     assert parts == whole
-    assert [line["step"] for line in whole] == [3, 4, 6, 8, 9, 12]
-    assert [line["epoch"] for line in whole] == [0.75, 1.0, 1.5, 2.0, 2.25, 3.0]
-    assert [line["score"] is None for line in whole] == [False, True, False, True, False, False]
+    assert [line["step"] for line in whole] == [*range(1, 13)]
+    assert [line["epoch"] for line in whole] == [step / 4 for step in range(1, 13)]
+    assert [line["step"] for line in whole if line["score"] is not None] == [3, 6, 9, 12]
     seconds = [line["seconds"] for line in lines(tmp_path / "parts")]
     assert seconds == sorted(seconds)
 
 
-def test_long_training_has_a_line_every_fifty_steps(tmp_path):
+def test_training_has_twenty_lines_and_more_if_they_would_be_over_fifty_steps_apart(tmp_path, monkeypatch):
     recipe = Recipe(steps=120, batch=2)
-    train(SmallNet(), TASK, recipe, folder=tmp_path)
-    assert [(line["step"], line["epoch"]) for line in lines(tmp_path)] == [(50, None), (100, None), (120, None)]
+    train(SmallNet(), TASK, recipe, folder=tmp_path / "short")
+    assert [line["step"] for line in lines(tmp_path / "short")] == sorted({*range(6, 121, 6), 50, 100})
+    monkeypatch.setattr("depthfold.training.loop.LINES", 1)  # as if it were twenty times as long
+    train(SmallNet(), TASK, recipe, folder=tmp_path / "long")
+    assert [(line["step"], line["epoch"]) for line in lines(tmp_path / "long")] == [
+        (50, None),
+        (100, None),
+        (120, None),
+    ]
 
 
 def test_last_and_best_weights_can_be_loaded(tmp_path):
@@ -252,7 +259,7 @@ def test_interruption_between_the_last_line_and_the_last_checkpoint(tmp_path, mo
     monkeypatch.undo()
     assert [line["step"] for line in lines(tmp_path)][-1] == 12
     train(SmallNet(), FunctionTask(loss=_never, score=score, epoch_steps=4), RECIPE, folder=tmp_path)
-    assert [line["step"] for line in lines(tmp_path)] == [3, 4, 6, 8, 9, 12]
+    assert [line["step"] for line in lines(tmp_path)] == [*range(1, 13)]
 
 
 SCRIPT = """

@@ -10,9 +10,10 @@ from depthfold.backends.base import (
     float32_copy,
 )
 from depthfold.backends.cuda import cuda_settings
+from depthfold.backends.raw_images import Layout, RawImages
 from depthfold.backends.registry import available, describe_target, get
 
 __all__ = [
-    "Backend", "Compiled", "Exporter", "Inputs", "SupportsInside", "available", "backend_errors", "cuda_settings",
-    "describe_target", "float32_copy", "get",
+    "Backend", "Compiled", "Exporter", "Inputs", "Layout", "RawImages", "SupportsInside", "available", "backend_errors",
+    "cuda_settings", "describe_target", "float32_copy", "get",
 ]  # fmt: skip

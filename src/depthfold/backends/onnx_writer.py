@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from depthfold.backends.base import Inputs, backend_errors, batched, dynamic_shapes, flatten, private_copy, with_batch
 from depthfold.backends.onnx_ops import CALLS, MODULES, UnsupportedOp
+from depthfold.backends.raw_images import RawImages, add_normalisation
 from depthfold.errors import BackendError
 from depthfold.support.optional import load
 
@@ -193,15 +194,23 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_b
             f"The weights take {size / 2**30:.1f} GiB, and an ONNX model must be smaller than 2 GiB. Measure with the "
             "backend pytorch or inductor, and export to .pt2."
         )
+    if isinstance(module, RawImages):  # the same model as without them, behind the normalisation
+        model = _onnx_model(module.network, (module.normalised(*inputs),), extra, dynamic_batch)
+        add_normalisation(model, module)
+    else:
+        model = _onnx_model(module, inputs, extra, dynamic_batch)
+    with backend_errors("The ONNX model cannot be serialised"):
+        return bytes(model.SerializeToString())
+
+
+def _onnx_model(module: nn.Module, inputs: Inputs, extra: str, dynamic_batch: bool) -> Any:
     outputs = _run(module, inputs)
     try:
         larger = _run(module, with_batch(inputs, len(inputs[0]) + 1)) if dynamic_batch else None
-        model: Any = write_model(module, inputs, outputs, larger)
+        return write_model(module, inputs, outputs, larger)
     except UnsupportedOp:
         load("onnxscript", extra)
-        model = export_with_pytorch(module, inputs, dynamic_batch)
-    with backend_errors("The ONNX model cannot be serialised"):
-        return bytes(model.SerializeToString())
+        return export_with_pytorch(module, inputs, dynamic_batch)
 
 
 def _run(module: nn.Module, inputs: Inputs) -> Inputs:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,29 +18,42 @@ from depthfold.cli.app import Call, Debug, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
 from depthfold.store.run_folder import require_name
 
-if TYPE_CHECKING:
-    pass
-
 MODEL = "model weights data input batch ignore submodule"
 TRAINING = "method importance_recipe executor importance reinit"
 
 
 @command(
     needs="model",
-    uses=f"run {MODEL}",
+    uses=f"run {MODEL} target latency space moves method importance_recipe reinit",
     flags="json",
     keeps=False,
-    example="depthfold inspect torchvision:mobilenet_v2 --input 3x224x224",
+    example="depthfold inspect torchvision:mobilenet_v2 --target onnxruntime",
 )
 def inspect(call: Call) -> None:
-    """Show which layers can be merged, and why others cannot."""
-    network = call.session().trace().network
-    print_text(network.dumps() if call.json else network)
+    """Show which layers can be merged, and why others cannot.
+
+    With a target, measure the latency of every block, and show what can be gained there and what the importances cost.
+    """
+    session = call.session()
+    traced = session.trace()
+    network = traced.network
+    if call.settings.target is None:
+        print_text(network.dumps() if call.json else network)
+        return
+    cost = settings.stages.cost_stage(session, traced)
+    if not call.json:
+        print_text(f"{network}\n" + (f"\nThe latency table: {cost}." if cost else ""))
+    found = settings.stages.prospects_stage(session, traced)
+    if call.json:
+        gain, price = None if found is None else found.to_json(), None if cost is None else dataclasses.asdict(cost)
+        print_text(json.dumps({"network": network.to_json(), "cost": price, "prospects": gain}))
+    else:
+        print_text(found or "A layer has no time, so nothing can be compared: see the warnings.")
 
 
 @command(
     needs="run model target",
-    uses=f"{MODEL} space moves",
+    uses=f"{MODEL} latency space moves",
     flags="retry",
     example="depthfold latency file.py:model --input 3x32x32 --target onnxruntime:threads=2 --run out",
 )
@@ -49,7 +64,7 @@ def latency(call: Call) -> None:
 
 @command(
     needs="run model",
-    uses=f"{MODEL} space moves {TRAINING}",
+    uses=f"{MODEL} target budget allow_doubtful space moves {TRAINING}",
     flags="retry",
     example="depthfold importance --run out --data cifar10:data --executor processes:2",
 )
@@ -59,7 +74,9 @@ def importance(call: Call) -> None:
 
 
 @command(
-    needs="run model data", uses=f"{MODEL} executor", example="depthfold surrogate --run out --executor processes:2"
+    needs="run model data",
+    uses=f"{MODEL} target budget allow_doubtful space moves executor",
+    example="depthfold surrogate --run out --executor processes:2",
 )
 def surrogate(call: Call) -> None:
     """Train some whole plans and fit their scores, for solve --surrogate. Writes surrogate.json."""
@@ -97,8 +114,8 @@ def merge(call: Call) -> None:
 
 @command(
     needs="run model",
-    uses=f"{MODEL} export",
-    example="depthfold export --run out --export model.onnx --export model.pt2",
+    uses=f"{MODEL} export raw_images int8",
+    example="depthfold export --run out --export model.onnx --int8",
 )
 def export(call: Call) -> None:
     """Write the merged network to files that run without depthfold, and compare each with PyTorch."""
@@ -114,7 +131,7 @@ def report(call: Call) -> None:
 
 @command(
     needs="run model data target budget",
-    uses=f"{MODEL} space moves {TRAINING} alpha surrogate recipe distil export",
+    uses=f"{MODEL} latency allow_doubtful space moves {TRAINING} alpha surrogate recipe distil export raw_images int8",
     flags="retry",
     example="depthfold compress file.py:model --data file.py:data --target onnxruntime --budget 60% --run out",
 )
@@ -122,7 +139,7 @@ def compress(call: Call) -> None:
     """Run all stages: from a CNN to a faster one, with a report. Run it again to resume after an interruption."""
     session = call.session()
     done = settings.stages.compress_stage(session, settings.stages.preflight(session), retry=call.retry)
-    print_summary(done, call.settings.export)
+    print_summary(done, [str(each.path.relative_to(done.folder)) for each in done.exported])
 
 
 @app.command(epilog="Example: depthfold demo --run demo")

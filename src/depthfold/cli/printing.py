@@ -16,7 +16,6 @@ from depthfold.store.run_folder import REPORT, RESULT
 
 if TYPE_CHECKING:
     from depthfold.pipeline import Compressed
-    from depthfold.reporting import Evaluation
 
 
 def print_text(text: object) -> None:
@@ -45,29 +44,13 @@ def show_own_warnings_only() -> None:
 
 def print_summary(done: Compressed, exports: Iterable[str]) -> None:
     """Print both networks side by side, and the paths of the results."""
-    findings = done.findings
-    before, after = findings.before, findings.after
-    table = Table("", "before", "after", "", box=box.SIMPLE_HEAD, title=findings.title, title_justify="left")
-    if before is not None and after is not None:
-        table.add_row(
-            "latency", f"{before.latency:.4g} ms", f"{after.latency:.4g} ms",
-            f"{before.latency / after.latency:.2f}x as fast",
-        )  # fmt: skip
-        halves = (f"{profile.spread[0]:.4g} to {profile.spread[1]:.4g}" for profile in (before, after))
-        table.add_row("interquartile range, ms", *halves, "")
-    one, two = findings.score_before, findings.score_after
-    if one is not None and two is not None:
-        change = two.score - one.score
-        shown = f"{100 * change:+.2f} points" if one.share else f"{change:+.4g}"
-        table.add_row(f"{one.metric}, {one.split}", _score(one), _score(two), shown)
-    table.add_row("traced convolutions", str(findings.network.depth), str(len(done.plan.segments)), "")
+    compared = done.findings.comparison()
+    table = Table(*compared.header, box=box.SIMPLE_HEAD, title=done.findings.title, title_justify="left")
+    for row in compared.rows:
+        table.add_row(*row)
     Console(highlight=False).print(table)
+    for each in done.exported:
+        if each.int8 is not None:
+            print_text(f"  {each.path.name}: {each.int8}\n")
     for name in (REPORT, RESULT, *exports):
         print_text(f"  {done.folder / name}")
-
-
-def _score(evaluation: Evaluation) -> str:
-    if not evaluation.share:
-        return f"{evaluation.score:.4g}"
-    error = evaluation.standard_error
-    return f"{evaluation.score:.2%}" + (f" ± {100 * error:.2f}" if error is not None else "")

@@ -12,7 +12,7 @@ from depthfold.support.coerce import as_float
 from depthfold.support.document import Document
 
 Kind = Literal["milliseconds", "share", "speedup"]
-READABLE = 'Write 12.5 or "12.5ms", "60%" of the original\'s latency, or "1.5x" as fast.'
+READABLE = 'Write "12.5ms", "60%" of the original\'s latency, or "1.5x" as fast.'
 PATTERN = re.compile(r"(?P<number>[^\s%x]+?)\s*(?P<unit>ms|%|x)", re.IGNORECASE)
 LARGEST = {"milliseconds": math.inf, "share": 10.0, "speedup": math.inf}
 DECIMALS = 10**12  # of a share or a speed-up that count
@@ -30,7 +30,7 @@ class Budget(Document):
     def __post_init__(self) -> None:
         if self.kind not in LARGEST:
             raise BudgetError(f"A budget is in milliseconds, a share or a speedup, found {self.kind!r}.")
-        value = as_float("The budget", self.value, BudgetError, 'a number, or text such as "60%"')
+        value = as_float("The value of a budget", self.value, BudgetError)
         object.__setattr__(self, "value", value)
         if not (0 < value < math.inf and value <= LARGEST[self.kind]):
             hint = f"Did you mean {value / 100:g}?" if self.kind == "share" and 10 < value < math.inf else READABLE
@@ -54,18 +54,18 @@ class Budget(Document):
         return cls("speedup", value)
 
     @classmethod
-    def parse(cls, budget: Budget | str | float) -> Budget:
-        """Read 12.5, "12.5ms", "60%" or "1.5x". A number without a unit is in milliseconds."""
+    def parse(cls, budget: Budget | str) -> Budget:
+        """Read "12.5ms", "60%" or "1.5x". A number without a unit is refused: 60 may be meant in any of the three."""
         if isinstance(budget, Budget):
             return budget
-        if not isinstance(budget, str):
-            return cls.milliseconds(budget)
-        match = PATTERN.fullmatch(budget.strip())
+        match = PATTERN.fullmatch(budget.strip()) if isinstance(budget, str) else None
         try:
-            number = float(match["number"] if match else budget)
+            if match is None:
+                raise ValueError
+            number = float(match["number"])
         except ValueError:
-            raise BudgetError(f"The budget {budget!r} is not a number with a unit. {READABLE}") from None
-        match match["unit"].lower() if match else "ms":
+            raise BudgetError(f"The budget {budget!r:.80} is not a number with a unit. {READABLE}") from None
+        match match["unit"].lower():
             case "%":
                 return cls.share(round(number / 100, 15))  # 33.3% is 0.333, not 33.3 divided in binary
             case "x":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Self, overload
@@ -17,10 +17,11 @@ from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.core.surrogate import Surrogate
 from depthfold.errors import BudgetError, InvalidValue
 from depthfold.support.document import SPARSE, Document
-from depthfold.support.text import at_most, count, text_table
+from depthfold.support.optional import load
+from depthfold.support.table import ROWS, Table
+from depthfold.support.text import at_most, count
 
-HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A")
-SHOWN = 20
+HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A", "dropped layers")
 SPANS = 5
 
 _Segments = Mapping[tuple[Span, Drops], Segment]
@@ -56,7 +57,8 @@ class Frontier(Document):
     `lost` bounds the importance that the plan for any budget may lack. `segments` has the times and the shape of every
     segment that a plan uses, once for each set of layers dropped in it. `fingerprint` is that of the network, empty if
     it was not known. `unscored` are the blocks that have a reason instead of a score in the importance table; no plan
-    uses them. With a `surrogate`, importances are predicted scores, less its intercept.
+    uses them. With a `surrogate`, importances are predicted scores, less its intercept. `quantity` is that of the
+    importance table.
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
@@ -73,6 +75,7 @@ class Frontier(Document):
     segments: tuple[Segment, ...]
     points: tuple[Point, ...]
     unscored: tuple[FlaggedSpan, ...] = ()
+    quantity: str = field(default="", metadata=SPARSE)
 
     def __post_init__(self) -> None:
         for name in ("points", "segments", "unscored"):
@@ -102,7 +105,7 @@ class Frontier(Document):
     def exact(self) -> bool:
         return self.lost == 0
 
-    def at(self, budget: Budget | str | float) -> SolvedPlan:
+    def at(self, budget: Budget | str) -> SolvedPlan:
         """Return the best plan whose latency is at most the budget."""
         budget = Budget.parse(budget)
         limit = budget.limit(self.original)
@@ -114,6 +117,41 @@ class Frontier(Document):
                 f"{fastest!r} ms{self._share(fastest)}. Ask for that or more."
             )
         return self[found - 1]
+
+    def plot(self) -> Any:
+        """Return a plotly figure: the importance of every plan over its latency, and the latency of the original.
+
+        A notebook displays it; elsewhere use figure.show() or figure.write_html(path).
+        """
+        plotly, header = load("plotly.graph_objects", "plot"), self._header
+        figure = plotly.Figure()
+        figure.add_scatter(
+            x=[point.latency for point in self.points],
+            y=[point.importance for point in self.points],
+            text=["<br>".join(map(": ".join, zip(header, row, strict=True))) for row in self._rows(self.points)],
+            hoverinfo="text",
+            mode="lines+markers",
+        )
+        figure.update_layout(
+            title=f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}",
+            xaxis_title="Predicted latency, ms",
+            yaxis_title=self.importance_meaning,
+        )
+        if self.original:
+            label = f"original, {self.original:.4g} ms"
+            figure.add_vline(
+                x=self.original, line_dash="dash", annotation_text=label, annotation_position="bottom left"
+            )
+        return figure
+
+    @property
+    def importance_meaning(self) -> str:
+        """The meaning of a plan's importance, for the axis of a plot: a normalised one is not a change of a score."""
+        quantity = self.quantity or "the score"
+        if self.surrogate is not None:
+            return f"Importance: prediction of {quantity}, less {self.surrogate.intercept:.4g}"
+        normalised = "" if self.alpha is None else f", normalised with alpha = {self.alpha:g}"
+        return f"Importance: predicted change of {quantity}{normalised}"
 
     def __len__(self) -> int:
         return len(self.points)
@@ -135,13 +173,18 @@ class Frontier(Document):
         return (self._solved(point, known) for point in self.points)
 
     def __str__(self) -> str:
-        shown = min(SHOWN, len(self))
-        rows = [self._row(self.points[n * (len(self) - 1) // max(shown - 1, 1)]) for n in range(shown)]
-        header = (*HEADER, "dropped layers") if self._drops else HEADER
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> Table:
+        shown = min(ROWS, len(self))
+        rows = self._rows(self.points[n * (len(self) - 1) // max(shown - 1, 1)] for n in range(shown))
         how = "exact" if self.exact else f"thinned: at most {at_most(self.lost)} of importance lost at any budget"
         title = f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}, {how}"
         title += f"; {shown} of them:" if shown < len(self) else ""
-        return "\n".join([title, *self._notes(), "", *text_table(header, rows)])
+        return Table((title, *self._notes(), ""), self._header, rows, left_out=len(self) - shown)
 
     def __repr__(self) -> str:
         fastest, best = self.points[0].latency, self.points[-1].latency
@@ -157,19 +200,23 @@ class Frontier(Document):
             named = "; ".join(map(str, self.unscored[:SPANS]))
             yield f"{count(len(self.unscored), 'block')} without a score, used by no plan: {named}{more}"
 
+    @property
+    def _header(self) -> tuple[str, ...]:
+        return HEADER if any(point.dropped for point in self.points) else HEADER[:-1]
+
+    def _rows(self, points: Iterable[Point]) -> tuple[tuple[str, ...], ...]:
+        """Return plans as rows of text, with the columns of the header."""
+        columns = len(self._header)
+        return tuple(self._row(point)[:columns] for point in points)
+
     def _row(self, point: Point) -> tuple[str, ...]:
         share = speedup = "?"
         if self.original and point.latency:
             share, speedup = f"{point.latency / self.original:.1%}", f"{self.original / point.latency:.2f}x"
         return (
             f"{point.latency:.4g}", share, speedup, f"{point.importance:.4g}", str(len(point.activations)),
-            str(point.convolutions(self.depth)), f"{point.latency_by_activations:.4g}",
-            *([str(len(point.dropped.missing))] if self._drops else []),
+            str(point.convolutions(self.depth)), f"{point.latency_by_activations:.4g}", str(len(point.dropped.missing)),
         )  # fmt: skip
-
-    @property
-    def _drops(self) -> bool:
-        return any(point.dropped for point in self.points)
 
     def _share(self, latency: float) -> str:
         """Return the latency in per cent, rounded up so that a budget of it admits the plan; empty if too large."""

@@ -17,9 +17,11 @@ from depthfold.errors import PlanError, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
 from depthfold.support.document import SPARSE, Document
+from depthfold.support.table import Table
 from depthfold.support.text import count
 
 COLUMNS = ("st", "end", "st_act", "end_act", "imp")
+HEADER = ("block", "importance (change of the score)", "score", "samples", "reason for no score")
 EXTRA = ("dropped", "reason")  # only where an entry needs them
 LARGEST = 1e100  # far beyond any score; sums and differences of such numbers are still floats
 
@@ -67,6 +69,12 @@ class Score:
     def mean(self) -> float:
         return self.samples[0] if len(self.samples) == 1 else fmean(self.samples)
 
+    def row(self, base: float) -> tuple[str, ...]:
+        """Return the entry as a row of text, with the columns of HEADER. `base` is the score of the original."""
+        if not self.samples:
+            return (self.name, "", "", "0", self.reason or "")
+        return (self.name, f"{self.mean - base:.4g}", f"{self.mean:.4g}", str(len(self.samples)), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ImportanceTable(Document):
@@ -74,7 +82,8 @@ class ImportanceTable(Document):
 
     A table with a flag 0 (no activation at an end of a block) poses the extended problem of Appendix B, any other table
     the plain one. A block has an entry for each of its options, that is for each set of dropped layers and branches.
-    `provenance` describes the origin of the scores: task, recipe, seeds.
+    `provenance` describes the origin of the scores: task, recipe, seeds. `quantity` names what the scores are, with its
+    unit, such as "accuracy, in points"; it is empty if this is not known.
     """
 
     FORMAT: ClassVar[str] = "depthfold.importance-table"
@@ -84,6 +93,7 @@ class ImportanceTable(Document):
     environment: Environment = field(default_factory=Environment)
     base: float = 0.0
     provenance: str = ""
+    quantity: str = field(default="", metadata=SPARSE)
     entries: tuple[Score, ...]
 
     def __post_init__(self) -> None:
@@ -159,6 +169,9 @@ class ImportanceTable(Document):
             f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
             f"score {self.base:g}, {problem} problem; environment: {self.environment}"
         )
+
+    def _repr_html_(self) -> str:
+        return Table((str(self),), HEADER, tuple(entry.row(self.base) for entry in self.entries)).html()
 
     def __repr__(self) -> str:
         number = len(self.entries)

@@ -21,6 +21,7 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
 from depthfold.support.document import SPARSE, Document, decode, encode
+from depthfold.support.table import Table
 from depthfold.support.text import count
 
 LONGEST = 1e6  # milliseconds, the limit of an entry: a float64 holds so many whole picoseconds exactly
@@ -30,6 +31,7 @@ COLUMNS = ("st", "end", "time", "stdev")
 # span with dropped layers.
 WITHOUT, SHAPE = "time_without", "shape"
 EXTRA = (WITHOUT, SHAPE, "reason")
+HEADER = ("span", "ms", "ms without an activation at j", "standard deviation, ms", "reason for no time")
 
 # The least cost of a block inside a network, as a share of its time alone. A fitted cost <= 0 would make a block free.
 LEAST = 0.02
@@ -67,7 +69,8 @@ class Timing:
     `times` are T[i, j, 0] and T[i, j, 1] in milliseconds: without and with an activation at j. They are equal in tables
     that do not distinguish the two. `shape` is the shape of the convolution if some layers of the span are dropped, and
     None if all of them are merged. `quartiles` and `count` describe the samples of the block as it was timed, alone.
-    `stdev` is the standard deviation of the samples, on the scale of `times`.
+    `stdev` is the standard deviation of the samples, on the scale of `times`. `floored` says which of the times are the
+    least cost that a calibration counts, and not what it predicts.
     """
 
     span: Span
@@ -77,6 +80,7 @@ class Timing:
     count: int = 0
     reason: str | None = None
     shape: ConvShape | None = field(default=None, metadata=SPARSE)
+    floored: tuple[bool, bool] = field(default=(False, False), metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if (self.times is None) != bool(self.reason):
@@ -100,6 +104,15 @@ class Timing:
     def name(self) -> str:
         """The span and its shape if layers are dropped, for messages."""
         return f"{self.span} as {self.shape}" if self.shape else str(self.span)
+
+    def row(self) -> tuple[str, ...]:
+        """Return the entry as a row of text, with the columns of HEADER."""
+        if self.times is None:
+            return (self.name, "", "", "", self.reason or "")
+        without, with_one = (
+            f"{time:.4g}{' (floor)' if floored else ''}" for time, floored in zip(self.times, self.floored, strict=True)
+        )
+        return (self.name, with_one, without, "" if self.stdev is None else f"{self.stdev:.2g}", "")
 
     @classmethod
     def measured(
@@ -172,8 +185,15 @@ class Calibration:
         `activated` is the size of the activation that the block has there and not alone; negative for an activation
         that it has only alone.
         """
+        return max(self._cost(time, read, written, activated), LEAST * time)
+
+    def is_floored(self, time: float, read: float, written: float, activated: float = 0.0) -> bool:
+        """Return True if in_context() returns the least cost of the block."""
+        return self._cost(time, read, written, activated) < LEAST * time
+
+    def _cost(self, time: float, read: float, written: float, activated: float) -> float:
         cost = self.slope * time + self.per_segment + self.per_read * read / 1e6 + self.per_write * written / 1e6
-        return max(cost + (self.per_activation or 0.0) * activated / 1e6, LEAST * time)
+        return cost + (self.per_activation or 0.0) * activated / 1e6
 
     def __str__(self) -> str:
         return (
@@ -190,7 +210,8 @@ class LatencyTable(Document):
 
     With a `calibration`, the sum of the times over a plan predicts the whole network; the spans that start at 0
     include the cost of everything outside the spans. `activations` are the positions where the original network has an
-    activation. If they are None (not known), every layer counts as one with an activation.
+    activation. If they are None (not known), every layer counts as one with an activation. `doubt` is the reason why
+    the times of the entries may not be comparable, None if there is none.
     """
 
     FORMAT: ClassVar[str] = "depthfold.latency-table"
@@ -200,6 +221,7 @@ class LatencyTable(Document):
     environment: Environment = field(default_factory=Environment)
     calibration: Calibration | None = None
     activations: frozenset[Position] | None = None
+    doubt: str | None = field(default=None, metadata=SPARSE)
     entries: tuple[Timing, ...]
 
     def __post_init__(self) -> None:
@@ -330,6 +352,9 @@ class LatencyTable(Document):
             f"Latency table of {self.network or 'an unnamed network'}: {count(timed, 'span')}{without}, "
             f"{count(self.depth, 'layer')}, single layers {total} in all; environment: {self.environment}"
         )
+
+    def _repr_html_(self) -> str:
+        return Table((str(self),), HEADER, tuple(entry.row() for entry in self.entries)).html()
 
     def __repr__(self) -> str:
         number = len(self.entries)

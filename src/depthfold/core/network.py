@@ -18,23 +18,22 @@ from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
 from depthfold.support.digest import digest
 from depthfold.support.document import Document, encode
-from depthfold.support.text import count, text_table
+from depthfold.support.table import Table
+from depthfold.support.text import count
 
 HEADER = ("l", "layer", "convolution", "in", "activation", "note")
 
 
-def network_table(network: Network) -> str:
-    """Return the text of a printed network: a summary, a line per layer, and the refusals by kind."""
-    lines = [f"{network.name}: {summary(network)}"]
-    if network.layers:
-        lines += ["", *text_table(HEADER, [_row(network, l) for l in range(1, network.depth + 1)])]
+def network_table(network: Network) -> Table:
+    """Return a summary, a row per layer, and the refusals by kind."""
+    title, rows = f"{network.name}: {summary(network)}", tuple(_row(network, l) for l in range(1, network.depth + 1))
+    notes = []
     if network.refusals:
-        lines += ["", "What does not merge, and why:"]
-        lines += [f"  {line}" for line in refusals_by_kind(network)]
+        notes += ["", "What does not merge, and why:", *(f"  {line}" for line in refusals_by_kind(network))]
     if network.fixed_padding:
-        lines += ["", "Padding that depends on the size of the map, fixed at the traced size:"]
-        lines += [f"  {fixed}" for fixed in network.fixed_padding]
-    return "\n".join(lines)
+        notes += ["", "Padding that depends on the size of the map, fixed at the traced size:"]
+        notes += [f"  {fixed}" for fixed in network.fixed_padding]
+    return Table((title, "") if rows else (title,), HEADER, rows, tuple(notes))
 
 
 def summary(network: Network) -> str:
@@ -383,7 +382,10 @@ class Network(Document):
         return plan.activations | (self.activations & {self.depth})
 
     def __str__(self) -> str:
-        return network_table(self)
+        return network_table(self).text()
+
+    def _repr_html_(self) -> str:
+        return network_table(self).html()
 
     def __repr__(self) -> str:
         return f"<Network {self.name}: {summary(self)}>"

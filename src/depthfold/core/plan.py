@@ -13,7 +13,8 @@ from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import PlanError
 from depthfold.support.document import SPARSE, Document
-from depthfold.support.text import count, text_table
+from depthfold.support.table import Table
+from depthfold.support.text import count
 
 HEADER = ("layers", "becomes", "ms", "replaces ms", "saves ms")
 
@@ -91,7 +92,8 @@ class Segment:
             becomes = f"{left}, all dropped" if self.empty else f"{becomes}, without {self.dropped}"
         time = self.times[active]
         replaced = "?" if self.replaced is None else f"{self.replaced:.4g}"
-        saved = "?" if self.replaced is None else f"{self.replaced - time:.4g}"
+        # The solver rounds times up to picoseconds, 1e-9 ms, so that a layer alone may seem to save less than that.
+        saved = "?" if self.replaced is None else f"{round(self.replaced - time, 8):.4g}"
         return (layers, becomes, f"{time:.4g}", replaced, saved)
 
 
@@ -144,7 +146,14 @@ class SolvedPlan(Document):
         return sum(not segment.empty for segment in self.segments)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> Table:
+        rows = tuple(segment.row(segment.span.j in self.plan.activations) for segment in self.segments)
+        return Table(tuple(self._lines()), HEADER, rows)
 
     def _lines(self) -> Iterator[str]:
         share = ""
@@ -156,8 +165,6 @@ class SolvedPlan(Document):
         convolutions = count(self.convolutions, "convolution")
         yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"
         yield ""
-        rows = [segment.row(segment.span.j in self.plan.activations) for segment in self.segments]
-        yield from text_table(HEADER, rows)
 
 
 def plan_of(plan: Plan | SolvedPlan) -> Plan:

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from depthfold.core.environment import Environment
 from depthfold.support.document import Document
-from depthfold.support.text import amount, text_table
+from depthfold.support.table import Table
+from depthfold.support.text import amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,16 @@ class Profile(Document):
     def __str__(self) -> str:
         return side_by_side({"network": self})
 
+    def _repr_html_(self) -> str:
+        return _table({"network": self}).html()
+
 
 def side_by_side(profiles: Mapping[str, Profile]) -> str:
-    """Return the profiles as a table with one column each, compared with the first."""
+    """Return the profiles as the text of a table with one column each, compared with the first."""
+    return _table(profiles).text()
+
+
+def _table(profiles: Mapping[str, Profile]) -> Table:
     first = next(iter(profiles.values()))
     rows = [
         ("latency, ms", *(f"{p.latency:.4g}" for p in profiles.values())),
@@ -57,8 +65,9 @@ def side_by_side(profiles: Mapping[str, Profile]) -> str:
         ("peak memory, MB", *(f"{p.memory / 1e6:.4g}" if p.memory else "not measured" for p in profiles.values())),
         ("convolutions", *(str(p.depth) for p in profiles.values())),
     ]
-    lines = [f"environment: {first.environment}", *text_table(("", *profiles), rows)]
-    for name, profile in profiles.items():
-        if profile.memory is None and profile.memory_reason:
-            lines.append(f"peak memory of {name} not measured: {profile.memory_reason}")
-    return "\n".join(lines)
+    notes = tuple(
+        f"peak memory of {name} not measured: {profile.memory_reason}"
+        for name, profile in profiles.items()
+        if profile.memory is None and profile.memory_reason
+    )
+    return Table((f"environment: {first.environment}",), ("", *profiles), tuple(rows), notes)

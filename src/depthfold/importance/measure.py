@@ -27,8 +27,9 @@ from depthfold.importance.journal import ImportanceJournal, importance_inputs
 from depthfold.importance.methods import Method, MethodName
 from depthfold.importance.options import importance_options, is_unchanged, left_out_options, shared_measurements
 from depthfold.jobs import Executor, Failure, InProcess, Job, Outcome, check_is_executor
-from depthfold.progress import Progress, progress_bars
+from depthfold.progress import Progress, Tick, note, progress_bars
 from depthfold.support.coerce import as_whole
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork, require_traced
 from depthfold.training import OutputTask, Recipe, Task, check_has_holdout, check_task, task_name
 
@@ -95,7 +96,7 @@ def measure_importance(
     measured_as = shared_measurements(network, [option for option in options if option not in without], chosen)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
-        progress = progress or stack.enter_context(progress_bars())
+        progress = progress or stack.enter_context(progress_bars("Importance table"))
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
         bases = measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
     entries = [Score(span=block, dropped=dropped, reason=reason) for (block, dropped), reason in left_out.items()]
@@ -106,6 +107,7 @@ def measure_importance(
         fingerprint=network.fingerprint,
         base=fmean(bases),
         provenance=f"{task_name(task)}; seeds {', '.join(map(str, every_seed))}; {chosen}{_scored_by(task, chosen)}",
+        quantity=_quantity(task, chosen),
         entries=tuple(entries),
     )
     warn_if_incomplete(table, seeds, left_out)
@@ -117,6 +119,13 @@ def _scored_by(task: Task, method: Method) -> str:
     if not (method.compares_outputs and isinstance(task, OutputTask)):
         return ""
     return "; scores are minus the divergence from the original's outputs"
+
+
+def _quantity(task: Task, method: Method) -> str:
+    """Return the name and the unit of the scores, or an empty text if only the task knows them."""
+    if method.compares_outputs and isinstance(task, OutputTask):
+        return "the agreement with the original's outputs (minus the divergence)"
+    return "accuracy, in points" if isinstance(task, ClassificationTask) else ""
 
 
 class _Measurement:
@@ -162,9 +171,14 @@ class _Measurement:
                     continue
                 for single in [outcome] if group is None else _split(outcome, group):
                     self.journal.add(single)
+                    self._note(single, step)
                     step()
         if again:
             self._run(again, step)
+
+    def _note(self, outcome: Outcome, step: Tick) -> None:
+        if outcome.failure is None:
+            note(step, lambda: f"last score {self.journal.results[outcome.key]['score']:.4g}")
 
     def _after_base(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
         """Yield the outcomes, but hold back failures until the original network is scored.

@@ -59,6 +59,15 @@ class BlockShape:
     def parameters(self) -> int:
         return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
 
+    @property
+    def multiply_adds(self) -> int:
+        """The multiplications with additions of its convolutions."""
+        convolutions = [(self.shape, self.in_size), *((b.projection, b.size) for b in self.branches if b.projection)]
+        return self.batch * sum(
+            (shape.parameters - shape.out_channels) * torch.Size(shape.out_size(size)).numel()
+            for shape, size in convolutions
+        )
+
     def inputs(self) -> tuple[Tensor, ...]:
         """Return one random example, repeated to fill the batch: drawing a large batch takes longer than timing it."""
         generator = torch.Generator().manual_seed(0)

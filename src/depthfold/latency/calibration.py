@@ -66,9 +66,14 @@ def fit(networks: Sequence[TimedNetwork], blocks: Blocks, times: Times) -> Calib
     return with_cost if error_with < error_without else without
 
 
+def is_inaccurate(calibration: Calibration) -> bool:
+    """Return True if the median error is too large."""
+    return calibration.median_error > MAX_MEDIAN_ERROR
+
+
 def warn_if_inaccurate(calibration: Calibration, journal: Path | None) -> None:
     """Give the caller of measure_latency() a DoubtfulTable warning if the median error is too large."""
-    if calibration.median_error > MAX_MEDIAN_ERROR:
+    if is_inaccurate(calibration):
         delete = "" if journal is None else f" delete {describe_journal(journal)}, and"
         warnings.warn(
             f"The latency table is doubtful: it is {calibration}. If something else ran on this machine,{delete} "

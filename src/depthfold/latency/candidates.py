@@ -25,8 +25,9 @@ from depthfold.tracing.functional import conv_tensors
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 
-# The candidates that are compiled at the same time have at most this many elements together (2 GB in float32).
-MAX_ELEMENTS = 512_000_000
+# The candidates that are compiled at the same time have at most this many elements together: 2 GB, because ONNX Runtime
+# and OpenVINO keep about 12 bytes for each.
+MAX_ELEMENTS = 170_000_000
 # If the time of a block has changed by more than this, new blocks are not comparable with those in the journal.
 MAX_SPEED_CHANGE = 0.15
 
@@ -89,19 +90,20 @@ class CandidateTimer:
     timer: Timer
     progress: Progress
 
-    def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
-        """Time each block alone. The keys are those of the journal."""
-        self._warn_if_speed_changed(backend, blocks)
+    def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> str | None:
+        """Time each block alone. The keys are those of the journal. Return the reason if the times are doubtful."""
+        doubt = self._warn_if_speed_changed(backend, blocks)
 
         def size(block: BlockShape) -> int:
             return block.parameters + sum(block.elements)
 
         self._time("blocks", blocks, lambda block: self._build_block(backend, block), size)
+        return doubt
 
     def time_plans(self, backend: Backend, plans: Iterable[Plan], what: str = "networks") -> None:
         """Time the merged network of each plan."""
         traced, inputs = self.traced, self.traced.example_tensors()
-        outside = _elements_outside(traced, inputs)
+        outside = elements_outside(traced, inputs)
 
         def size(plan: Plan) -> int:
             return outside + sum(traced.network.merged_shape(span).parameters for span in traced.network.segments(plan))
@@ -116,30 +118,32 @@ class CandidateTimer:
     def _is_missing(self, key: str) -> bool:
         return key not in self.journal.reasons and not self.timer.is_done(self.journal.rounds[key])
 
-    def _warn_if_speed_changed(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
-        """Time a block of the journal again before others are added, and warn if its time has changed.
+    def _warn_if_speed_changed(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> str | None:
+        """Time a block of the journal again before others are added. Warn if its time has changed, and return that.
 
         Use the block with the median time: it is typical, and not the first, which was timed on a cold machine.
         """
         journal = self.journal
         earlier = sorted((key for key in blocks if journal.is_timed(key)), key=journal.time)
         if not earlier or not any(map(self._is_missing, blocks)):
-            return
+            return None
         key = earlier[len(earlier) // 2]
         rounds: dict[str, Rounds] = {}
         try:
             with closing_all({key: self._build_block(backend, blocks[key])}) as again:
                 self.timer.measure(again, rounds)
         except BackendError:  # for example, no memory is free now: then the new blocks will fail as well
-            return
+            return None
         change = milliseconds(rounds[key]) / journal.time(key)
-        if abs(change - 1) > MAX_SPEED_CHANGE:
-            warnings.warn(
-                f"A block of {describe_journal(journal.path)} now takes {change:.2f} times as long as when it was "
-                "measured, so new entries are not comparable. Delete it, and measure again when nothing else runs.",
-                DoubtfulTable,
-                stacklevel=4,
-            )
+        if abs(change - 1) <= MAX_SPEED_CHANGE:
+            return None
+        warnings.warn(
+            f"A block of {describe_journal(journal.path)} now takes {change:.2f} times as long as when it was "
+            "measured, so new entries are not comparable. Delete it, and measure again when nothing else runs.",
+            DoubtfulTable,
+            stacklevel=4,
+        )
+        return f"a block took {change:.2f} times as long as before when the measurement was resumed"
 
     def _time(
         self,
@@ -213,7 +217,7 @@ def _compile_some(
     return candidates
 
 
-def _elements_outside(traced: TracedNetwork, inputs: Inputs) -> int:
+def elements_outside(traced: TracedNetwork, inputs: Inputs) -> int:
     """Return the number of elements besides the weights of the layers: those of stem, head and inputs."""
     nodes = {node.name: node for node in traced.graph.graph.nodes}
     layers = {id(tensor) for site in traced.blueprint.sites for tensor in conv_tensors(traced.graph, nodes[site.conv])}

@@ -24,7 +24,7 @@ MARGIN = 0.02
 def choose(
     traced: TracedNetwork,
     frontier: Frontier,
-    budget: Budget | str | float,
+    budget: Budget | str,
     target: str | Backend,
     *,
     run: str | Path | None = None,
@@ -45,7 +45,7 @@ def choose(
     environment = backend.environment(traced.example_tensors())
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
-        tick = (progress or stack.enter_context(progress_bars()))("candidates", steps, 0)
+        tick = (progress or stack.enter_context(progress_bars("Choosing a plan")))("candidates", steps, 0)
         comparison = stack.enter_context(_compare_with_original(traced, backend, timer))
         search = _Search(frontier.points, budget, comparison.original_alone, frontier.original)
 

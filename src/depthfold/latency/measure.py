@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Literal, get_args
@@ -16,11 +18,13 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_inaccurate
 from depthfold.latency.candidates import CandidateTimer
+from depthfold.latency.cost import BlockKey, MeasuringCost, available_memory, blocks_that_cannot_pay, cost_of
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
+from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork, require_traced
 
 Mode = Literal["in context", "alone"]
@@ -54,7 +58,7 @@ def measure_latency(
 
     With a run folder, `run`, every measurement is written to a journal, and the next call resumes there. With `retry`,
     blocks that failed before, for example because memory ran out, are tried again. The batch and the input size are
-    those of the traced network. Without `progress`, progress bars are shown on a terminal.
+    those of the traced network. Without `progress`, a terminal or a notebook shows a bar.
     """
     _check_arguments(traced, mode, networks)
     moves = require_moves(moves)
@@ -62,33 +66,36 @@ def measure_latency(
     environment = backend.environment(traced.example_tensors())
     blocks = block_shapes(traced, traced.spans(space))
     dropped = dropped_shapes(traced.network, blocks, moves)
+    left_out = blocks_that_cannot_pay(blocks, dropped, environment)
     in_context = mode == "in context"
     if in_context:
-        _check_mergeable(traced, blocks, space)
+        _check_mergeable(traced, blocks, space, left_out)
+    warn_if_large(cost_of(traced, blocks, dropped, environment))
     block_backend = backend.inside() if in_context and isinstance(backend, SupportsInside) else backend
     # Blocks that run on another runtime have other keys in the journal.
     runtime = "" if block_backend == backend else f"{block_backend.environment(traced.example_tensors()).runtime} "
-    keys = {span: runtime + block.key for span, block in blocks.items()}
-    more = {key: runtime + block.key for key, block in dropped.items()}
+    keys = {span: runtime + block.key for span, block in blocks.items() if (span, None) not in left_out}
+    more = {key: runtime + block.key for key, block in dropped.items() if key not in left_out}
     calibration = None
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
             journal.reasons.clear()
-        progress = progress or stack.enter_context(progress_bars())
+        progress = progress or stack.enter_context(progress_bars(f"Latency table on {environment.runtime}"))
         candidates = CandidateTimer(traced, journal, timer, progress)
-        every = {keys[span]: block for span, block in blocks.items()}
-        candidates.time_blocks(block_backend, every | {more[key]: block for key, block in dropped.items()})
+        every = {key: blocks[span] for span, key in keys.items()} | {key: dropped[which] for which, key in more.items()}
+        doubt = candidates.time_blocks(block_backend, every)
         if in_context:
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
     return LatencyTable(
         network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
-        calibration=calibration, activations=traced.network.activations,
+        calibration=calibration, activations=traced.network.activations, doubt=doubt,
         entries=(
-            *(_entry(span, None, block, journal, keys[span], calibration) for span, block in blocks.items()),
-            *(_entry(*key, block, journal, more[key], calibration) for key, block in dropped.items()),
+            *(_entry(span, None, blocks[span], journal, key, calibration) for span, key in keys.items()),
+            *(_entry(*which, dropped[which], journal, key, calibration) for which, key in more.items()),
+            *(Timing(span=span, reason=reason, shape=shape) for (span, shape), reason in left_out.items()),
         ),
     )  # fmt: skip
 
@@ -101,12 +108,35 @@ def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
         as_whole("The number of networks for the calibration", networks, InvalidValue, least=2)
 
 
-def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space) -> None:
+class LargeMeasurement(UserWarning):
+    """Measuring the table may take more memory than is free."""
+
+
+def warn_if_large(cost: MeasuringCost) -> None:
+    """Give the caller of measure_latency() a LargeMeasurement warning if memory may run out."""
+    free = available_memory()
+    if free is not None and cost.memory > free / 2:
+        warnings.warn(
+            f"Measuring the latency table may take most of the free memory ({amount(free)}B): {cost}. Use a smaller "
+            'batch or input, or the search space "paper".',
+            LargeMeasurement,
+            stacklevel=3,
+        )
+
+
+def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space, left_out: Mapping[BlockKey, str]) -> None:
+    """Raise TableError if there are only single layers, from which no calibration can be fitted."""
     if traced.depth == len(blocks) > 0:
         wider = ", or try the search space 'full'" if space == "paper" else ""
         raise TableError(
             f"Nothing in this network can be merged in the search space {space!r}. Print the network to see the "
             f"reasons{wider}."
+        )
+    hopeless = sum(shape is None for _, shape in left_out)
+    if hopeless and traced.depth == len(blocks) - hopeless:
+        raise TableError(
+            f"Nothing in this network can become faster by merging: {count(hopeless, 'block')} of several layers would "
+            "have far more work than the layers. Use another target."
         )
 
 
@@ -183,8 +213,12 @@ def _entry(
     samples, time = journal.samples(key), journal.time(key)
     if calibration is None:
         return Timing.measured(span, samples, (time, time), shape=shape)
-    without, with_one = (_in_context(span, time, block, calibration, block.extra_activations(b)) for b in (False, True))
-    return Timing.measured(span, samples, (without, with_one), calibration.slope, shape)
+    extra = [block.extra_activations(b) for b in (False, True)]
+    without, with_one = (_in_context(span, time, block, calibration, more) for more in extra)
+    bare, active = (calibration.is_floored(time, *block.elements, more) for more in extra)
+    return replace(
+        Timing.measured(span, samples, (without, with_one), calibration.slope, shape), floored=(bare, active)
+    )
 
 
 def _in_context(span: Span, alone: float, block: BlockShape, calibration: Calibration, extra: int = 0) -> float:

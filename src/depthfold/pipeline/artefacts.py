@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import nn
@@ -19,25 +20,40 @@ from depthfold.merging import merge
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.surrogate import fit_surrogate, surrogate_inputs
 from depthfold.progress import Progress
+from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, PLAN, RESULT, STUDENTS, SURROGATE
+from depthfold.store.run_folder import (
+    CHECKED_IMAGES,
+    FINDINGS,
+    IMPORTANCE,
+    LATENCY,
+    PLAN,
+    REPORT,
+    RESULT,
+    STUDENTS,
+    SURROGATE,
+)
 from depthfold.support.digest import digest
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
+
+GIVEN = "given table"  # the input of a table that the user gave
 
 
 def make_latency_table(
     folder: RunFolder, traced: TracedNetwork, target: str | Backend, options: Options, progress: Progress | None
 ) -> LatencyTable:
-    """Return the latency table of the run; measure it if it was not made from the same inputs.
+    """Return the latency table of the run; measure it if none is given and it was not made from the same inputs.
 
     A finished table is kept: a new one would also be calibrated with the plans that choose() has timed since, and
     another plan might be chosen. With `retry`, failed entries are measured again, and the table is replaced if any of
     them now has a time.
     """
-    environment = get(target).environment(traced.example_tensors())
-    made_from = latency_inputs(traced, environment) | _search_space(options)
+    if options.latency is not None:
+        folder.write(LATENCY, options.latency, {GIVEN: digest(options.latency.to_json())})
+        return options.latency
+    made_from = _latency_made_from(traced, target, options)
     found = folder.find(LATENCY, LatencyTable, made_from)
     if found is not None and not (options.retry and len(found.shape_times) < len(found.entries)):
         return found
@@ -51,6 +67,18 @@ def make_latency_table(
     return table
 
 
+def find_latency_table(
+    folder: RunFolder, traced: TracedNetwork, target: str | Backend, options: Options
+) -> LatencyTable | None:
+    """Return the latency table of the run if it was made from the same inputs. Nothing is measured or written."""
+    return folder.find(LATENCY, LatencyTable, _latency_made_from(traced, target, options))
+
+
+def _latency_made_from(traced: TracedNetwork, target: str | Backend, options: Options) -> dict[str, object]:
+    environment = get(target).environment(traced.example_tensors())
+    return latency_inputs(traced, environment) | _search_space(options)
+
+
 def make_importance_table(
     folder: RunFolder,
     traced: TracedNetwork,
@@ -58,11 +86,12 @@ def make_importance_table(
     options: Options,
     progress: Progress | None,
     latency: LatencyTable | None = None,
+    before_training: Callable[[], object] = lambda: None,
 ) -> ImportanceTable:
     """Return the importance table of the run; measure what its journal lacks if it was not made from the same inputs.
 
     With a latency table, blocks that save no time are left out. A table with failed entries is made again, which warns
-    about them and, with `retry`, measures them again.
+    about them and, with `retry`, measures them again. `before_training` is called before that and may raise.
     """
     method = Method.of(options.importance_method, options.importance_recipe, options.reinit)
     left_out = left_out_options(
@@ -75,6 +104,7 @@ def make_importance_table(
         entry.reason is None or (entry.span, entry.dropped) in left_out for entry in found.entries
     ):
         return found
+    before_training()
     table = measure_importance(
         traced, task, method.recipe, method=method.name, latency=latency, space=options.space, moves=options.moves,
         reinit=options.reinit, executor=options.executor, run=folder.path, retry=options.retry, progress=progress,
@@ -127,9 +157,16 @@ def _digests(tables: tuple[LatencyTable, ImportanceTable]) -> dict[str, str]:
     return {"latency": digest(latency.to_json()), "importance": digest(importance.to_json())}
 
 
+def keep_checked_images(folder: RunFolder, checked: Mapping[str, str]) -> None:
+    """Record that these image files can be read, so that the next command does not read them again."""
+    if checked:
+        with folder.making(CHECKED_IMAGES, checked):
+            pass  # there is only the record
+
+
 def keep_importance(folder: RunFolder, table: ImportanceTable) -> None:
     """Make a table that the user gave the importance table of the run."""
-    folder.write(IMPORTANCE, table, {"given table": digest(table.to_json())})
+    folder.write(IMPORTANCE, table, {GIVEN: digest(table.to_json())})
 
 
 def choose_plan(
@@ -179,6 +216,12 @@ def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student
 def findings_inputs(folder: RunFolder) -> dict[str, object]:
     """Return what the findings are made from: the plan and the result of the run."""
     return {"plan": folder.made_from(PLAN), "result": folder.made_from(RESULT)}
+
+
+def keep_findings(folder: RunFolder, findings: Findings) -> Path:
+    """Write the findings about the result of the run, and their report. Return the path of the report."""
+    folder.write(FINDINGS, findings, findings_inputs(folder))
+    return report(findings, folder.path / REPORT)
 
 
 def _resolved(recipe: Recipe | str) -> Recipe:

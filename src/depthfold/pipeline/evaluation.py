@@ -15,15 +15,17 @@ from torch import nn
 
 from depthfold.backends import Backend, describe_target, get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
+from depthfold.finetuning import FOLDER as FINETUNING
 from depthfold.latency import profile_all
 from depthfold.merging import sketch, verify
 from depthfold.progress import Progress, Tick, progress_bars
-from depthfold.reporting import Evaluation, Findings, Verified
+from depthfold.reporting import Evaluation, Findings, TrainingPoint, Verified
 from depthfold.rewriting import rewrite
-from depthfold.store.run_folder import CONFIG
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import CONFIG, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Task, device_context, disable_autocast, moved_to, preserve_modes
+from depthfold.training import Task, device_context, disable_autocast, moved_to, preserve_modes, read_curve
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
 
@@ -74,7 +76,17 @@ def evaluate(
         verification=Verified(ok=verification.ok, text=str(verification)), command=command,
         before=profiles["before"], after=profiles["after"], score_before=score_before, score_after=score_after,
         environment=here, versions=(("python", platform.python_version()), *_versions()),
+        training=training_curve(folder),
     )  # fmt: skip
+
+
+def training_curve(folder: Path) -> tuple[TrainingPoint, ...]:
+    """Return the curve of the fine-tuning that made the result of the run; empty if its metrics are missing."""
+    made_from = RunFolder.at(folder).made_from(RESULT)
+    if made_from is None:
+        return ()
+    lines = read_curve(folder / STUDENTS / made_from["student"] / FINETUNING)
+    return tuple(TrainingPoint(step=line["step"], loss=line["loss"], score=line["score"]) for line in lines)
 
 
 def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
@@ -95,7 +107,7 @@ def scores(
     if isinstance(task, ClassificationTask):
         steps, what = math.ceil(task.count("test") / task.score_batch), "scored batches"
     with contextlib.ExitStack() as stack:
-        tick = (progress or stack.enter_context(progress_bars()))(what, 2 * steps, 0)
+        tick = (progress or stack.enter_context(progress_bars("Scores before and after")))(what, 2 * steps, 0)
         return _evaluation(model, task, tick), _evaluation(shallow, task, tick)
 
 

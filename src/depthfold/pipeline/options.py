@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from depthfold.core import ImportanceTable, Move, Space
+from depthfold.core import ImportanceTable, LatencyTable, Move, Space
 from depthfold.core.options import MERGE
 from depthfold.importance import MethodName
 from depthfold.jobs import Executor
@@ -15,6 +15,8 @@ from depthfold.training import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from depthfold.backends import Layout
 
 HELP = "help"  # the key of a field's description in its metadata
 
@@ -40,6 +42,7 @@ class Options:
         "What a plan may do: merge (always), drop-layers (leave out convolutions that keep channels "
         "and size) and drop-branches (leave out the branches of residuals).",
     )
+    latency: LatencyTable | None = _option(None, "A latency table to use instead of measuring one.")
     importance: ImportanceTable | None = _option(None, "An importance table to use instead of measuring one.")
     importance_method: MethodName = _option(
         "trained",
@@ -69,6 +72,21 @@ class Options:
     exports: tuple[str, ...] = _option(
         ("model.onnx",),
         "Files to write into the run folder. The suffix is the format: .onnx, .pt2, .xml, .engine.",
+    )
+    raw_images: Layout | None = _option(
+        None,
+        "The exported files take raw images (uint8, 0 to 255) in this layout, NHWC or NCHW, and normalise them. "
+        "Default: they take normalised images.",
+    )
+    int8: bool = _option(
+        False,
+        "Also write an INT8 form of each .onnx file (model-int8.onnx), calibrated on training images and scored and "
+        "timed beside float32.",
+    )
+    allow_doubtful: bool = _option(
+        False,
+        "Train even if the latency table is doubtful: if it predicts whole networks poorly, or if the speed of the "
+        "machine changed while it was measured.",
     )
     retry: bool = _option(
         False, "Retry what failed before: blocks that the runtime rejected, and importance trainings."

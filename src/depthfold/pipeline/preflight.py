@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -10,19 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Backend, get
-from depthfold.core import ImportanceTable, Move, Network, Space, block_options, check_space, require_moves
+from depthfold.backends import Backend, Layout, get
+from depthfold.core import (
+    ImportanceTable,
+    LatencyTable,
+    Move,
+    Network,
+    Space,
+    block_options,
+    check_space,
+    require_moves,
+)
 from depthfold.errors import DataError, InvalidValue, TableError, lacks_memory, spoils_device
-from depthfold.exporting import FORMATS
+from depthfold.exporting import FORMATS, images_of
 from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
+from depthfold.pipeline.shipping import int8_names
+from depthfold.progress import Progress, progress_bars
 from depthfold.solver import checked_alpha
-from depthfold.store.run_folder import NAMES
+from depthfold.stage_one import check_network as check_same_network
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import CHECKED_IMAGES, NAMES
 from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
 from depthfold.tasks import ClassificationTask, class_scores
-from depthfold.tracing import ExampleInputs, device_of, dtype_of, require_traced
+from depthfold.tracing import ExampleInputs, TracedNetwork, device_of, dtype_of, require_traced
 from depthfold.training import Recipe, Task, check_has_holdout, check_task, preserve_modes, preset
 
 # The libraries that write and check the files of each suffix, and the extras that install them.
@@ -31,6 +46,7 @@ _EXPORTERS = {
     ".xml": (("onnx", "openvino"), ("openvino", "openvino")),
     ".engine": (("onnx", "tensorrt"), ("tensorrt", "tensorrt")),
 }
+ELSEWHERE = ("machine", "device", "runtime_version", "threads")  # may differ in a latency table that the user gives
 # The libraries that send jobs to workers, and their extras.
 _EXECUTORS = {Processes: ("cloudpickle", "processes"), RayCluster: ("ray", "ray")}
 
@@ -40,11 +56,14 @@ def checked_options(options: object) -> Options:
     if not isinstance(options, Options):
         raise InvalidValue(f"compress() takes options=Options(...), found {options!r:.80}.")
     check_space(options.space)
-    if options.importance is not None and not isinstance(options.importance, ImportanceTable):
-        raise InvalidValue(
-            f"The option importance is an ImportanceTable, found {options.importance!r:.80}. Read a file with "
-            "ImportanceTable.loads(text)."
-        )
+    for name, kind in (("latency", LatencyTable), ("importance", ImportanceTable)):
+        given = getattr(options, name)
+        if given is not None and not isinstance(given, kind):
+            a = "an" if name == "importance" else "a"
+            raise InvalidValue(
+                f"The option {name} is {a} {kind.__name__}, found {given!r:.80}. Read a file with "
+                f"{kind.__name__}.loads(text)."
+            )
     if options.executor is not None:
         check_is_executor(options.executor)
     if options.alpha is not None:
@@ -57,6 +76,8 @@ def checked_options(options: object) -> Options:
     if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):
         raise InvalidValue(f'The option exports is a tuple of file names, such as ("model.onnx",), found {exports!r}.')
     check_exports(exports)
+    if options.int8:
+        int8_names(exports)
     recipe = options.importance_recipe
     recipe = None if recipe is None else _recipe("importance_recipe", recipe)
     Method.of(options.importance_method, recipe, options.reinit)
@@ -79,6 +100,7 @@ def checked_inputs(
     if traced is not None:
         check_network(traced, model, options)
     inputs = inputs_of(task, example_inputs)
+    check_raw_images(task, options.raw_images, inputs)
     check_task_data(task, model, inputs, importances=measures_importance)
     return inputs
 
@@ -99,6 +121,32 @@ def check_drops(importance: ImportanceTable, network: Network, space: Space, mov
                 f"The importance table has no entry with dropped {kind}, which the move {move} asks for. Measure one "
                 "with measure_importance(..., moves=...) or depthfold importance --moves ..., or leave out the move."
             )
+
+
+class MeasuredElsewhere(UserWarning):
+    """A given latency table was measured on another machine."""
+
+
+def check_latency(table: LatencyTable, traced: TracedNetwork, target: str | Backend) -> None:
+    """Raise TableError if a given latency table is of another network, or was measured on another runtime or input.
+
+    One from another machine or version is used with a warning. What a CSV file does not state is not compared.
+    """
+    check_same_network(traced.network, table)
+    here = get(target).environment(traced.example_tensors())
+    there = replace(table.environment, **dict.fromkeys(ELSEWHERE))
+    if differences := there.differences(here):
+        raise TableError(
+            f"The latency table was measured in another environment than the target's ({'; '.join(differences)}). "
+            "Give a table of this target, or the target of the table."
+        )
+    if differences := table.environment.differences(here):
+        warnings.warn(
+            f"The latency table was measured elsewhere ({'; '.join(differences)}). The chosen plan is timed here, so "
+            "budgets in per cent are those of this machine.",
+            MeasuredElsewhere,
+            stacklevel=3,  # the caller of compress()
+        )
 
 
 def _recipe(name: str, given: object) -> Recipe:
@@ -128,6 +176,13 @@ def check_exports(names: Iterable[str]) -> None:
             )
         if path.suffix not in FORMATS:
             raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
+
+
+def check_raw_images(task: Task, layout: Layout | None, inputs: Any) -> None:
+    """Raise InvalidValue if the exported files cannot take raw images of this task."""
+    if layout is not None:
+        given = ExampleInputs.of(inputs)
+        images_of(task, layout, (*given.args, *given.named.values()))
 
 
 def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
@@ -196,6 +251,22 @@ def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances:
         )
     if isinstance(model, nn.Module):  # trace() refuses anything else
         _check_scores(model, task)
+
+
+def check_images(
+    task: object, run: str | Path | None, progress: Progress | None = None, *, tested: bool = True
+) -> Mapping[str, str]:
+    """Raise DataError if an image file cannot be read: a training would find out only after hours of measuring.
+
+    Return a digest of the files by the name of their split, for the record of the run. Files with the same digest in
+    the record are not read again. The test set is left out if `tested` is False.
+    """
+    if not isinstance(task, ClassificationTask):
+        return {}
+    known = {} if run is None else RunFolder(Path(run)).made_from(CHECKED_IMAGES) or {}
+    with contextlib.ExitStack() as stack:
+        progress = progress or stack.enter_context(progress_bars("Data"))
+        return {**known, **task.check_files(known, progress, tested=tested)}
 
 
 def _check_scores(model: nn.Module, task: ClassificationTask) -> None:

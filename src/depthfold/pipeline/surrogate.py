@@ -59,7 +59,7 @@ def fit_surrogate(
     inputs = surrogate_inputs(traced, task, recipe)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, inputs, name=SURROGATE_JOURNAL))
-        progress = progress or stack.enter_context(progress_bars())
+        progress = progress or stack.enter_context(progress_bars("Surrogate"))
         missing = [job for job in jobs if journal.missing(job.key, retry=True)]
         step = progress("plans", len(jobs), len(jobs) - len(missing))
         with contextlib.closing(executor.run(PlanSetup(traced, task, recipe), missing)) as outcomes:

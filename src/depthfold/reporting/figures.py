@@ -154,6 +154,25 @@ def ablation_figure(findings: Findings, plans: ShownPlans) -> Scatter:
     return Scatter(x=x, y=_importance_axis(findings, points), series=series)
 
 
+def training_figures(findings: Findings) -> tuple[Scatter, ...]:
+    """Return the loss over the steps of the fine-tuning, and the score if it was taken more than once."""
+    share = findings.score_after is None or findings.score_after.share
+    metric = findings.score_after.metric if findings.score_after else "accuracy"
+    score = f"{metric[:1].upper()}{metric[1:]} on the hold-out set{', %' if share else ''}"
+    curves = {
+        "Loss": [(point.step, point.loss) for point in findings.training],
+        score: [(point.step, point.score) for point in findings.training if point.score is not None],
+    }
+    return tuple(_curve(title, points) for title, points in curves.items() if len(points) > 1)
+
+
+def _curve(title: str, points: Sequence[tuple[int, float]]) -> Scatter:
+    dots = tuple(Dot(x=step, y=value, text=f"After step {step:,}: {format.number(value)}") for step, value in points)
+    series = Series(name=title, style="plans", dots=dots, line=True)
+    x = _axis("Step", [0, *(step for step, _ in points)])
+    return Scatter(x=x, y=_axis(title, [value for _, value in points]), series=(series,))
+
+
 def latency_maps(network: Network, entries: Sequence[TimedSpan]) -> tuple[HeatMap, ...]:
     """Return T in milliseconds, and T as a multiple of the layers that a span replaces: below 1, merging is faster.
 
@@ -162,7 +181,7 @@ def latency_maps(network: Network, entries: Sequence[TimedSpan]) -> tuple[HeatMa
     with_shapes = len(entries) <= MOST_SHAPES
     whole = [entry for entry in entries if entry.shape is None]
     texts = {entry.span: _latency_text(network, entry, with_shapes) for entry in whole}
-    times = {entry.span: entry.time for entry in whole}
+    times = {entry.span: entry.predicted for entry in whole}
     ratios = {entry.span: entry.ratio for entry in whole if len(entry.span) > 1}
     maps = [
         _heat_map("Time as one convolution, ms", network, times, _log_scale("ms", times.values(), RISING), texts),
@@ -171,15 +190,17 @@ def latency_maps(network: Network, entries: Sequence[TimedSpan]) -> tuple[HeatMa
         ),
     ]  # fmt: skip
     if dropping := _by_span((entry.span, entry) for entry in entries if entry.shape is not None):
-        least = {span: min(_known(entry.time for entry in some), default=None) for span, some in dropping.items()}
+        least = {span: min(_known(entry.predicted for entry in some), default=None) for span, some in dropping.items()}
         texts = {span: _options_text(network, span, map(_shape_text, some)) for span, some in dropping.items()}
         scale = _log_scale("ms", least.values(), RISING)
         maps.append(_heat_map("Shortest time with dropped layers, ms", network, least, scale, texts))
     return tuple(maps)
 
 
-def importance_maps(network: Network, blocks: Sequence[ScoredBlock]) -> tuple[HeatMap, ...]:
-    """Return I for each pair of flags that occurs: the change of the score compared with the original.
+def importance_maps(
+    network: Network, blocks: Sequence[ScoredBlock], quantity: str = "the score"
+) -> tuple[HeatMap, ...]:
+    """Return I for each pair of flags that occurs: the change of the `quantity` compared with the original.
 
     If blocks have dropped layers or branches, there is a second map for their flags, with the best of them.
     """
@@ -189,12 +210,12 @@ def importance_maps(network: Network, blocks: Sequence[ScoredBlock]) -> tuple[He
         if whole := [entry for entry in entries if not entry.dropped]:
             values = {entry.block.span: entry.importance for entry in whole}
             texts = {entry.block.span: _score_text(network, entry) for entry in whole}
-            maps.append(_heat_map(title, network, values, _change_scale(values.values()), texts))
+            maps.append(_heat_map(title, network, values, _change_scale(values.values(), quantity), texts))
         if dropping := _by_span((entry.block.span, entry) for entry in entries if entry.dropped):
             best = {span: max(_known(e.importance for e in some), default=None) for span, some in dropping.items()}
             texts = {span: _options_text(network, span, map(_drop_text, some)) for span, some in dropping.items()}
             title = f"{title}, the best with dropped layers"
-            maps.append(_heat_map(title, network, best, _change_scale(best.values()), texts))
+            maps.append(_heat_map(title, network, best, _change_scale(best.values(), quantity), texts))
     return tuple(maps)
 
 
@@ -237,13 +258,7 @@ def _axis(title: str, values: Sequence[float]) -> Axis:
 
 
 def _importance_axis(findings: Findings, points: Sequence[Point]) -> Axis:
-    """Return the axis of importance. Normalised importances are not changes of a score."""
-    title = "Importance, change of the score"
-    if findings.frontier.surrogate is not None:
-        title = "Importance, by the fitted surrogate"
-    elif findings.frontier.alpha is not None:
-        title = "Importance, normalised"
-    return _axis(title, [point.importance for point in points])
+    return _axis(findings.frontier.importance_meaning, [point.importance for point in points])
 
 
 def _share_axis(x: Axis, original: float | None) -> Axis | None:
@@ -279,10 +294,10 @@ def _ratio_scale(values: Iterable[float | None]) -> ColourScale:
     return ColourScale(axis=axis, colours=DIVERGING[::-1], logarithmic=True)
 
 
-def _change_scale(values: Iterable[float | None]) -> ColourScale:
+def _change_scale(values: Iterable[float | None], quantity: str) -> ColourScale:
     """Return a linear scale around 0: blue is better than the original, orange is worse."""
     extreme = max((abs(value) for value in values if value is not None), default=0.0) or 1.0
-    axis = Axis(title="change of the score", low=-extreme, high=extreme, ticks=_ticks(-extreme, extreme, most=5))
+    axis = Axis(title=f"change of {quantity}", low=-extreme, high=extreme, ticks=_ticks(-extreme, extreme, most=5))
     return ColourScale(axis=axis, colours=DIVERGING)
 
 
@@ -308,9 +323,9 @@ def _latency_text(network: Network, entry: TimedSpan, with_shape: bool) -> str:
     if entry.time is None or entry.bare is None:
         return "\n".join([*lines, f"no time: {entry.reason}"])
     shape = f" as {format.shape(network.merged_shape(entry.span))}" if with_shape else ""
-    lines.append(format.ms(entry.time) + shape)
+    lines.append(format.entry_time(entry.time, entry.floored[1]) + shape)
     if entry.bare != entry.time:
-        lines.append(f"{format.ms(entry.bare)} without an activation")
+        lines.append(f"{format.entry_time(entry.bare, entry.floored[0])} without an activation")
     if entry.replaced is not None and len(entry.span) > 1:
         lines.append(f"{format.ms(entry.replaced)} as separate layers")
     return "\n".join(lines)
@@ -332,7 +347,7 @@ def _options_text(network: Network, span: Span, lines: Iterable[str]) -> str:
 
 
 def _shape_text(entry: TimedSpan) -> str:
-    time = f"no time: {entry.reason}" if entry.time is None else format.ms(entry.time)
+    time = f"no time: {entry.reason}" if entry.time is None else format.entry_time(entry.time, entry.floored[1])
     return f"as {format.shape(entry.shape)}: {time}" if entry.shape else time
 
 

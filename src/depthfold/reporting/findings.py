@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from depthfold.core import Document, Environment, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
 from depthfold.errors import InvalidValue
+from depthfold.support.document import SPARSE
+from depthfold.support.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,12 @@ class Evaluation:
             return None
         return math.sqrt(self.score * (1 - self.score) / self.images)
 
+    def __str__(self) -> str:
+        if not self.share:
+            return f"{self.score:.4g}"
+        error = self.standard_error
+        return f"{self.score:.2%}" + (f" ± {100 * error:.2f}" if error is not None else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
@@ -53,12 +61,35 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPoint:
+    """A point of the training curve: the mean loss of the steps before it, and the score if it was taken."""
+
+    step: int
+    loss: float
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8File:
+    """An INT8 file beside the same network in float32: the task's scores on `split`, and latencies in milliseconds."""
+
+    name: str
+    split: str
+    score: float
+    float32_score: float
+    latency: float
+    float32_latency: float
+    environment: Environment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings(Document):
     """The contents of a report. The fields from `before` on are optional, and the page lists those that are missing.
 
     `plan` is the chosen plan; it may be off the frontier. `predicted` is the predicted latency of the whole network, if
     it differs from the latency of the plan. `environment` describes the machine of the run, `versions` holds pairs of
-    (package, version), and `command` is the command that repeats the run.
+    (package, version), and `command` is the command that repeats the run. `training` is the curve of the fine-tuning,
+    and `int8` compares the exported INT8 files with float32.
     """
 
     FORMAT: ClassVar[str] = "depthfold.findings"
@@ -79,6 +110,8 @@ class Findings(Document):
     versions: tuple[tuple[str, str], ...] = ()
     command: str | None = None
     notes: tuple[str, ...] = ()
+    training: tuple[TrainingPoint, ...] = field(default=(), metadata=SPARSE)
+    int8: tuple[Int8File, ...] = field(default=(), metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if self.latency.activations is None:  # a CSV file has none
@@ -117,8 +150,29 @@ class Findings(Document):
             "the score of the original network": self.score_before is None,
             "the score of the compressed network": self.score_after is None,
             "the verification of the merged network": self.verification is None,
+            "the training curve": not self.training,
         }
         return tuple(name for name, is_absent in absent.items() if is_absent)
+
+    def comparison(self) -> Table:
+        """Return what was measured before and after the compression. Rows without two values are left out."""
+        return Table((self.title,), ("", "before", "after", "change"), tuple(self._compared()))
+
+    def _repr_html_(self) -> str:
+        return self.comparison().html()
+
+    def _compared(self) -> Iterator[tuple[str, ...]]:
+        before, after, one, two = self.before, self.after, self.score_before, self.score_after
+        if before is not None and after is not None:
+            faster = f"{before.latency / after.latency:.2f}x as fast"
+            yield "latency", f"{before.latency:.4g} ms", f"{after.latency:.4g} ms", faster
+            halves = (f"{profile.spread[0]:.4g} to {profile.spread[1]:.4g}" for profile in (before, after))
+            yield "interquartile range, ms", *halves, ""
+        if one is not None and two is not None:
+            change = two.score - one.score
+            shown = f"{100 * change:+.2f} points" if one.share else f"{change:+.4g}"
+            yield f"{one.metric}, {one.split}", str(one), str(two), shown
+        yield "traced convolutions", str(self.network.depth), str(self.plan.convolutions), ""
 
     def _problems(self) -> Iterator[str]:
         depth, own = self.network.depth, self.network.fingerprint

@@ -11,6 +11,7 @@ from depthfold.support import text as wording
 
 MINUS = "\N{MINUS SIGN}"
 NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
+SPACE = "\N{NO-BREAK SPACE}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 NOT_MEASURED = "not measured"
 
@@ -27,6 +28,11 @@ def ms(value: float) -> str:
     """Return milliseconds with four digits, including trailing zeros, so that columns line up (17.60 and 17.91)."""
     text = f"{value:#.4g}".rstrip(".").replace("-", MINUS)
     return f"{number(value) if 'e' in text else text}{NARROW_SPACE}ms"
+
+
+def entry_time(value: float, floored: bool) -> str:
+    """Return the time of an entry of the latency table, marked if it is the least cost that the calibration counts."""
+    return f"{ms(value)} (floor)" if floored else ms(value)
 
 
 def percent(share: float) -> str:
@@ -46,7 +52,7 @@ def factor(value: float) -> str:
 
 def faster(before: float | None, after: float | None) -> str:
     """Return the speed-up from `before` to `after`, or an empty text if it is not known."""
-    return f"{factor(before / after)} as fast" if before and after else ""
+    return f"{factor(before / after)}{SPACE}as{SPACE}fast" if before and after else ""
 
 
 def amount(count: float) -> str:
@@ -66,12 +72,12 @@ def score(evaluation: Evaluation) -> str:
 
 def score_with_error(evaluation: Evaluation) -> str:
     """Return the score, with its uncertainty in brackets if it is known."""
-    unit, scale = (" points", 100) if evaluation.share else ("", 1)
-    images = None if evaluation.images is None else f"{evaluation.images:,} images"
+    unit, scale = (f"{SPACE}points", 100) if evaluation.share else ("", 1)
+    images = None if evaluation.images is None else f"{evaluation.images:,}{SPACE}images"
     if evaluation.spread is not None:
-        known = [f"± {number(scale * evaluation.spread, 2)}{unit} over training runs", images]
+        known = [f"±{SPACE}{number(scale * evaluation.spread, 2)}{unit} over training runs", images]
     elif evaluation.standard_error is not None:
-        known = [f"± {number(scale * evaluation.standard_error, 2)}{unit} standard error", images]
+        known = [f"±{SPACE}{number(scale * evaluation.standard_error, 2)}{unit} standard error", images]
     else:
         known = [images]
     uncertainty = ", ".join(text for text in known if text)
@@ -81,7 +87,7 @@ def score_with_error(evaluation: Evaluation) -> str:
 def score_change(before: Evaluation, after: Evaluation) -> str:
     """Return the difference of two scores, in points if they are shares."""
     difference = after.score - before.score
-    text = f"{100 * difference:+.2f} points" if before.share else f"{difference:+.4g}"
+    text = f"{100 * difference:+.2f}{SPACE}points" if before.share else f"{difference:+.4g}"
     return text.replace("-", MINUS)
 
 
@@ -95,6 +101,16 @@ def layers(span: Span, network: Network) -> str:
     first, last = span.layers[0], span.layers[-1]
     names = [network.layers[l - 1].where for l in (first, last)]
     return f"layer {first} ({names[0]})" if first == last else f"layers {first} to {last} ({names[0]} to {names[1]})"
+
+
+def unbroken(text: str) -> str:
+    """Return the text with a minus sign in its exponents: a line may break after the hyphen of 2e-06."""
+    return re.sub(r"(?<=\de)-(?=\d)", MINUS, text)
+
+
+def pieces(name: str) -> list[str]:
+    """Return a name in pieces between which a line may break: after punctuation, as in torchvision:mobilenet_v2."""
+    return re.findall(r"[^:/_.,=]*[:/_.,=]+|[^:/_.,=]+", name)
 
 
 def field_value(value: object) -> str:
@@ -116,6 +132,7 @@ def join_and(items: Iterable[str], most: int | None = None) -> str:
 FILTERS = {
     "amount": amount,
     "at_most": wording.at_most,
+    "entry_time": entry_time,
     "factor": factor,
     "field_value": field_value,
     "join_and": join_and,
@@ -124,10 +141,12 @@ FILTERS = {
     "ms": ms,
     "number": number,
     "percent": percent,
+    "pieces": pieces,
     "plural": wording.count,
     "repr": repr,
     "score": score,
     "score_with_error": score_with_error,
     "shape": shape,
+    "unbroken": unbroken,
 }
 FUNCTIONS = {"faster": faster, "relative_change": relative_change, "score_change": score_change}

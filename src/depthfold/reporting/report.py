@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from depthfold.core.latency_table import LEAST
 from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.reporting import figures, format, view
@@ -64,15 +65,21 @@ def _contents(findings: Findings) -> dict[str, Any]:
         "plans": plans,
         "timed": timed,
         "scored": scored,
+        "listed_times": view.listed_times(findings, plans, timed),
+        "listed_scores": view.listed_scores(findings, plans, scored),
         "explorer": view.explorer_data(findings, plans),
         "frontier_figure": figures.frontier_figure(findings, plans),
         "ablation_figure": figures.ablation_figure(findings, plans),
+        "training_figures": figures.training_figures(findings),
         "latency_maps": figures.latency_maps(findings.network, timed),
-        "importance_maps": figures.importance_maps(findings.network, scored),
+        "importance_maps": figures.importance_maps(
+            findings.network, scored, findings.importance.quantity or "the score"
+        ),
         "refusals": view.refusals(findings.network),
         "barriers": view.barriers(findings.network),
         "unusable": view.unusable_blocks(timed, scored),
         "environments": environments,
+        "least": LEAST,
         "field_names": list(dict.fromkeys(name for fields in environments.values() for name in fields)),
     }
 

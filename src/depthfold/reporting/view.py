@@ -6,8 +6,9 @@ This is the only file of the package that reads the entries of the latency table
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from depthfold.core import (
@@ -23,11 +24,13 @@ from depthfold.core import (
     SolvedPlan,
     Span,
 )
+from depthfold.core.options import left_of
 from depthfold.reporting import format
 from depthfold.reporting.findings import Findings
 
 MOST_PLANS = 300  # positions that a slider of a few hundred pixels can resolve
 MOST_PLACES = 40  # places that are listed for one reason
+MOST_ROWS = 1500  # entries of a table that are all listed
 FLAGS = {
     (True, True): "an activation at both ends",
     (True, False): "an activation at the start only",
@@ -35,18 +38,21 @@ FLAGS = {
     (False, False): "no activation at either end",
 }
 Key = TypeVar("Key")
+_Floored = Mapping[tuple[Span, ConvShape | None], tuple[bool, bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPlans:
     """The plans on the page, the fastest first.
 
-    `chosen` is the index of the chosen plan in `points`, `of` the number of plans on the frontier, and `on_frontier` is
+    `chosen` is the index of the chosen plan in `points`. `best` is that of the most important plan that merges or
+    drops layers and is faster than the original. `of` is the number of plans on the frontier, and `on_frontier` is
     False if the chosen plan was added to them.
     """
 
     points: tuple[Point, ...]
     chosen: int
+    best: int
     of: int
     on_frontier: bool
 
@@ -70,7 +76,8 @@ class TimedSpan:
     """One entry of the latency table. `replaced` is the time of its layers one by one; times are None if unknown.
 
     `time` is T[i, j, 1], with an activation at j, and `bare` is T[i, j, 0], without one. `shape` is the shape of the
-    convolution if layers are dropped, and None if all of them are merged.
+    convolution if layers are dropped, and None if all of them are merged. `floored` says which of the times, first the
+    bare one, are the least cost that the calibration counts.
     """
 
     span: Span
@@ -80,6 +87,12 @@ class TimedSpan:
     replaced: float | None
     reason: str
     shape: ConvShape | None = None
+    floored: tuple[bool, bool] = (False, False)
+
+    @property
+    def predicted(self) -> float | None:
+        """The time with an activation; None if it is only the least cost that the calibration counts."""
+        return None if self.floored[1] else self.time
 
     @property
     def name(self) -> str:
@@ -87,7 +100,7 @@ class TimedSpan:
 
     @property
     def ratio(self) -> float | None:
-        return self.time / self.replaced if self.time is not None and self.replaced else None
+        return self.predicted / self.replaced if self.predicted is not None and self.replaced else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +130,33 @@ def select_plans(frontier: Frontier, plan: SolvedPlan, most: int = MOST_PLANS) -
     """
     points, chosen = frontier.points, _point_of(plan)
     found = next((n for n, point in enumerate(points) if _is_same_plan(point, chosen)), None)
+    best = points[_best_change(frontier)]
     kept = {*_answers(points, most), found} if len(points) > most else {*range(len(points)), found}
+    kept.add(points.index(best))
     picked = [points[n] for n in sorted(n for n in kept if n is not None)]
     if found is None:
         picked.insert(bisect_right(picked, chosen.latency, key=lambda point: point.latency), chosen)
     at = next(n for n, point in enumerate(picked) if _is_same_plan(point, chosen))
-    return ShownPlans(points=tuple(picked), chosen=at, of=len(points), on_frontier=found is not None)
+    return ShownPlans(
+        points=tuple(picked), chosen=at, best=picked.index(best), of=len(points), on_frontier=found is not None
+    )
+
+
+def _best_change(frontier: Frontier) -> int:
+    """Return the index of the most important plan that merges or drops layers and is faster than the original.
+
+    If there is none, return that of the most important plan.
+    """
+    for n, point in reversed(tuple(enumerate(frontier.points))):
+        changes = len(point.cuts) < frontier.depth - 1 or bool(point.dropped)
+        if changes and (frontier.original is None or point.latency < frontier.original):
+            return n
+    return len(frontier) - 1
 
 
 def timed_spans(findings: Findings) -> tuple[TimedSpan, ...]:
     """Return the entries of the latency table."""
-    layers = findings.latency.layers
+    layers = _predicted_layers(findings)
     return tuple(
         TimedSpan(
             span=entry.span,
@@ -137,6 +166,7 @@ def timed_spans(findings: Findings) -> tuple[TimedSpan, ...]:
             replaced=_sum_or_none(layers[l - 1] for l in entry.span.layers),
             reason=entry.reason or "",
             shape=entry.shape,
+            floored=entry.floored,
         )
         for entry in findings.latency.entries
     )
@@ -158,6 +188,28 @@ def scored_blocks(findings: Findings) -> tuple[ScoredBlock, ...]:
     )
 
 
+def listed_times(findings: Findings, plans: ShownPlans, timed: tuple[TimedSpan, ...]) -> tuple[TimedSpan, ...]:
+    """Return the entries to list: all of them, or those that the plans of the page use if they are too many."""
+    if len(timed) <= MOST_ROWS:
+        return timed
+    network = findings.network
+    keys = {key for point in plans.points for key in _segment_keys(point, network.depth)}
+    used = {(span, left_of(network, span, dropped)[0]) for span, dropped in keys}
+    return tuple(entry for entry in timed if (entry.span, entry.shape) in used)
+
+
+def listed_scores(findings: Findings, plans: ShownPlans, scored: tuple[ScoredBlock, ...]) -> tuple[ScoredBlock, ...]:
+    """Return the entries to list: all of them, or those of the blocks that the plans of the page use."""
+    if len(scored) <= MOST_ROWS:
+        return scored
+    used = set()
+    for point in plans.points:
+        active = {0, *point.activations}
+        for i, j in pairwise((0, *point.boundaries, findings.network.depth)):
+            used.add((FlaggedSpan(i, j, i in active, j in active), point.dropped.within(Span(i, j))))
+    return tuple(entry for entry in scored if (entry.block, entry.dropped) in used)
+
+
 def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
     """Return the data of explorer.js: every segment once, and the plans as lists of indices of segments.
 
@@ -171,7 +223,8 @@ def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
         {"name": layer.where, "shape": format.shape(layer.shape), "activation": layer.activation, "ms": times[l - 1]}
         for l, layer in enumerate(network.layers, start=1)
     ]
-    segments = [_explorer_segment(network, known[key]) for key in used]
+    floored = {(entry.span, entry.shape): entry.floored for entry in findings.latency.entries}
+    segments = [_explorer_segment(network, known[key], floored) for key in used]
     shown = [
         {
             "ms": point.latency,
@@ -186,6 +239,7 @@ def explorer_data(findings: Findings, plans: ShownPlans) -> dict[str, Any]:
         "segments": segments,
         "plans": shown,
         "chosen": plans.chosen,
+        "best": plans.best,
         "original": findings.frontier.original,
         "inserted": network.main_activation,
         "skips": [[skip.source, skip.target] for skip in network.skips],
@@ -235,13 +289,26 @@ def _segment_keys(point: Point, depth: int) -> list[tuple[Span, Drops]]:
     return [(span, point.dropped.within(span)) for span in point.spans(depth)]
 
 
-def _explorer_segment(network: Network, segment: Segment) -> list[Any]:
+def _explorer_segment(network: Network, segment: Segment, floored: _Floored) -> list[Any]:
     """Return a segment as explorer.js reads it. The shape of an empty one is None."""
-    span, dropped = segment.span, segment.dropped
+    span, dropped, more = segment.span, segment.dropped, {}
     shape = None if segment.empty else format.shape(network.merged_shape(span, dropped))
     parts = [span.i, span.j, segment.times[1], segment.times[0], segment.replaced, shape]
-    branches = [[branch.i, branch.j] for branch in dropped.branches]
-    return [*parts, {"layers": list(dropped.layers), "branches": branches}] if dropped else parts
+    if dropped:
+        more = {"layers": list(dropped.layers), "branches": [[branch.i, branch.j] for branch in dropped.branches]}
+    at_floor = floored.get((span, left_of(network, span, dropped)[0]), (False, False))
+    if any(at_floor):
+        more["floored"] = list(at_floor)
+    return [*parts, more] if more else parts
+
+
+def _predicted_layers(findings: Findings) -> list[float | None]:
+    """Return the times of the single layers, None where a time is at the floor of the calibration."""
+    times, own = list(findings.latency.layers), findings.network.activations
+    for entry in findings.latency.entries:
+        if len(entry.span) == 1 and entry.shape is None and entry.floored[entry.span.j in own]:
+            times[entry.span.j - 1] = None
+    return times
 
 
 def _answers(points: tuple[Point, ...], most: int) -> set[int]:

@@ -79,6 +79,17 @@ def activation_module(traced: TracedNetwork, name: str, channels: int) -> nn.Mod
     return _copy_for(template, channels) if isinstance(template, nn.Module) else _FunctionModule(template)
 
 
+def activation_at(traced: TracedNetwork, l: int) -> nn.Module:
+    """Return a copy of the activation after layer l: the network's own, or the one that rewriting would insert."""
+    own = l in traced.network.activations
+    template = _template(traced, l if own else _most_frequent(traced))
+    if not isinstance(template, nn.Module):
+        return _FunctionModule(template)
+    if not own:
+        return _copy_for(template, traced.network.layers[l - 1].shape.out_channels)
+    return _out_of_place(copy.deepcopy(template))
+
+
 def _names(traced: TracedNetwork) -> dict[int, str]:
     """Return the name of each activation of the network, by its layer."""
     names: dict[int, str] = {}
@@ -125,6 +136,10 @@ def _copy_for(template: nn.Module, channels: int) -> nn.Module:
         start = float(module.weight.detach().mean())
         like = {"device": module.weight.device, "dtype": module.weight.dtype}
         module = nn.PReLU(channels, init=start, **like)
+    return _out_of_place(module)
+
+
+def _out_of_place(module: nn.Module) -> nn.Module:
     if hasattr(module, "inplace"):
         module.inplace = False  # type: ignore[assignment]
     return module

@@ -27,6 +27,7 @@ STATE_DICT = (
     "torch.save(model.state_dict(), path), or with safetensors"
 )
 SHOWN = 3  # differences listed in a message
+USUAL_SIZE = (224,)  # of the images of a torchvision model whose weights state no size, for example of a detector
 
 
 def make_model(text: str, weights: str | None = None) -> nn.Module:
@@ -120,6 +121,29 @@ def _from_library(where: str, rest: str, weights: str | None) -> nn.Module:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         what = f"{name!r} with {given}" if given else repr(name)
         raise InvalidValue(f"{where} cannot make {what}: {one_line(error)}") from error
+
+
+def usual_input(text: str, weights: str | None, model: nn.Module) -> tuple[int, int, int] | None:
+    """Return channels, height and width of the images that a library's model was made for; None for other models.
+
+    timm states them. torchvision states the size to which images are cropped for the weights; without any, those of the
+    default weights count.
+    """
+    if names_file(text):
+        return None
+    where, _, rest = text.partition(":")
+    name, options = _options(rest)
+    if where == "timm":
+        found: Any = getattr(model, "pretrained_cfg", {})
+        channels, *size = found.get("input_size", (3, *USUAL_SIZE, *USUAL_SIZE))
+        return options.get("in_chans", channels), size[0], size[-1]
+    from depthfold.vision import import_torchvision
+
+    named = options.get("weights") or (None if weights is None or is_weights_file(weights) else weights)
+    known = import_torchvision().models.get_model_weights(name)
+    chosen = known.__members__.get("DEFAULT" if named is None else str(named).rpartition(".")[2])
+    crop = getattr(chosen.transforms(), "crop_size", USUAL_SIZE) if chosen else USUAL_SIZE
+    return (3, crop[0], crop[-1])
 
 
 def _options(text: str) -> tuple[str, dict[str, Any]]:

@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from depthfold.core import Budget, ImportanceTable, require_moves
+from depthfold.core import Budget, ImportanceTable, LatencyTable, require_moves
 from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
-from depthfold.pipeline.preflight import check_drops, inputs_of
+from depthfold.pipeline.preflight import check_drops, check_latency, inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
 from depthfold.settings.data import check_image_size, make_task
-from depthfold.settings.models import make_model, warn_if_untrained
+from depthfold.settings.models import make_model, usual_input, warn_if_untrained
 from depthfold.settings.settings import Settings
 from depthfold.solver import check_importance
 from depthfold.store import RunFolder
@@ -27,6 +28,7 @@ from depthfold.tracing import TracedNetwork, trace
 from depthfold.training import Task
 
 FLOAT32 = 4  # bytes
+Table = TypeVar("Table", ImportanceTable, LatencyTable)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots, because of the cached properties
@@ -45,9 +47,21 @@ class Session:
         return make_model(self.settings.need("model"), self.settings.weights)
 
     @cached_property
+    def image(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of an image, or None if the data decide.
+
+        Without --input, a model of torchvision or timm gets images of its usual size, unless all images of the data
+        have a size of their own: those of a folder seldom do.
+        """
+        given, data = self.settings.image, self.settings.data
+        if given is not None or not (data is None or data.startswith("imagefolder:")):
+            return given
+        return usual_input(self.settings.need("model"), self.settings.weights, self.model)
+
+    @cached_property
     def inputs(self) -> Tensor:
-        """A batch of noise of the given size, or of one image of the task if no size is given."""
-        image, batch = self.settings.image, self.settings.batch
+        """A batch of noise of the size of the images, or of one image of the task if it decides the size."""
+        image, batch = self.image, self.settings.batch
         if image is not None:
             with _allocating(batch, image):
                 return torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
@@ -66,21 +80,20 @@ class Session:
     @cached_property
     def task(self) -> Task:
         """The task on which networks are trained and scored."""
-        image = self.settings.image
+        image = self.image
         return make_task(self.settings.need("data"), None if image is None else image[1:])
 
     @cached_property
     def importance(self) -> ImportanceTable | None:
         """The importance table that the settings name: JSON, or CSV with the published columns."""
         path = self.settings.importance
-        if path is None:
-            return None
-        if path.endswith(".csv"):
-            return ImportanceTable.read_csv(path)
-        try:
-            return ImportanceTable.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
-        except DepthfoldError as error:
-            raise TableError(f"The importance table {path} cannot be read: {error}") from error
+        return None if path is None else _read_table(ImportanceTable, "importance", path)
+
+    @cached_property
+    def latency(self) -> LatencyTable | None:
+        """The latency table that the settings name, in the same formats."""
+        path = self.settings.latency
+        return None if path is None else _read_table(LatencyTable, "latency", path)
 
     @property
     def folder(self) -> RunFolder:
@@ -95,12 +108,11 @@ class Session:
     @property
     def budget(self) -> Budget:
         """The latency to reach."""
-        budget = self.settings.budget  # may be a number in config.toml
-        return Budget.parse(self.settings.need("budget") if budget is None else budget)
+        return Budget.parse(self.settings.need("budget"))
 
     def training_task(self) -> Task:
         """Return the task for a stage that trains or scores. Its images must have the size of the inputs."""
-        if (image := self.settings.image) is not None:
+        if (image := self.image) is not None:
             check_image_size(self.task, image[1:])
         warn_if_untrained(self.settings.need("model"), self.settings.weights)
         return self.task
@@ -112,12 +124,17 @@ class Session:
             RunFolder(Path(self.settings.run)).knows(traced.network)
         return traced
 
-    def claim(self, importance: ImportanceTable | None = None, *, weights: bool = True) -> TracedNetwork:
+    def claim(
+        self, importance: ImportanceTable | None = None, latency: LatencyTable | None = None, *, weights: bool = True
+    ) -> TracedNetwork:
         """Trace the model and assign the run folder to the network and, unless `weights` is False, to its weights.
 
-        An importance table of another network or other moves is refused first. A new run folder keeps the settings.
+        An importance table of another network or other moves, or a latency table of another network or target, is
+        refused first. A new run folder keeps the settings.
         """
         traced = self.trace()
+        if latency is not None:
+            check_latency(latency, traced, self.target)
         if importance is not None:
             check_importance(importance, traced.network)
         if importance is not None and importance is self.importance:
@@ -127,6 +144,15 @@ class Session:
         if weights:
             self.folder.claim_weights(traced.weights_digest)
         return traced
+
+
+def _read_table(kind: type[Table], name: str, path: str) -> Table:
+    if path.endswith(".csv"):
+        return kind.read_csv(path)
+    try:
+        return kind.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
+    except DepthfoldError as error:
+        raise TableError(f"The {name} table {path} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager

@@ -76,9 +76,18 @@ def _check_exports(names: Collection[str]) -> None:
     check_exports(names)
 
 
-def _check_importance(text: str) -> None:
-    if not Path(text).is_file():
-        raise InvalidValue(f"There is no importance table {text}. Check the path given with --importance.")
+def _check_layout(text: str) -> None:
+    from depthfold.backends.raw_images import require_layout  # imports torch
+
+    require_layout(text)
+
+
+def _check_table(name: str) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        if not Path(text).is_file():
+            raise InvalidValue(f"There is no {name} table {text}. Check the path given with --{name}.")
+
+    return check
 
 
 def _anchor_path(text: str, base: Path) -> str:
@@ -149,7 +158,8 @@ class Settings:
     )
     input: str | None = _setting(
         None,
-        "Channels, height and width of an image: 3x224x224. Default: the size of the images in the data.",
+        "Channels, height and width of an image: 3x224x224. Default: the size of the images in the data. A model of "
+        "torchvision or timm without data, or with an image folder, gets the size that it was made for.",
         metavar="CxHxW",
         panel=NETWORK,
         check=image_size,
@@ -177,6 +187,7 @@ class Settings:
         missing="There is no budget. Give the latency to reach with --budget: 60%, 12.5ms or 1.6x.",
         check=Budget.parse,
     )
+    allow_doubtful: bool = _option("allow_doubtful")
     space: Space = _option(  # noqa: RUF009  # it returns a dataclass field, as for the others
         "space", "Default: paper.", metavar="SPACE", check=check_space
     )
@@ -186,12 +197,21 @@ class Settings:
     export: tuple[str, ...] = _option(
         "exports", "May be repeated. Default: model.onnx.", metavar="NAME", check=_check_exports
     )
+    raw_images: str | None = _option("raw_images", metavar="LAYOUT", check=_check_layout)
+    int8: bool = _option("int8")
+    latency: str | None = _option(
+        "latency",
+        "A JSON or CSV file. It must be of the same network and runtime.",
+        metavar="FILE",
+        check=_check_table("latency"),
+        anchor=_anchor_path,
+    )
     importance: str | None = _option(
         "importance",
         "A JSON or CSV file.",
         metavar="FILE",
         panel=IMPORTANCE,
-        check=_check_importance,
+        check=_check_table("importance"),
         anchor=_anchor_path,
     )
     method: MethodName = _option(  # noqa: RUF009
@@ -297,5 +317,5 @@ def _check_type(declared: Declaration, value: Any) -> None:
     elif wanted == float | None:
         if not math.isfinite(as_float(what, value, InvalidValue, "a finite number")):
             raise InvalidValue(f"{what} must be a finite number, found {value!r}.")
-    elif wanted != str | float | None:  # the budget, which has its own check
+    elif wanted != str | float | None:  # a number as budget is refused by its own check, which shows the units
         as_text(what, value, InvalidValue)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from depthfold.backends import get
+from depthfold.backends import Layout, get
+from depthfold.backends.raw_images import require_layout
 from depthfold.core import (
     Budget,
     Frontier,
@@ -19,33 +24,84 @@ from depthfold.core import (
     Surrogate,
     require_moves,
 )
-from depthfold.errors import CheckpointError, RunError
-from depthfold.exporting import Exported, export, load
+from depthfold.errors import CheckpointError, DataError, DepthfoldError, RunError
+from depthfold.exporting import Exported, load
 from depthfold.finetuning import finetune, finetuned
-from depthfold.latency import profile, side_by_side
+from depthfold.latency import measure_latency, profile, side_by_side
+from depthfold.latency.cost import MeasuringCost, measuring_cost
 from depthfold.merging import Verification, merge, verify
-from depthfold.pipeline import Compressed, Options, artefacts, compress
+from depthfold.pipeline import Compressed, Options, artefacts, compress, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
-from depthfold.pipeline.preflight import check_libraries, check_task_data
-from depthfold.reporting import Findings, report
+from depthfold.pipeline.feasibility import LatencyCheck
+from depthfold.pipeline.preflight import check_images, check_latency, check_libraries, check_raw_images, check_task_data
+from depthfold.pipeline.prospects import Prospects, prospects
+from depthfold.reporting import Findings
 from depthfold.rewriting import rewrite
 from depthfold.settings.data import make_recipe
 from depthfold.settings.executors import make_executor
 from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
-from depthfold.store import RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, REPORT, RESULT, STUDENTS
+from depthfold.store import HeaderMismatch, RunFolder
+from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Recipe
+from depthfold.training import Recipe, Task
 
 
 def latency_stage(session: Session, *, retry: bool) -> LatencyTable:
-    """Measure the latency table of the run."""
+    """Measure the latency table of the run, or put the given one there."""
+    given = session.latency
     with session.folder.lock():
-        traced = session.claim(weights=False)
-        options = Options(space=session.settings.space, moves=require_moves(session.settings.moves), retry=retry)
+        traced = session.claim(latency=given, weights=False)
+        options = Options(
+            space=session.settings.space, moves=require_moves(session.settings.moves), latency=given,
+            retry=retry,
+        )  # fmt: skip
         return artefacts.make_latency_table(session.folder, traced, session.target, options, session.progress)
+
+
+def cost_stage(session: Session, traced: TracedNetwork) -> MeasuringCost | None:
+    """Estimate what measuring the latency table costs; None if there is one. Nothing is measured or written."""
+    options = _inspected(session.settings)
+    if _known_latency(session, traced, options) is not None:
+        return None
+    return measuring_cost(traced, session.target, space=options.space, moves=options.moves)
+
+
+def prospects_stage(session: Session, traced: TracedNetwork) -> Prospects | None:
+    """Return what can be gained on the target. Without the data, the time of the importances may not be known."""
+    options, task = _inspected(session.settings), None
+    if session.settings.data is not None:
+        with contextlib.suppress(DataError):
+            task = session.task
+    latency = _known_latency(session, traced, options) or _measure_to_inspect(session, traced, options)
+    return prospects(traced, latency, options, task)
+
+
+def _inspected(settings: Settings) -> Options:
+    return Options(
+        space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
+        importance_recipe=_importance_recipe(settings), reinit=settings.reinit,
+    )  # fmt: skip
+
+
+def _known_latency(session: Session, traced: TracedNetwork, options: Options) -> LatencyTable | None:
+    """Return the given latency table or that of the run."""
+    if session.latency is not None:
+        check_latency(session.latency, traced, session.target)
+        return session.latency
+    if session.settings.run is None:
+        return None
+    return artefacts.find_latency_table(RunFolder(Path(session.settings.run)), traced, session.target, options)
+
+
+def _measure_to_inspect(session: Session, traced: TracedNetwork, options: Options) -> LatencyTable:
+    """Measure a latency table. It is kept in the run if there is none yet: one for another target or space stays."""
+    if session.settings.run is not None and RunFolder(Path(session.settings.run)).made_from(LATENCY) is None:
+        with contextlib.suppress(HeaderMismatch):
+            return latency_stage(session, retry=False)
+    return measure_latency(traced, session.target, space=options.space, moves=options.moves, progress=session.progress)
 
 
 def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
@@ -60,10 +116,27 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
         options = Options(
             space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
             importance_recipe=_importance_recipe(settings), executor=make_executor(settings.executor),
-            reinit=settings.reinit, retry=retry,
+            reinit=settings.reinit, allow_doubtful=settings.allow_doubtful, retry=retry,
         )  # fmt: skip
+        checked = check_images(task, folder.path, session.progress, tested=False)
         traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
-        return artefacts.make_importance_table(folder, traced, task, options, session.progress, latency)
+        artefacts.keep_checked_images(folder, checked)
+        return artefacts.make_importance_table(
+            folder, traced, task, options, session.progress, latency, _latency_check(session, traced, latency, options)
+        )
+
+
+def _latency_check(
+    session: Session, traced: TracedNetwork, latency: LatencyTable | None, options: Options
+) -> Callable[[], None]:
+    """Return the check before a training. Without a latency table there is nothing to check."""
+    if latency is None:
+        return lambda: None
+    settings = session.settings
+    budget = None if settings.budget is None else session.budget
+    return LatencyCheck(
+        traced, latency, options, budget, settings.target, run=session.folder.path, progress=session.progress
+    )
 
 
 def keep_importance(session: Session) -> None:
@@ -96,10 +169,14 @@ def surrogate_stage(session: Session) -> Surrogate:
     settings, folder = session.settings, session.folder
     latency = folder.need(LATENCY, LatencyTable, _command("latency", settings))
     importance = folder.need(IMPORTANCE, ImportanceTable, _command("importance", settings))
-    options = Options(executor=make_executor(settings.executor))
+    options = Options(
+        space=settings.space, moves=require_moves(settings.moves), executor=make_executor(settings.executor),
+        allow_doubtful=settings.allow_doubtful,
+    )  # fmt: skip
     task = session.training_task()
     with folder.lock():
         traced = session.claim(importance)
+        _latency_check(session, traced, latency, options)()
         return artefacts.make_surrogate(folder, traced, task, (latency, importance), options, session.progress)
 
 
@@ -108,7 +185,8 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
     with session.folder.lock():
         traced = session.claim()
         here = get(session.target).environment(traced.example_tensors())
-        if frontier.environment != here:
+        measured_here = artefacts.GIVEN not in (session.folder.made_from(LATENCY) or {})
+        if measured_here and frontier.environment != here:
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "
                 f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
@@ -140,11 +218,45 @@ def merge_stage(session: Session) -> Verification:
 
 
 def export_stage(session: Session) -> tuple[Exported, ...]:
-    """Export the result of the run to all files of the settings."""
-    with session.folder.lock():
+    """Export the result of the run to all files of the settings, with a model card beside each."""
+    settings = session.settings
+    if settings.int8:
+        shipping.int8_names(settings.export)
+    folder = session.folder
+    with folder.lock():
         session.claim(weights=False)
-        shallow = _load_result(session)
-        return tuple(export(shallow, session.folder.path / name) for name in session.settings.export)
+        shallow, task = _load_result(session), _task_of_files(session)
+        layout = _layout(settings)
+        findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
+        exported = shipping.export_files(shallow, folder.path, settings.export, task, layout)
+        shipping.write_cards(shallow, exported, findings)
+        if settings.int8 and task is not None:  # last: a file that loses too much is refused
+            quantised = shipping.export_int8(shallow, folder.path, settings.export, task, layout, settings.target)
+            if findings is not None:
+                artefacts.keep_findings(folder, findings := shipping.with_int8(findings, quantised))
+            shipping.write_cards(shallow, quantised, findings)
+            exported += quantised
+        return exported
+
+
+def _layout(settings: Settings) -> Layout | None:
+    return None if settings.raw_images is None else require_layout(settings.raw_images)
+
+
+def _task_of_files(session: Session) -> Task | None:
+    """Return the task whose preprocessing the files state. It is needed only for raw images and INT8."""
+    settings = session.settings
+    if settings.int8 or settings.raw_images is not None:
+        return session.training_task()
+    if settings.data is None:
+        return None
+    try:
+        if isinstance(session.task, ClassificationTask):
+            _ = session.task.preprocessing  # reads the data
+        return session.task
+    except DepthfoldError as error:
+        warnings.warn(f"The files do not state mean, deviation and classes, because of the data: {error}", stacklevel=2)
+        return None
 
 
 def report_stage(session: Session, *, remeasure: bool = False) -> Path:
@@ -153,12 +265,11 @@ def report_stage(session: Session, *, remeasure: bool = False) -> Path:
     with folder.lock():
         plan, budget = _chosen_plan(session.settings)
         student = _result_student(session.settings)  # refuses a result that is out of date
-        made_from = artefacts.findings_inputs(folder)
-        findings = None if remeasure else folder.find(FINDINGS, Findings, made_from)
-        if findings is None:
-            findings = _evaluate(session, plan, budget, student)
-            folder.write(FINDINGS, findings, made_from)
-        return report(findings, folder.path / REPORT)
+        findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
+        if findings is None or remeasure:
+            known = () if findings is None else findings.int8
+            findings = replace(_evaluate(session, plan, budget, student), int8=known)
+        return artefacts.keep_findings(folder, findings)
 
 
 def _evaluate(session: Session, plan: SolvedPlan, budget: Budget, place: Path) -> Findings:
@@ -181,8 +292,14 @@ def preflight(session: Session) -> TracedNetwork:
     """
     settings, importance = session.settings, session.importance
     check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
+    if settings.int8:
+        shipping.int8_names(settings.export)
+    check_raw_images(session.training_task(), _layout(settings), session.inputs)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
-    return session.claim(importance, weights=False)
+    checked = check_images(session.task, settings.run, session.progress)
+    traced = session.claim(importance, session.latency, weights=False)
+    artefacts.keep_checked_images(session.folder, checked)
+    return traced
 
 
 def compress_stage(
@@ -193,9 +310,10 @@ def compress_stage(
     options = Options(
         space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
         importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
-        importance=session.importance, executor=make_executor(settings.executor),
+        latency=session.latency, importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
-        distil=settings.distil, exports=settings.export, retry=retry,
+        distil=settings.distil, exports=settings.export, raw_images=_layout(settings), int8=settings.int8,
+        allow_doubtful=settings.allow_doubtful, retry=retry,
     )  # fmt: skip
     return compress(
         session.model, session.task, session.target, budget or session.budget, run=session.folder.path,

@@ -101,6 +101,7 @@ def solve(
         segments=_segments(used, times, network),
         points=plans,
         unscored=_unscored(importance),
+        quantity=importance.quantity,
     )
 
 

@@ -26,6 +26,7 @@ LATENCY, LATENCY_JOURNAL = "latency.json", "latency.jsonl"
 IMPORTANCE, IMPORTANCE_JOURNAL = "importance.json", "importance.jsonl"
 SURROGATE, SURROGATE_JOURNAL = "surrogate.json", "surrogate.jsonl"
 PLAN = "plan.json"
+CHECKED_IMAGES = "images"  # a record without a file: the image files that can be read
 FALLBACK = "fallback.json"  # the demo's budget if the machine cannot meet the one it asks for
 STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors

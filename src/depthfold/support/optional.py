@@ -19,7 +19,7 @@ def load(library: str, extra: str) -> ModuleType:
         # A library that is installed but does not load (for example without a driver) is not reported as missing.
         absent = isinstance(error, ModuleNotFoundError) and error.name == library.partition(".")[0]
         found = f"{library} is not installed" if absent else f"{library} does not load: {one_line(error)}"
-        raise MissingDependency(f"{found}. Install it with: pip install depthfold[{extra}]") from error
+        raise MissingDependency(f'{found}. In a clone of depthfold, run: pip install -e ".[{extra}]"') from error
 
 
 def lazy_getattr(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

@@ -90,5 +90,6 @@ def _requests(step: Step, images: int) -> Iterator[BatchRequest]:
     step = replace(step, teacher=None)  # do not keep the teacher alive
     while True:
         crop = uniform(step, "crop", images, TRIES, 4) if step.recipe.crop == "resized" else None
-        yield BatchRequest(indices=batch_indices(step, images), crop=crop)
+        seed = derive_seed(step.seed, "items", step.number)
+        yield BatchRequest(indices=batch_indices(step, images), crop=crop, seed=seed)
         step = replace(step, number=step.number + 1)

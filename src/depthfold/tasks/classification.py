@@ -12,13 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from depthfold.errors import DataError, InvalidValue
+from depthfold.progress import Progress
 from depthfold.support.coerce import as_path, as_whole
 from depthfold.tasks.augment import augment, augment_normalised
 from depthfold.tasks.batches import steps_per_epoch
 from depthfold.tasks.datasets import Cifar10, Cifar100, FashionMnist, InMemory, Pair
-from depthfold.tasks.image_folder import ImageFolder, class_list
+from depthfold.tasks.image_folder import FileImages, ImageFolder, check_files, class_list, digest_of_files
+from depthfold.tasks.loaders import loaders
+from depthfold.tasks.preprocessing import Preprocessing
 from depthfold.tasks.source import BatchRequest, MeanStd, Size, Source, as_mean_std, as_size, normalise_images
 from depthfold.tasks.splits import LoadedSplits, check_holdout
 from depthfold.tracing import device_of, dtype_of
@@ -161,21 +165,52 @@ class ClassificationTask:
         """Return a task for images (N x C x H x W, uint8 or float) and labels, which are pickled with the task."""
         return cls(source=InMemory(train=train, test=test), **options)
 
+    @classmethod
+    def from_loaders(
+        cls,
+        *,
+        train: DataLoader[Any],
+        holdout: DataLoader[Any],
+        test: DataLoader[Any] | None = None,
+        classes: Iterable[str] | None = None,
+        normalise: MeanStd | None = None,
+        score_batch: int = 512,
+    ) -> Self:
+        """Return a task for DataLoaders whose batches are (images, labels).
+
+        The items come from the datasets of the loaders, through their collate functions and with their number of
+        workers. The batch size and the order are those of the recipe and the step, so that training can resume. The
+        images have one size. Float images are not normalised, and uint8 images are divided by 255, unless `normalise`
+        is given. `classes` are the names of the classes; by default those of the training dataset, or numbers.
+        """
+        source = loaders(train=train, holdout=holdout, test=test, classes=classes)
+        return cls(source=source, normalise=normalise, holdout=0, score_batch=score_batch)
+
     @property
     def identity(self) -> str:
         """Text with everything that a score depends on: the data, how it is normalised and split; not its path."""
-        options = f"size {self.size}, normalised by {self.normalise or self.source.mean_std}"
+        options = f"size {self.size}, normalised by {self._mean_std}"
         return f"{self._data.identity}, {options}, holdout {self.holdout}, seed {self.seed}"
 
     @property
     def has_holdout(self) -> bool:
         """False if there is no hold-out set, so that only "test" can be scored."""
-        return self.holdout != 0
+        return self._data.has_holdout
 
     def example(self) -> Tensor:
         """Return a batch with one normalised image of the training set."""
-        request = BatchRequest(indices=np.arange(1))
-        return self._normalised(next(iter(self._data.train.images.read([request], self._size, _CPU))))
+        return self._normalised(self._first_image())
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an image becomes an input of the network, as export() writes it to a file."""
+        pixels = self._first_image()
+        channels, height, width = pixels.shape[1:]
+        mean, deviation = (values * channels if len(values) == 1 else values for values in self._mean_std)
+        return Preprocessing(
+            channels=channels, size=(height, width), mean=mean, deviation=deviation, classes=self._data.train.classes,
+            crop_ratio=getattr(self.source, "crop_ratio", 1.0), uint8=pixels.dtype == torch.uint8,
+        )  # fmt: skip
 
     @property
     def classes(self) -> int:
@@ -184,6 +219,22 @@ class ClassificationTask:
     def count(self, split: Split) -> int:
         """Return the number of images of a split."""
         return len(self._data.scored(split))
+
+    def check_files(self, known: Mapping[str, str], progress: Progress, *, tested: bool = True) -> dict[str, str]:
+        """Decode every image file once, and return a digest of the files of each split; empty if there are no files.
+
+        A split whose digest is `known` is not decoded. Raise DataError with the first files that cannot be decoded.
+        """
+        holdout = (self._data.scored("holdout"),) if self.has_holdout else ()
+        splits = {"train": (self._data.train, *holdout)} | ({"test": (self._data.scored("test"),)} if tested else {})
+        files = {
+            name: [path for part in parts if isinstance(part.images, FileImages) for path in part.images.paths]
+            for name, parts in splits.items()
+        }
+        found = {name: digest_of_files(paths) for name, paths in files.items() if paths}
+        if unknown := [path for name in found if known.get(name) != found[name] for path in files[name]]:
+            check_files(unknown, progress)
+        return found
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Return the number of whole batches in the training set, without the hold-out set."""
@@ -235,8 +286,16 @@ class ClassificationTask:
     def _size(self) -> Size | None:
         return self.size  # type: ignore[return-value]  # converted by __post_init__
 
+    @property
+    def _mean_std(self) -> MeanStd:
+        return self.normalise or self.source.mean_std
+
+    def _first_image(self) -> Tensor:
+        request = BatchRequest(indices=np.arange(1))
+        return next(iter(self._data.train.images.read([request], self._size, _CPU)))
+
     def _normalised(self, images: Tensor) -> Tensor:
-        return normalise_images(images, self.normalise or self.source.mean_std)
+        return normalise_images(images, self._mean_std)
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,14 +16,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from depthfold.errors import DataError, InvalidValue
+from depthfold.progress import Progress
 from depthfold.support.coerce import as_text, as_tuple
 from depthfold.support.digest import digest
 from depthfold.support.optional import load
-from depthfold.support.text import count, did_you_mean
+from depthfold.support.text import count, did_you_mean, one_line
 from depthfold.tasks.images import MemoryImages, centre_box, crop_boxes
 from depthfold.tasks.source import BatchRequest, DatasetPart, Images, MeanStd, Part, Size, indented
 
 _CHANNELS = 3  # all images are converted to RGB
+_CHECKED = 4096  # images that are given to the threads of a check at a time
 _CACHE_BATCH = 256  # images per batch when all of them are read into memory
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -85,8 +88,7 @@ class FileImages:
             return 0
         if self.workers is not None:
             return self.workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(8, cores)
+        return min(8, _cores())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,10 @@ class _Decoder(Dataset["Tensor | DataError"]):
         return [image for _, image in images]
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def decode(path: str) -> Any:
     """Return the image in RGB."""
     try:
@@ -139,6 +145,38 @@ def decode(path: str) -> Any:
         raise DataError(
             f"The image {path} cannot be read: {error}. Download it again, or remove it from its folder."
         ) from None
+
+
+def check_files(paths: Sequence[str], progress: Progress) -> None:
+    """Raise DataError with the first images that cannot be decoded. Threads decode them in the lowest resolution."""
+    tick, bad = progress("checking images", len(paths), 0), []
+    with ThreadPoolExecutor(_cores()) as pool:
+        for start in range(0, len(paths), _CHECKED):
+            for why in pool.map(_why_unreadable, paths[start : start + _CHECKED]):
+                bad += [] if why is None else [why]
+                tick()
+    if bad:
+        raise DataError(
+            f"{count(len(bad), 'image')} of {len(paths)} cannot be read:{indented(bad)}\nDownload them again, or "
+            "remove them from their folders."
+        )
+
+
+def _why_unreadable(path: str) -> str | None:
+    """Return the path and the reason if an image cannot be decoded."""
+    try:
+        with _pillow().open(path) as image:
+            image.draft("RGB", (1, 1))  # a JPEG is still read to its end, but decoded at an eighth of its size
+            image.load()
+    except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError) as error:
+        return f"{path}: {one_line(error)}"
+    return None
+
+
+def digest_of_files(paths: Iterable[str]) -> str:
+    """Return a digest of the names, sizes and times of change of some files."""
+    stats = ((path, os.stat(path)) for path in paths)  # noqa: PTH116  # a Path for each of a million files is slow
+    return digest(*(os.fsencode(f"{path} {found.st_size} {found.st_mtime_ns}\n") for path, found in stats))
 
 
 def _size(path: str) -> Size:

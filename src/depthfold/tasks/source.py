@@ -17,7 +17,7 @@ from depthfold.errors import DataError, InvalidValue
 from depthfold.support.coerce import as_float, as_tuple, as_whole
 from depthfold.support.text import count
 
-Part = Literal["train", "test"]
+Part = Literal["train", "holdout", "test"]  # only a source with `own_holdout` has "holdout"
 Size = tuple[int, int]  # height and width
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]  # by channel, of values from 0 to 1
 
@@ -28,10 +28,12 @@ class BatchRequest:
 
     For random crops, `crop` has TRIES rows of four uniform numbers for each image (see images.crop_boxes); for centre
     crops it is None. Both are NumPy arrays, because tensors would take shared memory on their way to other processes.
+    `seed` is that of the random transforms in the user's own dataset.
     """
 
     indices: np.ndarray
     crop: np.ndarray | None = None
+    seed: int = 0
 
 
 class Images(Protocol):
@@ -76,8 +78,8 @@ class DatasetPart:
             first = int(wrong[0])
             raise DataError(
                 f"{self.where}: the label of image {self.keys[first]!r} is {int(self.labels[first])}, expected 0 to "
-                f"{len(self.classes) - 1} ({count(len(wrong), 'such label')} in total). Check that the file belongs to "
-                "this dataset."
+                f"{len(self.classes) - 1} ({count(len(wrong), 'such label')} in total). Check that these are "
+                "the labels of this dataset."
             )
 
 

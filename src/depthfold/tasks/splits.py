@@ -58,6 +58,15 @@ class LoadedSplits:
         return self._once("identity", lambda: self._source.identity)
 
     @property
+    def has_holdout(self) -> bool:
+        """False if nothing is held out, and the source has no hold-out set of its own."""
+        return self._holdout != 0 or self._has_own_holdout
+
+    @property
+    def _has_own_holdout(self) -> bool:
+        return getattr(self._source, "own_holdout", False)
+
+    @property
     def train(self) -> LabelledImages:
         """The training set without the hold-out set."""
         return self._once("train and holdout", self._train_and_holdout)[0]
@@ -91,6 +100,9 @@ class LoadedSplits:
 
     def _train_and_holdout(self) -> tuple[LabelledImages, LabelledImages]:
         found = self._source.read("train")
+        if self._has_own_holdout:
+            split_holdout(found, 0, self._seed)  # raises if a class has no images
+            return _labelled(found), _labelled(self._source.read("holdout"))
         train, holdout = (
             LabelledImages(
                 images=found.images.subset(indices), labels=found.labels[list(indices)], classes=found.classes
@@ -101,13 +113,16 @@ class LoadedSplits:
 
     def _find(self, split: Split) -> LabelledImages:
         if split == "test":
-            found = self._source.read("test")
-            return LabelledImages(images=found.images, labels=found.labels, classes=found.classes)
+            return _labelled(self._source.read("test"))
         if split != "holdout":
             raise InvalidValue(f"A split is 'holdout' or 'test', found {split!r}.")
-        if not self._holdout:
+        if not self.has_holdout:
             raise DataError("This task has no hold-out set to score (holdout=0). Give it one, for example holdout=0.1.")
         return self._once("train and holdout", self._train_and_holdout)[1]
+
+
+def _labelled(part: DatasetPart) -> LabelledImages:
+    return LabelledImages(images=part.images, labels=part.labels, classes=part.classes)
 
 
 def check_holdout(holdout: float | int) -> None:

@@ -174,6 +174,9 @@ class TracedNetwork:
     def __str__(self) -> str:
         return str(self.network)
 
+    def _repr_html_(self) -> str:
+        return self.network._repr_html_()
+
     def __repr__(self) -> str:
         return f"<TracedNetwork {self.network.name}: {summary(self.network)}>"
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from depthfold.training.device import DeviceContext, device_context
     from depthfold.training.forwards import scoring
     from depthfold.training.loop import train
-    from depthfold.training.metrics import Trained
+    from depthfold.training.metrics import Trained, read_curve
     from depthfold.training.recalibration import autocast, batch_norms, loss_without_gradients, recalibrate
     from depthfold.training.recipe import Recipe, preset
     from depthfold.training.stepper import learning_rate, total_steps
@@ -39,7 +39,7 @@ __getattr__ = lazy_getattr(
         "device": "DeviceContext device_context",
         "forwards": "scoring",
         "loop": "train",
-        "metrics": "Trained",
+        "metrics": "Trained read_curve",
         "recalibration": "autocast batch_norms loss_without_gradients recalibrate",
         "recipe": "Recipe preset",
         "stepper": "learning_rate total_steps",
@@ -52,5 +52,5 @@ __all__ = [
     "LAST", "BatchTask", "DeviceContext", "FunctionTask", "OutputTask", "Recipe", "Split", "Step", "Task",
     "Trained", "autocast", "batch_norms", "check_has_holdout", "check_task", "derive_seed", "device_context",
     "disable_autocast", "fork_rng", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients",
-    "moved_to", "preserve_modes", "preset", "recalibrate", "scoring", "task_name", "total_steps", "train",
+    "moved_to", "preserve_modes", "preset", "read_curve", "recalibrate", "scoring", "task_name", "total_steps", "train",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.errors import InvalidValue, NotFinite
-from depthfold.progress import Progress, silent
+from depthfold.progress import Progress, note, silent
 from depthfold.support.coerce import as_path
 from depthfold.tracing.weights import weights
 from depthfold.training.capture import StepRunner
@@ -37,6 +37,7 @@ from depthfold.training.task import Split, Step, Task, check_task, derive_seed
 READ_TOGETHER = 50  # losses: reading one waits until the device has computed it
 CHECKPOINTS = 10  # in a training run with a folder, unless the recipe sets their interval
 LOG = 50  # steps between two lines of the metrics; scores and checkpoints also have a line
+LINES = 20  # in the metrics of a training run with a folder, if it is shorter than LINES * LOG steps
 
 
 class Losses:
@@ -67,6 +68,11 @@ class Losses:
         if not keep:
             self.pending.clear()
         return mean
+
+    def recent(self, steps: int) -> float:
+        """Return the mean over the last `steps` steps, or those since the last mean if they are fewer."""
+        self._read()
+        return fmean(self.pending[-steps:])
 
     def _read(self) -> None:
         if not self._unread:
@@ -146,8 +152,15 @@ class TrainingRun:
                     world_size=context.world_size,
                 )
             )
+            note(tick, self._state)  # before the last tick, which may end the line
             tick()
         return self._result()
+
+    def _state(self) -> str:
+        """Return the present loss and the last score, as far as they are known without waiting for the device."""
+        loss = fmean(self.losses.pending[-LOG:]) if self.losses.pending else self.loss
+        score = f", score {self.curve[-1].score:.4g}" if self.curve else ""
+        return f"loss {loss:.4g}{score}" if math.isfinite(loss) else ""
 
     def _take(self, step: Step) -> None:
         """Take one step, then score, log and save if due."""
@@ -168,6 +181,8 @@ class TrainingRun:
             self._save()  # before the score, which is the user's code and may fail
         if report:
             self._report(lr, score=score, checkpoint=checkpoint)
+        elif self.checkpoints is not None and self._due(between := max(1, min(LOG, self.total // LINES))):
+            self._log(lr, self.losses.recent(between), scored=False)
 
     def _result(self) -> Trained:
         model, last = self.stepper.model, self.curve[-1] if self.curve else None
@@ -210,7 +225,7 @@ class TrainingRun:
 
     def _report(self, lr: float, *, score: bool, checkpoint: bool) -> None:
         is_best = self._score(lr) if score else False
-        self._log(lr, scored=score)
+        self._log(lr, self.loss, scored=score)
         if checkpoint or is_best:
             self._save()
 
@@ -244,7 +259,7 @@ class TrainingRun:
             self.best_weights = {name: tensor.detach().clone() for name, tensor in stepper.scored_weights().items()}
         return True
 
-    def _log(self, lr: float, *, scored: bool) -> None:
+    def _log(self, lr: float, loss: float, *, scored: bool) -> None:
         if self.checkpoints is None:
             return
         epochs = self.stepper.recipe.epochs
@@ -253,7 +268,7 @@ class TrainingRun:
                 "step": self.done,
                 "epoch": None if epochs is None else round(epochs * self.done / self.total, 6),
                 "lr": lr,
-                "loss": self.loss,
+                "loss": loss,
                 "score": self.curve[-1].score if scored else None,
                 "seconds": round(self._seconds(), 3),
                 "execution": self.runner.execution,

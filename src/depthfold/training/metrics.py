@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,13 @@ class Metrics:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def read_curve(folder: Path) -> tuple[dict[str, Any], ...]:
+    """Return the lines of the metrics in a folder of checkpoints; none if there is no such file."""
+    path = folder / FILE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return tuple(json.loads(line) for line in _lines_until(text, sys.maxsize))
 
 
 def _keep_until(path: Path, step: int) -> None:

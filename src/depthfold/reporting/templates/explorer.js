@@ -1,13 +1,14 @@
 "use strict";
 // The explorer: a slider over the plans, and the network of the selected plan. view.py writes the data: every segment
 // once, [i, j, ms with an activation at j, ms without, ms of its separate layers or null, shape], and plans as lists
-// of indices of segments. Segments with dropped layers or branches also have { layers, branches }; the shape is null if
-// nothing of a segment is left. Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text from the
-// data is always set as text, never as HTML.
+// of indices of segments. Segments with dropped layers or branches also have { layers, branches }, and those with a time
+// at the floor of the calibration { floored: [without, with an activation] }. The shape is null if nothing of a segment
+// is left. Positions count from 0 to L as in the paper; layer l is layers[l - 1]. Text from the data is always set as
+// text, never as HTML.
 
 (function () {
   const data = JSON.parse(document.getElementById("report-data").textContent);
-  const { layers, segments, plans, original, inserted, skips, barriers, chosen } = data;
+  const { layers, segments, plans, original, inserted, skips, barriers, chosen, best } = data;
   const own = layers.flatMap((layer, n) => (layer.activation === null ? [] : [n + 1]));
   const longest = Math.max(...segments.map(([, , active, inactive, replaced]) => Math.max(active, inactive, replaced ?? 0)));
   const slider = document.getElementById("budget");
@@ -45,11 +46,13 @@
     const kept = new Set(plan.activations);
     const native = new Set(own);
     const parts = plan.segments.map((index) => {
-      const [i, j, active, inactive, replaced, shape, drops = { layers: [], branches: [] }] = segments[index];
-      const gone = inBranches(drops.branches);
-      const missing = new Set([...drops.layers, ...gone.keys()]);
+      const [i, j, active, inactive, replaced, shape, more = {}] = segments[index];
+      const { layers: single = [], branches = [], floored = [false, false] } = more;
+      const gone = inBranches(branches);
+      const missing = new Set([...single, ...gone.keys()]);
       const merged = j - i - missing.size > 1;
-      return { i, j, time: kept.has(j) ? active : inactive, replaced, shape, merged, gone, missing, branches: drops.branches };
+      const time = kept.has(j) ? active : inactive;
+      return { i, j, time, floor: floored[Number(kept.has(j))], replaced, shape, merged, gone, missing, branches };
     });
     return {
       plan,
@@ -115,8 +118,8 @@
     return element("span", "dropped", element("s", "", shape), how);
   }
 
-  function times({ time, replaced, merged, missing }) {
-    const after = ms(time, 3);
+  function times({ time, floor, replaced, merged, missing }) {
+    const after = ms(time, 3) + (floor ? " (floor)" : "");
     const changed = merged || missing.size > 0;
     const text = changed && replaced !== null ? `${digits(replaced, 3)} \u2192 ${after}` : after;
     const bars = element("div", "bars", element("i", "before"), element("i", "after"));
@@ -148,6 +151,37 @@
     item.dataset.i = i;
     item.dataset.j = j;
     return item;
+  }
+
+  // Return the items of all blocks, with each run of unchanged ones folded into one item.
+  function folded(state) {
+    const items = [];
+    let run = [];
+    const close = () => {
+      if (run.length > 0) items.push(fold(run));
+      run = [];
+    };
+    for (const part of state.parts) {
+      const item = blockItem(part, state);
+      if (item.classList.contains("same")) {
+        run.push([part, item]);
+      } else {
+        close();
+        items.push(item);
+      }
+    }
+    close();
+    return items;
+  }
+
+  function fold(run) {
+    const [first, last] = [run[0][0].i + 1, run[run.length - 1][0].j];
+    const which = first < last ? `Layers ${first}\u2013${last} are unchanged` : `Layer ${first} is unchanged`;
+    const total = run.reduce((sum, [part]) => sum + part.time, 0);
+    const summary = element("summary", "", element("span", "", which), element("span", "", ms(total, 3)));
+    const details = element("details", "", summary, element("ol", "", ...run.map(([, item]) => item)));
+    details.open = byId("unchanged").checked;
+    return element("li", "fold", details);
   }
 
   // Draw blocks with a width proportional to their time. Both strips have the same scale.
@@ -182,7 +216,7 @@
     slider.setAttribute("aria-valuetext", budgetText(state));
     byId("budget-text").textContent = budgetText(state);
     byId("summary").textContent = summary(index, state);
-    byId("blocks").replaceChildren(...state.parts.map((part) => blockItem(part, state)));
+    byId("blocks").replaceChildren(...folded(state));
     strips(state);
     for (const name of ["cx", "cy"]) byId("selected").setAttribute(name, dots[index].getAttribute(name));
   }
@@ -190,9 +224,9 @@
   slider.addEventListener("input", () => show(Number(slider.value)));
   byId("fastest").addEventListener("click", () => show(0));
   byId("chosen").addEventListener("click", () => show(chosen));
-  byId("best").addEventListener("click", () => show(plans.length - 1));
-  byId("only-changes").addEventListener("change", (event) => {
-    byId("blocks").classList.toggle("only-changes", event.target.checked);
+  byId("best").addEventListener("click", () => show(best));
+  byId("unchanged").addEventListener("change", (event) => {
+    for (const part of byId("blocks").querySelectorAll("details")) part.open = event.target.checked;
   });
   canvas.addEventListener("click", (event) => {
     const index = dots.indexOf(markAt(event));

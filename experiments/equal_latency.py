@@ -1,0 +1,238 @@
+"""Compare methods at equal latency on one GPU, and time what they give on other targets.
+
+    python experiments/equal_latency.py train DATA RUN --network mobilenet_v2 [--weights FILE] [--seconds 1500]
+    python experiments/equal_latency.py latency DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
+    python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime
+
+DATA is CIFAR-10 in its binary layout, or the folder of Imagenette for efficientnet_lite0. RUN keeps the weights of the
+original network, both tables and a line per result. `train` goes through a list of measurements in order, leaves out
+those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
+resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
+
+To compress for another machine, run `latency` there first, then `train --no-profiles` on the GPU with the same RUN and
+stopwatch, then `profile` on the other machine.
+
+Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
+nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
+test set. It is timed in the same rounds as the original, once for all seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from cifar_networks import save_base
+from equal_latency_candidates import Candidate, Methods
+from gpu_runs import ON_CARD, PLANS, executor, record, rows, short, train_and_score
+from importance_compare import refitted
+from subjects import STOPWATCHES, SUBJECTS, timed_batch
+
+import depthfold as df
+from depthfold.core import Move, Surrogate
+from depthfold.importance import measure_importance
+from depthfold.latency import profile_all
+from depthfold.pipeline import fit_surrogate
+from depthfold.tracing import TracedNetwork, free_weights
+from depthfold.training import preset, train
+
+MOVES = get_args(Move)
+SHARES = (0.65, 0.5, 0.35, 0.8)  # of the original's latency, in the order in which they are measured
+Row = dict[str, Any]
+
+
+class OutOfTime(Exception):
+    """The next measurement would end after the time that was given."""
+
+
+class Experiment:
+    """The comparison on one network."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.run, self.device = options, options.run, options.device
+        self.subject = SUBJECTS[options.network]
+        self.weights: Path = options.weights or self.run / "base.safetensors"
+        self.deadline = time.perf_counter() + options.seconds
+        self.longest = 0.0  # seconds of one training run so far
+
+    @functools.cached_property
+    def task(self) -> df.ClassificationTask:
+        return self.subject.task(self.options.data)
+
+    def train(self) -> None:
+        """Measure everything that is missing, until the time is up."""
+        try:
+            self.measure("base", self.base)
+            model = self.subject.load(self.weights)
+            traced = self.subject.trace(model)
+            self.table_of_latencies(model)
+            self.measure("importance", lambda: self.importance(traced))
+            self.measure("surrogate", lambda: self.fitted(traced))
+            for candidate, seed, distil in self.order(self.methods(model, traced)):
+                name, text = f"{candidate.method} {candidate.at}", "" if distil else " without distillation"
+                started = time.perf_counter()
+                self.measure(
+                    f"train {name} {seed}{text}",
+                    lambda c=candidate, s=seed, d=distil: self.candidate(traced, c, s, distil=d),
+                )
+                self.longest = max(self.longest, time.perf_counter() - started)
+                if self.options.profiles:
+                    key = f"profile {name} {self.options.stopwatch}"
+                    self.measure(key, lambda c=candidate: self.profile(traced, c))
+        except OutOfTime as what:
+            print(f"no time for: {what}", flush=True)
+
+    def table_of_latencies(self, model: torch.nn.Module) -> None:
+        self.measure("latency", lambda: self.latency(self.timed(model)))
+
+    def profiles(self) -> None:
+        """Time all candidates with another stopwatch."""
+        model = self.subject.load(self.weights)
+        traced = self.subject.trace(model)
+        for candidate, _, _ in self.order(self.methods(model, traced)):
+            key = f"profile {candidate.method} {candidate.at} {self.options.stopwatch}"
+            self.measure(key, lambda c=candidate: self.profile(traced, c))
+
+    def measure(self, key: str, work: Callable[[], Row]) -> None:
+        """Record the result of one measurement unless it is known."""
+        if key in rows(self.run):
+            return
+        if time.perf_counter() + self.longest > self.deadline:
+            raise OutOfTime(key)
+        record(self.run, key, work())
+
+    def order(self, methods: Methods) -> Iterator[tuple[Candidate, int, bool]]:
+        """Yield what is trained: the searches with two or three seeds, then the rest, then without distillation."""
+        more = self.subject.name == "mobilenet_v2"
+        for seed in (0, 1, 2) if more else (0, 1):
+            for share in SHARES:
+                yield from ((candidate, seed, True) for candidate in methods.solved(share))
+        for seed in (0, 1, 2) if more else (0,):
+            for share in SHARES:
+                yield from ((candidate, seed, True) for candidate in methods.others(share))
+            yield from ((candidate, seed, True) for candidate in methods.published())
+        if more:
+            for share in SHARES:
+                both = (*methods.solved(share), *methods.others(share))
+                yield from ((one, 0, False) for one in both if one.method in ("all moves", "channels, Taylor"))
+
+    def timed(self, model: torch.nn.Module) -> TracedNetwork:
+        return self.subject.trace(model, timed_batch(self.options.stopwatch, self.subject))
+
+    def methods(self, model: torch.nn.Module, traced: TracedNetwork) -> Methods:
+        stopwatch, batch = STOPWATCHES[self.options.stopwatch], timed_batch(self.options.stopwatch, self.subject)
+        return Methods(self.subject, model, traced, self.task, stopwatch, batch, self.options)
+
+    def base(self) -> Row:
+        """Train the original network unless its weights are there, and score it."""
+        row: Row = {}
+        if not self.weights.exists():
+            assert self.subject.base is not None, "--weights is missing"
+            model, recipe = self.subject.build(), short(self.subject.base, self.options)
+            result = train(model, self.task, recipe, device=self.device)
+            save_base(model, self.weights)
+            row = {"recipe": recipe.to_json(), "seconds": result.seconds}
+        model = self.subject.load(self.weights).to(self.device).eval()
+        return row | {split: self.task.score(model, split) for split in ("holdout", "test")}  # type: ignore[arg-type]
+
+    def latency(self, timed: TracedNetwork) -> Row:
+        started = time.perf_counter()
+        table = df.measure_latency(timed, STOPWATCHES[self.options.stopwatch], moves=MOVES, run=self.run / "journals")
+        (self.run / "latency.json").write_text(table.dumps())
+        return {"seconds": time.perf_counter() - started, "entries": len(table.entries)}
+
+    def importance(self, traced: TracedNetwork) -> Row:
+        recipe = preset("brief")
+        recipe = short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), self.options)
+        started = time.perf_counter()
+        table = measure_importance(
+            traced, self.task, recipe, method="brief", moves=MOVES, executor=executor(self.options),
+            run=self.run / "journals",
+        )  # fmt: skip
+        (self.run / "importance.json").write_text(table.dumps())
+        return {"seconds": time.perf_counter() - started, "entries": len(table.entries), "recipe": recipe.to_json()}
+
+    def fitted(self, traced: TracedNetwork) -> Row:
+        """Fit the surrogate to plans that are trained now, or to those of another run of the same network."""
+        times = df.LatencyTable.loads((self.run / "latency.json").read_text())
+        costs = df.ImportanceTable.loads((self.run / "importance.json").read_text())
+        started, recipe = time.perf_counter(), short(PLANS, self.options)
+        if self.options.trained_plans:
+            kept = replace(costs, entries=tuple(entry for entry in costs.entries if not entry.dropped))
+            surrogate = refitted(kept, Surrogate.loads(self.options.trained_plans.read_text()))
+        else:
+            surrogate = fit_surrogate(
+                traced, self.task, times, costs, recipe, plans=24, executor=executor(self.options),
+                run=self.run / "journals",
+            )  # fmt: skip
+        (self.run / "surrogate.json").write_text(surrogate.dumps())
+        return {"seconds": time.perf_counter() - started, "fit": str(surrogate), "recipe": recipe.to_json()}
+
+    def candidate(self, original: TracedNetwork, candidate: Candidate, seed: int, *, distil: bool) -> Row:
+        """Fine-tune and merge a candidate, and score the merged network. Methods that choose the same plan share it."""
+        plan = str(candidate.plan) if candidate.traced is original else f"{candidate.method} {candidate.at}"
+        named = {"method": candidate.method, "at": candidate.at, "seed": seed, "distilled": distil, "plan": plan}
+        for row in rows(self.run).values():
+            if all(row.get(name) == named[name] for name in ("plan", "seed", "distilled")):
+                return row | named
+        recipe = self.subject.finetuning
+        recipe = recipe.replace(seed=seed, distillation=recipe.distillation if distil else 0.0)
+        teacher = df.rewrite(original, original.vanilla).eval() if distil else None
+        student = df.rewrite(candidate.traced, candidate.plan)
+        before = self.task.score(student.to(self.device).eval(), "test")
+        row = train_and_score(student, teacher, self.task, short(recipe, self.options), self.device)
+        merged = df.merge(student.cpu().eval())
+        row |= {"before": before, "merged": self.task.score(merged.to(self.device), "test")}
+        free_weights(student, merged)
+        return row | named
+
+    def profile(self, original: TracedNetwork, candidate: Candidate) -> Row:
+        """Time the merged network beside the original. The weights do not matter."""
+        inputs = self.subject.example(timed_batch(self.options.stopwatch, self.subject))
+        modules = {
+            "original": df.merge(df.rewrite(original, original.vanilla).eval()),
+            "merged": df.merge(df.rewrite(candidate.traced, candidate.plan).eval()),
+        }
+        found = profile_all(modules, inputs, STOPWATCHES[self.options.stopwatch])
+        print(f"{candidate.method} at {candidate.at}: {found['merged'].latency:.3f} of "
+              f"{found['original'].latency:.3f} ms", flush=True)  # fmt: skip
+        return {
+            "method": candidate.method, "at": candidate.at, "stopwatch": self.options.stopwatch,
+            "plan": str(candidate.plan), "predicted": candidate.predicted,
+            **{name: profile.to_json() for name, profile in found.items()},
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "latency", "profile"))
+    parser.add_argument("data", type=Path)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
+    parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
+    parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
+    parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, help="at most so many steps of batch 8, for a dry run")
+    options = parser.parse_args()
+    options.run.mkdir(parents=True, exist_ok=True)
+    if options.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    experiment = Experiment(options)
+    if options.what == "latency":  # latencies do not depend on the weights
+        experiment.table_of_latencies(experiment.subject.build())
+    else:
+        experiment.train() if options.what == "train" else experiment.profiles()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The candidates that equal_latency.py compares: for each method and latency, a traced network and a plan."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from gpu_runs import short
+from subjects import Subject
+from torch import nn
+
+import depthfold as df
+from depthfold import baselines
+from depthfold.backends import Backend
+from depthfold.core import Surrogate
+from depthfold.errors import BudgetError
+from depthfold.latency import Timer
+from depthfold.tracing import TracedNetwork
+
+SEARCHES, CONTROL = ("paper", "all moves", "LayerMerge's rule"), "control: constant"
+PRUNED = ("magnitude", "Taylor")
+PRUNED_SHARES = (0.8, 0.65, 0.5, 0.35)
+SEARCHED, SEARCH_EPOCHS = (12, 9, 7), 10  # kept blocks, as published
+QUICK = Timer(warmup=0.2, rounds=3)  # for the many networks that pruning goes through
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network to be fine-tuned. `at` is a share of the original's latency, or the name of a published pattern."""
+
+    method: str
+    at: str
+    traced: TracedNetwork
+    plan: df.Plan
+    predicted: float | None = None  # latency in ms, from the table
+
+
+class Methods:
+    """Makes the candidates of one network."""
+
+    def __init__(
+        self, subject: Subject, model: nn.Module, traced: TracedNetwork, task: df.ClassificationTask,
+        stopwatch: Backend, batch: int, options: argparse.Namespace,
+    ) -> None:  # fmt: skip
+        self.subject, self.model, self.traced, self.task = subject, model, traced, task
+        self.stopwatch, self.batch, self.options = stopwatch, batch, options
+        self.run, self.device, run = options.run, options.device, options.run
+        self.times = df.LatencyTable.loads((run / "latency.json").read_text())
+        self.costs = df.ImportanceTable.loads((run / "importance.json").read_text())
+        self.surrogate = Surrogate.loads((run / "surrogate.json").read_text())
+
+    def solved(self, share: float) -> Iterator[Candidate]:
+        """Yield the plan of each search that reaches a share of the original's latency."""
+        for method in SEARCHES:
+            if (found := self._solved(method, f"{share:.0%}", f"{share:.0%}")) is not None:
+                yield found
+
+    def others(self, share: float) -> Iterator[Candidate]:
+        """Yield the channel-pruned networks at this share, and the plan of the control."""
+        for kind in PRUNED:
+            if (model := self.pruned(kind).get(share)) is not None:
+                traced = self.subject.trace(model)
+                yield Candidate(f"channels, {kind}", f"{share:.0%}", traced, traced.vanilla)
+        if (found := self._solved(CONTROL, f"{share:.0%}", f"{share:.0%}")) is not None:
+            yield found
+
+    def published(self) -> Iterator[Candidate]:
+        """Yield DepthShrinker's patterns for this network, and our plan that is as fast."""
+        width = {"mobilenet_v2": "1.0", "mobilenet_v2_1.4": "1.4"}.get(self.subject.name, "none")
+        for name in (name for name in baselines.PATTERNS if name.endswith(width)):
+            plan = baselines.depthshrinker_plan(self.traced, name)
+            latency = self.times.predict(self.traced.network, plan)
+            yield Candidate("DepthShrinker", name, self.traced, plan, latency)
+            if (ours := self._solved("all moves", f"{latency}ms", name)) is not None:
+                yield ours
+        for kept in SEARCHED if width != "none" else ():
+            plan = self.searched(kept)
+            predicted = self.times.predict(self.traced.network, plan)
+            yield Candidate("DepthShrinker, searched", f"{kept} blocks", self.traced, plan, predicted)
+
+    def searched(self, kept: int) -> df.Plan:
+        """Return the plan of DepthShrinker's search on this task."""
+        file = self.run / f"depthshrinker-{kept}.json"
+        if not file.exists():
+            recipe = short(self.subject.finetuning.replace(epochs=SEARCH_EPOCHS), self.options)
+            teacher = df.rewrite(self.traced, self.traced.vanilla).eval()
+            plan = baselines.search_depthshrinker(
+                self.traced, self.task, recipe, kept=kept, costs=self.times, teacher=teacher, device=self.device
+            )
+            file.write_text(plan.dumps())
+        return df.Plan.loads(file.read_text())
+
+    def _solved(self, method: str, budget: str, at: str) -> Candidate | None:
+        try:
+            found = self.frontiers[method].at(budget)
+        except BudgetError as error:
+            print(f"{method}: {error}")
+            return None
+        return Candidate(method, at, self.traced, found.plan, found.latency)
+
+    @functools.cached_property
+    def frontiers(self) -> dict[str, df.Frontier]:
+        return frontiers(self.times, self.costs, self.traced.network, self.surrogate)
+
+    @functools.cache  # noqa: B019 - there is one object per process
+    def pruned(self, kind: str) -> dict[float, nn.Module]:
+        """Return the channel-pruned networks by share. One pass of pruning goes through all shares."""
+        file = self.run / f"channels-{kind}.pt"
+        if not file.exists():
+            torch.save({share: model.half() for share, model in self._prune(kind).items()}, file)
+        return {share: model.float().eval() for share, model in torch.load(file, weights_only=False).items()}
+
+    def _prune(self, kind: str) -> dict[float, nn.Module]:
+        time = baselines.stopwatch(self.subject.example(self.batch), self.stopwatch, timer=QUICK)
+        original, found = time(self.model), dict[float, nn.Module]()
+
+        def clock(model: nn.Module) -> float:
+            now = time(copy.deepcopy(model).cpu())
+            for share in PRUNED_SHARES:
+                if share not in found and now <= share * original:
+                    found[share] = copy.deepcopy(model).cpu()
+                    found[share].zero_grad()
+            print(f"channels, {kind}: {now:.3f} of {original:.3f} ms", flush=True)
+            return now
+
+        recipe = short(self.subject.finetuning, self.options)
+        gradients = baselines.task_gradients(self.task, recipe) if kind == "Taylor" else None
+        example = self.subject.example(1).to(self.device)
+        try:
+            baselines.prune_channels(
+                self.model.to(self.device), example, PRUNED_SHARES[-1] * original, clock, gradients=gradients
+            )
+        except BudgetError as error:
+            print(error)
+        finally:
+            self.model.cpu()
+        return found
+
+
+def frontiers(
+    times: df.LatencyTable, costs: df.ImportanceTable, network: df.Network, surrogate: Surrogate | None
+) -> dict[str, df.Frontier]:
+    """Return the frontier of each search, from tables that were measured with all moves."""
+    merged = replace(times, entries=tuple(entry for entry in times.entries if entry.shape is None))
+    kept = replace(costs, entries=tuple(entry for entry in costs.entries if not entry.dropped))
+    return {
+        "paper": df.solve(merged, kept, network=network, surrogate=surrogate),
+        "all moves": df.solve(times, costs, network=network, surrogate=surrogate),
+        "LayerMerge's rule": baselines.layermerge_frontier(
+            times, costs, network, exponential=False, surrogate=surrogate
+        ),
+        CONTROL: df.solve(merged, baselines.constant_importance(network), network=network),
+    }

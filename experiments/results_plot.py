@@ -1,0 +1,61 @@
+"""Draw accuracy against measured latency, for a light and a dark page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from equal_latency_results import OURS, TITLES, Measured, NetworkResults
+from matplotlib.figure import Figure
+
+# Ours are filled and joined by a line. The colours are Okabe and Ito's, which the colour-blind can tell apart.
+STYLES = {
+    OURS: ("#0072b2", "o", "-"),
+    "paper": ("#56b4e9", "o", "--"),
+    "LayerMerge's rule": ("#009e73", "s", ":"),
+    "DepthShrinker": ("#d55e00", "^", "none"),
+    "DepthShrinker, searched": ("#d55e00", "v", "none"),
+    "channels, magnitude": ("#cc79a7", "D", ":"),
+    "channels, Taylor": ("#e69f00", "D", ":"),
+}
+THEMES = {"light": ("#1d2227", "#d0d7de"), "dark": ("#e6edf3", "#3d444d")}
+STEADY = {"svg.fonttype": "none", "svg.hashsalt": "depthfold", "font.family": "sans-serif", "font.size": 10}
+
+
+def draw(results: NetworkResults, title: str, folder: Path) -> None:
+    """Write results-NAME-light.svg and -dark.svg."""
+    for theme, (ink, grid) in THEMES.items():
+        with mpl.rc_context(
+            STEADY | {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink}
+        ):
+            figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+            axes = figure.subplots()
+            _lines(axes, results)
+            axes.set(xlabel="measured latency, ms", ylabel="test accuracy, %", title=title)
+            axes.grid(color=grid, linewidth=0.6)
+            axes.spines[:].set_color(grid)
+            axes.set_facecolor("none")
+            axes.legend(frameon=False, fontsize=8.5, loc="lower right")
+            path = folder / f"results-{results.name}-{theme}.svg"
+            figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+
+
+def _lines(axes: mpl.axes.Axes, results: NetworkResults) -> None:
+    trained = [one for one in results.measured if one.scores and one.profile]
+    for method, (colour, marker, line) in STYLES.items():
+        found = sorted((one for one in trained if one.method == method), key=_latency)
+        if not found:
+            continue
+        x, y = [_latency(one) for one in found], [one.mean for one in found]
+        spread = [[m - min(one.scores.values()) for m, one in zip(y, found, strict=True)],
+                  [max(one.scores.values()) - m for m, one in zip(y, found, strict=True)]]  # fmt: skip
+        axes.errorbar(x, y, spread, color=colour, marker=marker, linestyle=line, markersize=5, linewidth=1.4,
+                      elinewidth=1, label=TITLES[method], zorder=3 if method == OURS else 2)  # fmt: skip
+    original = trained[0].original
+    assert original is not None
+    axes.plot([original.latency], [results.base["test"]], "*", color="#8c959f", markersize=13, label="original")
+
+
+def _latency(one: Measured) -> float:
+    assert one.profile is not None
+    return one.profile.latency

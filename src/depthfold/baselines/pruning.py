@@ -1,0 +1,126 @@
+"""Channel pruning with Torch-Pruning until a clock reads the target: its advice for MobileNets, our stopwatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from depthfold.backends import Backend, get
+from depthfold.backends.base import flatten
+from depthfold.baselines.channels import output_layers, trainable_copy
+from depthfold.errors import BudgetError, InvalidValue
+from depthfold.latency import Timer
+from depthfold.latency.candidates import build_plan, closing_all
+from depthfold.latency.timer import Rounds, milliseconds
+from depthfold.support.optional import load
+from depthfold.support.text import count
+from depthfold.tracing import ExampleInputs, device_of, trace
+from depthfold.training import Recipe, Step, Task
+
+Clock = Callable[[nn.Module], float]  # returns the time of a whole network in milliseconds
+
+
+def prune_channels(
+    model: nn.Module,
+    example: Any,
+    target: float,
+    clock: Clock,
+    *,
+    gradients: Callable[[nn.Module], None] | None = None,
+    keep: Iterable[str] = (),
+    steps: int = 40,
+    max_ratio: float = 0.7,
+    round_to: int = 8,
+) -> nn.Module:
+    """Return a copy of the model with as many channels removed as it takes to bring the clock down to `target`.
+
+    In each of `steps` small steps, Torch-Pruning removes the least important channels of all groups of the same
+    structure together (isomorphic), in multiples of `round_to`, at most `max_ratio` of each layer. A channel is
+    important if the weights of its group have a large L2 norm, or, with `gradients`, a large first-order Taylor term.
+    `gradients` is called before each step, to add the gradients of a loss to the parameters of the model; see
+    task_gradients(). `keep` are the names of modules that keep their channels; those that compute the output always do.
+    """
+    pruned = trainable_copy(model)
+    inputs = ExampleInputs.of(example).like(pruned).args
+    kept = [*output_layers(pruned, inputs), *(pruned.get_submodule(name) for name in keep)]
+    pruner = _pruner(
+        pruned, inputs, kept, taylor=gradients is not None, iterative_steps=steps, round_to=round_to, ratio=max_ratio
+    )
+    shapes = _output_shapes(pruned, inputs)
+    time = first = clock(pruned)
+    for _ in range(steps):
+        if time <= target:
+            break
+        if gradients is not None:
+            for parameter in pruned.parameters():
+                parameter.grad = torch.zeros_like(parameter)  # Torch-Pruning also reads those that a loss does not use
+            gradients(pruned)
+        pruner.step()
+        if (found := _output_shapes(pruned, inputs)) != shapes:
+            raise InvalidValue(
+                f"Pruning changed the shape of the output from {shapes} to {found}. Name the layer that computes it in "
+                "keep=[...]."
+            )
+        time = clock(pruned)
+    if time > target:
+        raise BudgetError(
+            f"The pruned network takes {time:.4g} ms after {count(steps, 'step')}, not {target:.4g} ms; the original "
+            f"takes {first:.4g} ms. Use a larger target or max_ratio.",
+            fastest=time / first,
+        )
+    pruned.zero_grad()
+    return pruned
+
+
+def _pruner(
+    model: nn.Module, inputs: tuple[Any, ...], kept: list[nn.Module], *, taylor: bool, ratio: float, **given: int
+) -> Any:
+    """Return a pruner with the options that Torch-Pruning recommends for MobileNets."""
+    pruning = load("torch_pruning", "baselines")
+    importance = pruning.importance
+    return pruning.pruner.BasePruner(
+        model,
+        inputs,
+        importance=importance.GroupTaylorImportance() if taylor else importance.GroupMagnitudeImportance(p=2),
+        global_pruning=True,
+        isomorphic=True,
+        pruning_ratio=ratio,
+        max_pruning_ratio=ratio,
+        ignored_layers=kept,
+        in_channel_groups={},  # its defaults are shared between all pruners
+        out_channel_groups={},
+        **given,
+    )
+
+
+def _output_shapes(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    with torch.no_grad():
+        return [tuple(tensor.shape) for tensor in flatten(model(*inputs))]
+
+
+def stopwatch(example: Any, target: str | Backend, *, timer: Timer | None = None) -> Clock:
+    """Return a clock that measures whole networks on a target as choose() does: batch norms folded, in rounds."""
+    backend, rule = get(target), timer or Timer(rounds=10)
+
+    def clock(model: nn.Module) -> float:
+        traced, rounds = trace(model, example), dict[str, Rounds]()
+        compiled = {"network": build_plan(traced, backend, traced.vanilla, traced.example_tensors())}
+        with closing_all(compiled):
+            rule.measure(compiled, rounds)
+        return milliseconds(rounds["network"])
+
+    return clock
+
+
+def task_gradients(task: Task, recipe: Recipe, *, batches: int = 8) -> Callable[[nn.Module], None]:
+    """Return a function that adds the gradients of the task's loss, over the first batches of a recipe, to a model."""
+
+    def gradients(model: nn.Module) -> None:
+        for number in range(batches):
+            step = Step(number=number, seed=recipe.seed, recipe=recipe, device=device_of(model))
+            (task.loss(model, step) / batches).backward()  # type: ignore[no-untyped-call]
+
+    return gradients

@@ -1,0 +1,114 @@
+"""What the latency table alone says, before anything is trained: the fastest plan, and whether it meets the budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from depthfold.backends import Backend, get
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Score, require_moves
+from depthfold.errors import BudgetError, TableError
+from depthfold.importance import importance_options
+from depthfold.latency import choose
+from depthfold.latency.calibration import is_inaccurate
+from depthfold.latency.choose import MARGIN
+from depthfold.pipeline.options import Options
+from depthfold.progress import Progress
+from depthfold.solver import solve
+from depthfold.tracing import TracedNetwork
+
+
+def fastest(traced: TracedNetwork, latency: LatencyTable, options: Options) -> Frontier:
+    """Return the frontier of the fastest plan alone: if all importances are equal, no other plan is better."""
+    blocks = importance_options(traced, options.space, options.moves)
+    equal = ImportanceTable(
+        network=traced.network.name,
+        fingerprint=traced.network.fingerprint,
+        entries=tuple(Score(span=block, dropped=dropped, samples=(0.0,)) for block, dropped in blocks),
+    )
+    return solve(latency, equal, network=traced.network)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyCheck:
+    """The check of a latency table before a training: a plan must meet the budget, and the table not be doubtful.
+
+    If the table was measured in another environment, the fastest plan is timed on the target. Without a target,
+    nothing is timed.
+    """
+
+    traced: TracedNetwork
+    latency: LatencyTable
+    options: Options
+    budget: Budget | None
+    target: str | Backend | None = None
+    run: Path | None = None
+    progress: Progress | None = None
+
+    def __call__(self) -> None:
+        """Raise BudgetError if no plan meets the budget, and TableError if the table is doubtful."""
+        near = self.budget is not None and self._is_near(self.budget)
+        if not self.options.allow_doubtful:
+            check_trusted(self.latency, self.run)
+        if near and self.budget is not None and self.target is not None:
+            frontier = fastest(self.traced, self.latency, self.options)
+            choose(self.traced, frontier, self.budget, self.target, run=self.run, progress=self.progress)
+
+    def _is_near(self, budget: Budget) -> bool:
+        """Return True if only a measurement can tell whether the fastest plan meets the budget. Raise if it cannot."""
+        frontier = fastest(self.traced, self.latency, self.options)
+        if frontier.original is None and budget.kind != "milliseconds":
+            return False  # choose() times the original
+        if self.target is not None and not self._is_here(self.target):
+            return True
+        predicted, limit = frontier.points[0].latency, budget.limit(frontier.original)
+        calibration = self.latency.calibration
+        error = calibration.worst_error if calibration else 0.0
+        if predicted * (1 - error) > limit:
+            raise self._out_of_reach(budget, limit, frontier)
+        return predicted * (1 + error) > limit * (1 - MARGIN)
+
+    def _advice(self) -> str:
+        ways = ["another target"]
+        if self.options.space == "paper":
+            ways.append('the larger search space (space="full", --space full)')
+        if "drop-layers" not in require_moves(self.options.moves):
+            ways.append("plans that drop layers (moves=..., --moves drop-layers)")
+        return " or ".join(ways)
+
+    def _is_here(self, target: str | Backend) -> bool:
+        return get(target).environment(self.traced.example_tensors()) == self.latency.environment
+
+    def _out_of_reach(self, budget: Budget, limit: float, frontier: Frontier) -> BudgetError:
+        ms, original = frontier.points[0].latency, frontier.original
+        in_ms = "" if budget.kind == "milliseconds" else f" ({limit:.4g} ms)"
+        found = f"No plan meets the budget of {budget}{in_ms}: the fastest plan takes {ms:.4g} ms"
+        advice = self._advice()
+        if original is None:
+            return BudgetError(
+                f"{found} by the latency table, so nothing was trained. Use a larger budget or {advice}."
+            )
+        share = ms / original
+        found += f", {share:.1%} of the original's {original:.4g} ms, by the latency table, so nothing was trained"
+        if share > 1 - MARGIN:
+            return BudgetError(f"{found}. Merging saves no time here: use {advice}.", fastest=share)
+        least = math.ceil(100 * share / (1 - MARGIN))
+        return BudgetError(f"{found}. Use a budget of {least}% or more, or {advice}.", fastest=share)
+
+
+def check_trusted(latency: LatencyTable, run: Path | None) -> None:
+    """Raise TableError if the latency table is doubtful: trainings for the wrong blocks would be wasted."""
+    if (doubt := doubt_about(latency)) is not None:
+        delete = "" if run is None else f"delete latency.json and latency.jsonl in {run} and "
+        raise TableError(
+            f"The latency table is doubtful, so nothing was trained: {doubt}. When nothing else runs, {delete}measure "
+            "it again, or train with it anyway: allow_doubtful=True (--allow-doubtful)."
+        )
+
+
+def doubt_about(latency: LatencyTable) -> str | None:
+    """Return why the table is doubtful; None if it is not."""
+    if latency.calibration is not None and is_inaccurate(latency.calibration):
+        return f"it is {latency.calibration}"
+    return latency.doubt

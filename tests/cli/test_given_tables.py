@@ -1,0 +1,94 @@
+"""Tables that were measured earlier or elsewhere are used instead of measuring: --latency FILE, --importance FILE."""
+
+import json
+
+import pytest
+
+from cli_workshop import depthfold, refused
+from depthfold.core import ImportanceTable, LatencyTable
+
+
+@pytest.fixture
+def asked(workshop, compressed, tmp_path):
+    def command(name, *options):
+        return (name, "--config", workshop / "tiny.toml", "--run", tmp_path / "run", *options)
+
+    return command
+
+
+@pytest.fixture
+def change(workshop, compressed, tmp_path):
+    """Return a function that writes the finished run's latency table with changed fields and returns its path."""
+
+    def write(**fields):
+        table = json.loads((workshop / "whole/latency.json").read_text())
+        environment = fields.pop("environment", {})
+        table |= fields
+        table["environment"] |= environment
+        path = tmp_path / "changed.json"
+        path.write_text(json.dumps(table))
+        return path
+
+    return write
+
+
+def test_both_tables_are_used_and_recorded(asked, workshop, tmp_path, monkeypatch):
+    def measured(*_, **__):
+        raise AssertionError("nothing is measured for a table")
+
+    monkeypatch.setattr("depthfold.pipeline.artefacts.measure_latency", measured)
+    monkeypatch.setattr("depthfold.pipeline.artefacts.measure_importance", measured)
+    tables = [workshop / "whole" / f"{name}.json" for name in ("latency", "importance")]
+    done = depthfold(*asked("compress", "--latency", tables[0], "--importance", tables[1]))
+    assert done.exit_code == 0, done.output
+    for path, kind in zip(tables, (LatencyTable, ImportanceTable), strict=True):
+        assert kind.loads((tmp_path / "run" / path.name).read_text()) == kind.loads(path.read_text())
+        record = json.loads((tmp_path / "run/run.json").read_text())["made_from"][path.name]
+        assert [*record] == ["given table"]
+    assert str(tables[0]) in (tmp_path / "run/config.toml").read_text()
+    plan = (tmp_path / "run/plan.json").read_text()
+    assert plan == (workshop / "whole/plan.json").read_text()
+
+
+def test_a_doubtful_table_trains_nothing_with_given_importances(asked, change, workshop, tmp_path):
+    given = (
+        "--latency",
+        change(doubt="a block took twice as long"),
+        "--importance",
+        workshop / "whole/importance.json",
+    )
+    assert "doubtful, so nothing was trained: a block took twice as long" in refused(*asked("compress", *given))
+    assert not (tmp_path / "run/students").exists()
+    assert depthfold(*asked("compress", "--allow-doubtful", *given)).exit_code == 0
+
+
+def test_a_table_of_another_machine_leads_to_a_plan(asked, change, tmp_path):
+    table = change(environment={"machine": "a phone", "threads": 8})
+    done = depthfold(*asked("latency", "--latency", table))
+    assert done.exit_code == 0, done.output
+    warned = " ".join(done.stderr.split())
+    assert (
+        "The latency table was measured elsewhere (machine: a phone against cost model; threads: 8 against 1)" in warned
+    )
+    assert depthfold("importance", "--run", tmp_path / "run").exit_code == 0
+    done = depthfold("solve", "--run", tmp_path / "run")  # the plan is timed here
+    assert done.exit_code == 0 and "Chosen for the budget of 80%" in done.stdout, done.output
+
+
+def test_wrong_tables_are_refused_and_leave_nothing(asked, change, tmp_path):
+    (tmp_path / "broken.json").write_text("{}")
+    for table, said in (
+        (change(fingerprint="0" * 16), "The latency table is not of the network 'Sequential'"),
+        (tmp_path / "broken.json", "broken.json cannot be read"),
+        (tmp_path / "none.json", "Check the path given with --latency"),
+    ):
+        assert said in refused(*asked("compress", "--latency", table))
+    said = refused(*asked("compress", "--latency", change(environment={"runtime": "tensorrt", "batch": 8})))
+    assert "in another environment than the target's (runtime: tensorrt against cost_model; batch: 8 against 1)" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_csv_file_is_a_latency_table(asked, workshop, tmp_path):
+    LatencyTable.loads((workshop / "whole/latency.json").read_text()).write_csv(tmp_path / "time.csv")
+    done = depthfold(*asked("inspect", "--latency", tmp_path / "time.csv"))
+    assert done.exit_code == 0 and "The fastest plan takes" in done.stdout, done.output

@@ -1,0 +1,65 @@
+"""docs/results.md and its pictures are those that the committed results give."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lacking import needs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def results_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import results_page
+
+    yield results_page
+    for name in [name for name, module in sys.modules.items() if _is_ours(module)]:
+        del sys.modules[name]
+
+
+def _is_ours(module):
+    return str(getattr(module, "__file__", None) or "").startswith(str(ROOT / "experiments"))
+
+
+def test_page_is_made_from_the_results(results_page):
+    assert (ROOT / "docs" / "results.md").read_text() == results_page.page(), "run `make results`"
+
+
+@needs("matplotlib")
+def test_pictures_and_readme_are_made_from_the_results(results_page, tmp_path):
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("| MobileNetV2-1.0, CIFAR-10 | old |\nother\n")
+    results_page.main(tmp_path)
+    assert (tmp_path / "README.md").read_text() == f"{results_page.readme_row()}\nother\n"
+    assert results_page.readme_row() in (ROOT / "README.md").read_text().splitlines(), "run `make results`"
+    drawn = sorted((tmp_path / "docs" / "pictures").iterdir())
+    assert drawn
+    for picture in drawn:
+        assert picture.read_text() == (ROOT / "docs" / "pictures" / picture.name).read_text(), "run `make results`"
+
+
+def test_table_has_the_mean_over_seeds_and_the_measured_speed_up(results_page, monkeypatch):
+    from equal_latency_results import Measured
+
+    from depthfold.core import Environment, Profile
+
+    def profile(latency):
+        environment = Environment(
+            machine="m", device="cpu", runtime="r", runtime_version="1", batch=1, input_size=(3, 8, 8)
+        )
+        return Profile(
+            environment=environment, quartiles=(latency, latency, latency), count=3, flops=2_000_000_000,
+            parameters=1_500_000, depth=3, memory=5_000_000,
+        )  # fmt: skip
+
+    one = Measured(
+        "paper", "50%", {1: 91.0, 0: 92.0}, holdout={0: 93.0, 1: 94.0}, profile=profile(2.0), original=profile(5.0)
+    )
+    row = "| 50 % | depthfold, the paper's moves | 91.50 (92.00, 91.00) | 93.50 | 2.000 | 2.50 | 2.0 | 1.50 | 5 |"
+    assert results_page._row("50 %", one) == row
+    other = Measured("all moves", "50%", {0: 92.0, 1: 93.0}, plan="another")
+    assert results_page._difference(other, one) == "+1.00 ± 0.71"
+    assert results_page._difference(other, Measured("paper", "50%", {0: 91.0})) == "+1.50"

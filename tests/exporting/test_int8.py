@@ -1,0 +1,207 @@
+"""INT8 files: the weights and activations are in 8 bits, and scores and latencies are those of the file itself."""
+
+import dataclasses
+
+import numpy
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import depthfold as df
+from depthfold.core import Environment
+from depthfold.demo.demo import model
+from depthfold.demo.network import task as demo_task
+from depthfold.errors import BackendError, InvalidValue, VerificationError
+from depthfold.exporting import Int8, Quantised, int8
+from depthfold.training import FunctionTask
+from merged import classifier, merged, picture
+
+
+@pytest.fixture(scope="module")
+def task():
+    """Return a task with images of the size of picture()."""
+    images = picture(120)
+    labels = torch.arange(120) % 4
+    return df.ClassificationTask.tensors(train=(images[:80], labels[:80]), test=(images[80:], labels[80:]))
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """Return the demo network, merged but with all its layers, and 500 of its test images."""
+    whole = demo_task()
+    part = whole.source.read("test")
+    test = part.images.pixels[:500], part.labels[:500]
+    train = whole.source.read("train")
+    data = df.ClassificationTask.tensors(
+        train=(train.images.pixels[:200], train.labels[:200]), test=test, normalise=whole.source.mean_std
+    )
+    traced = df.trace(model(), data.example())
+    return df.merge(df.rewrite(traced, traced.vanilla)), data
+
+
+def test_demo_in_int8_loses_at_most_half_a_point(demo, tmp_path):
+    shallow, data = demo
+    done = df.export(shallow, tmp_path / "m.onnx", task=data, int8=Int8(tolerance=0.5))
+    assert done.int8.score >= done.int8.float32_score - 0.5
+    assert done.int8.float32_score == pytest.approx(data.score(shallow, "test"), abs=0.21)  # at most one image
+    # The score is that of the file on the disk, computed here without depthfold.
+    images, labels = data.source.test
+    mean, deviation = (numpy.float32(values) for values in data.normalise)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    raw = (images.numpy() / numpy.float32(255) - mean) / deviation
+    (found,) = session.run(None, {session.get_inputs()[0].name: raw})
+    assert 100 * (found.argmax(1) == labels.numpy()).mean() == pytest.approx(done.int8.score, abs=0.21)
+    kinds = [node.op_type for node in onnx.load(done.path).graph.node]
+    assert kinds.count("Conv") == 31
+    assert kinds.count("QuantizeLinear") >= 31
+    assert "ReduceMean" not in kinds  # it would be computed in float32
+
+
+def test_weights_have_a_scale_for_each_output_channel(tmp_path, task):
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=Int8(tolerance=100))
+    graph = onnx.load(done.path).graph
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    convs = [node for node in graph.node if node.op_type == "Conv"]
+    made = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    assert convs
+    for conv in convs:
+        source = made[conv.input[1]]
+        assert weights[source.input[0]].dtype == numpy.int8
+        assert weights[source.input[1]].shape == (len(weights[source.input[0]]),)
+
+
+def test_exported_describes_both_files(tmp_path, task):
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=Int8(tolerance=100))
+    assert done.batch == "dynamic"
+    assert done.environment.precision == "int8"
+    assert done.error <= 1e-5  # of the float32 file
+    assert min(done.int8.latency, done.int8.float32_latency) > 0
+    assert done.int8.environment.threads == torch.get_num_threads()
+    assert "m.onnx: ONNX in INT8, for batches of any size; onnxruntime " in str(done)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    model = onnx.load(done.path)
+    assert {prop.key for prop in model.metadata_props} >= {"name", "plan", "depthfold"}
+    kinds = [node.op_type for node in model.graph.node]
+    assert "GlobalAveragePool" in kinds  # x.mean((2, 3)), without keepdim
+    assert "ReduceMean" not in kinds
+
+
+def test_text_of_a_comparison():
+    compared = Quantised(
+        split="test", score=91.12, float32_score=91.18, latency=0.35, float32_latency=0.7,
+        environment=Environment(threads=1),
+    )  # fmt: skip
+    text = "score 91.12 on the test set (float32: 91.18), 0.35 ms (float32: 0.7 ms, 2.00x as fast)"
+    assert str(compared) == f"{text} with 1 thread"
+    assert str(dataclasses.replace(compared, environment=Environment())) == text
+
+
+def test_both_files_are_timed_on_the_target(tmp_path, task, monkeypatch):
+    used = []
+
+    def latencies(files):
+        used.extend(compiled._session.get_session_options().intra_op_num_threads for compiled in files)
+        return [0.5, 1.0]
+
+    monkeypatch.setattr(int8, "_latencies", latencies)
+    settings = Int8(tolerance=100, target="onnxruntime:threads=3")
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=settings)
+    assert used == [3, 3]
+    assert (done.int8.environment.threads, done.int8.environment.precision) == (3, None)
+    assert str(done).endswith("0.5 ms (float32: 1 ms, 2.00x as fast) with 3 threads")
+
+
+def test_calibration_sees_training_images_only(task):
+    shallow = merged(classifier())
+    shallow.train()
+    batches = int8.calibration_inputs(shallow, task, 40)
+    assert [len(images) for (images,) in batches] == [32, 32]  # whole batches
+    known = {image.numpy().tobytes() for image in task._data.train.images.pixels}
+    assert all(image.numpy().tobytes() in known for (images,) in batches for image in images)
+    assert shallow.training
+    assert not shallow._forward_pre_hooks
+
+
+def test_file_that_loses_too_much_is_deleted(tmp_path, task):
+    """The training images are so dark that the ranges of their activations clip those of the test images."""
+    shallow = merged(classifier())
+    (train, labels), (test, _) = task.source.train, task.source.test
+    right = shallow(test).argmax(1)  # the network is right about all test images
+    task = df.ClassificationTask.tensors(train=(train / 1000, labels), test=(test, right))
+    (tmp_path / "m.onnx").write_bytes(b"existing")
+    with pytest.raises(
+        VerificationError, match=r"The INT8 file scores .* on the test set, and float32 100; it may lose 1\. Calibrate"
+    ):
+        df.export(shallow, tmp_path / "m.onnx", task=task, int8=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"existing"
+
+
+def test_any_task_can_calibrate_and_score(tmp_path):
+    images = picture(64)
+
+    def loss(network, step):
+        return network(images[: step.recipe.batch]).sum()
+
+    def score(network, split):
+        assert split == "holdout"
+        return float(network(images[:7]).mean())
+
+    done = df.export(
+        merged(classifier()),
+        tmp_path / "m.onnx",
+        task=FunctionTask(loss=loss, score=score),
+        int8=Int8(images=8, tolerance=1e9, split="holdout"),
+    )
+    assert done.int8.score != done.int8.float32_score
+
+
+def test_file_is_not_scored_without_check(tmp_path, task):
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=True, check=False)
+    assert done.int8 is None
+    assert done.format == "ONNX in INT8"
+    assert b"QuantizeLinear" in done.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("m.pt2", {"int8": True}, r"Only ONNX files can be in INT8, found 'm\.pt2'\. Use m\.onnx\."),
+        ("m.onnx", {"int8": True, "task": None}, r"calibrated and scored on a task, and there is none\. Pass task="),
+        ("m.onnx", {"int8": 8}, r"int8 is True, False or Int8\(\.\.\.\), found 8\."),
+    ],
+)
+def test_invalid_requests_are_refused(tmp_path, task, name, options, message):
+    with pytest.raises(InvalidValue, match=message):
+        df.export(merged(classifier()), tmp_path / name, **{"task": task, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_precisions_and_batches_are_refused(tmp_path, task):
+    with pytest.raises(InvalidValue, match=r"made from a network in float32, found torch\.float64\. Convert it"):
+        df.export(merged(classifier()).double(), tmp_path / "m.onnx", task=task, int8=True)
+    with pytest.raises(BackendError, match=r"INT8 needs a file for batches of any size\. Leave out dynamic_batch"):
+        df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=True, dynamic_batch=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_invalid_settings_are_refused():
+    for options, message in [({"images": 0}, "images of a calibration"), ({"tolerance": -1.0}, "at least 0, found -1")]:
+        with pytest.raises(InvalidValue, match=message):
+            Int8(**options)
+    with pytest.raises(InvalidValue, match=r"The split of an INT8 file is 'holdout' or 'test', found 'train'\."):
+        Int8(split="train")
+    with pytest.raises(InvalidValue, match=r"timed by ONNX Runtime, found the target 'pytorch'\. Use onnxruntime"):
+        Int8(target="pytorch:threads=1")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Int8().images = 3
+
+
+def test_network_that_is_called_by_name_is_refused():
+    network = nn.Conv2d(3, 3, 1)
+    task = FunctionTask(loss=lambda net, step: net(input=picture()).sum(), score=lambda net, split: 0.0)
+    with pytest.raises(InvalidValue, match="positional tensors only"):
+        int8.calibration_inputs(network, task, 1)
+    assert not network._forward_pre_hooks
