@@ -42,7 +42,7 @@ browser:  ## install Debian's chromium, which the tests of the report need
 test: lint docs pytest  ## lint, build the documentation, run all tests
 
 pytest: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile  # one thread for each process that a test starts
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile  # many tests wait for other processes, which have one thread each
 
 test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray openvino" skips the tests that need them)
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -q -n auto $(addprefix --without ,$(WITHOUT))

@@ -137,7 +137,7 @@ def test_a_budget_that_cannot_be_met_is_replaced_by_one_that_can(tmp_path, quick
     run, said = shutil.copytree(finished[0], tmp_path / "run"), []  # with its latency table
     done = run_demo(quick(run, budget="3%", export=()), say=said.append)
     assert len(said) == 1
-    assert said[0].startswith("No plan meets the budget of 3% with a margin of 2%: the fastest one takes")
+    assert said[0].startswith("No plan meets the budget of 3% (")
     assert "which this machine can meet" in said[0]
     share = done.findings.after.latency / done.findings.before.latency
     fastest = done.findings.frontier.points[0].latency / done.findings.before.latency

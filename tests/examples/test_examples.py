@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_workshop import without_memory
+from depthfold.jobs import InProcess
 from lacking import library, needs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -53,6 +54,18 @@ def test_timm_model_is_compressed_on_an_image_folder(tmp_path, monkeypatch, caps
     run("timm_image_folder.py", "--run", str(tmp_path), "--target", "cost_model", monkeypatch=monkeypatch)
     assert re.search(r"Compressed\(latency .* 13 traced convolutions -> \d+,", capsys.readouterr().out)
     assert (tmp_path / "report.html").exists()
+
+
+def test_table_is_measured_by_the_workers_of_a_cluster(tmp_path, monkeypatch, capsys):
+    """With workers in this process: tests/importance and tests/jobs have a real cluster."""
+    options = {}
+    monkeypatch.setattr("depthfold.jobs.RayCluster", lambda **given: options.update(given) or InProcess())
+    small = ("--workers", "1", "--gpus", "0.25", "--blocks", "9", "10")
+    run("ray_cluster.py", *small, "--run", str(tmp_path), monkeypatch=monkeypatch)
+    assert options == dict(address="local", cpus=1.0, gpus=0.25, workers=1)
+    printed = capsys.readouterr().out
+    assert "Importance table of SmallMobileNet: 13 flagged spans, 7 without a score, 6 layers" in printed
+    assert re.search(r"Frontier of SmallMobileNet: \d+ plans, exact", printed)
 
 
 def test_backbone_of_a_detector_is_compressed(monkeypatch, capsys):

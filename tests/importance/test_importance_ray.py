@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import runpy
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +26,6 @@ from tiny_importance import (
 ray = library("ray")
 pytestmark = needs("ray")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_cluster.py"
 STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 NETWORK = tiny_network()
 HERE = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}  # so that the nodes can import this task
@@ -52,14 +48,6 @@ def cluster():
 @pytest.fixture(scope="module")
 def right():
     return measure_importance(NETWORK, TinyTask(), RECIPE)
-
-
-def test_example_measures_a_table_on_the_cluster(cluster, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["ray_cluster.py", "--workers", "1", "--run", str(tmp_path)])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert "Importance table of SmallMobileNet: 25 flagged spans, 7 layers" in printed
-    assert re.search(r"Frontier of SmallMobileNet: \d+ plans, exact", printed)
 
 
 def test_two_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_path):

@@ -78,10 +78,6 @@ def test_named_inputs_are_put_in_order(target, without_memory):
     assert found.environment.input_size == (3, 8, 8)
 
 
-def test_memory_of_named_inputs_is_measured():
-    assert profile(TwoInputs(), {"other": torch.randn(1, 5, 10, 10), "image": X}, COST, timer=QUICK).memory > 0
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

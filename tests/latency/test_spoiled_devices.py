@@ -55,7 +55,7 @@ def reasons_in(journal):
 
 
 @pytest.mark.parametrize("error", [RuntimeError(ILLEGAL), BackendError(f"PyTorch cannot run this module: {ILLEGAL}")])
-@pytest.mark.parametrize("calls", [1, 20, 60, 118, 125])
+@pytest.mark.parametrize("calls", [1, 60, 125])
 def test_unusable_device_ends_the_measurement_and_the_next_run_resumes(traced, tmp_path, calls, error):
     """While blocks are compiled, while they are timed, or later with whole networks."""
     journal = tmp_path / "latency.jsonl"

@@ -145,7 +145,7 @@ class _Measurement:
         missing = {seed: [option for option in options if self._is_missing(job_key(option, seed))] for seed in seeds}
         number, left = len(options) * len(seeds) + len(bases), sum(map(len, missing.values())) + len(first)
         step = progress("trainings" if trained else "blocks", number, number - left)
-        if trained:
+        if trained and isinstance(self.executor, InProcess):  # workers would have to be started twice
             self._run(first, step)  # separately: if it fails, hours of training would fail for the same reason
             first = []
         self._run([*first, *(job for seed in seeds for job in self._jobs(missing[seed], seed))], step)
