@@ -108,15 +108,20 @@ class Experiment:
         record(self.run, key, work())
 
     def order(self, methods: Methods) -> Iterator[tuple[Candidate, int, bool]]:
-        """Yield what is trained: the searches with two or three seeds, then the rest, then without distillation."""
+        """Yield what is trained: the searches with two seeds, the rest, the other seeds, then without distillation."""
         more = self.subject.name == "mobilenet_v2"
-        for seed in (0, 1, 2) if more else (0, 1):
+
+        def searches(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
             for share in SHARES:
                 yield from ((candidate, seed, True) for candidate in methods.solved(share))
-        for seed in (0, 1, 2) if more else (0,):
+
+        def rivals(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
             for share in SHARES:
                 yield from ((candidate, seed, True) for candidate in methods.others(share))
             yield from ((candidate, seed, True) for candidate in methods.published())
+
+        for part in (searches(0), searches(1), rivals(0), *((rivals(1), searches(2), rivals(2)) if more else ())):
+            yield from part
         if more:
             for share in SHARES:
                 both = (*methods.solved(share), *methods.others(share))
