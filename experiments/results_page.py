@@ -29,8 +29,8 @@ to plans that were trained for five epochs; after 60 epochs of fine-tuning the c
     "resnet56": """\
 More moves help this network, most where it is compressed most. Merging the two 3x3 convolutions of a block into one
 5x5 saves less than half of their time, merging three blocks saves nothing in most places, and so the paper's moves do
-not reach 35 % at all; dropping a layer saves all of its time. The published
-weights were trained on all 50,000 images, among them those of the hold-out set, whose scores are therefore too high.""",
+not reach 35 % at all; dropping a layer saves all of its time. The published weights were trained on all 50,000 images,
+among them those of the hold-out set, whose scores are therefore too high.""",
 }  # fmt: skip
 CLOSE = 0.2  # points below the original that count as none
 
