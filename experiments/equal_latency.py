@@ -108,8 +108,7 @@ class Experiment:
         record(self.run, key, work())
 
     def order(self, methods: Methods) -> Iterator[tuple[Candidate, int, bool]]:
-        """Yield what is trained: the searches with two seeds, the rest, the other seeds, then without distillation."""
-        more = self.subject.name == "mobilenet_v2"
+        """Yield what is trained: two seeds of the searches, other methods, more seeds, then without distillation."""
 
         def searches(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
             for share in SHARES:
@@ -120,9 +119,12 @@ class Experiment:
                 yield from ((candidate, seed, True) for candidate in methods.others(share))
             yield from ((candidate, seed, True) for candidate in methods.published())
 
-        for part in (searches(0), searches(1), rivals(0), *((rivals(1), searches(2), rivals(2)) if more else ())):
+        seeds = self.subject.seeds
+        for part in (*map(searches, range(min(seeds, 2))), rivals(0)):
             yield from part
-        if more:
+        if seeds > 2:
+            for part in (rivals(1), searches(2), rivals(2)):
+                yield from part
             for share in SHARES:
                 both = (*methods.solved(share), *methods.others(share))
                 yield from ((one, 0, False) for one in both if one.method in ("all moves", "channels, Taylor"))

@@ -52,6 +52,7 @@ class Methods:
         self.times = df.LatencyTable.loads((run / "latency.json").read_text())
         self.costs = df.ImportanceTable.loads((run / "importance.json").read_text())
         self.surrogate = Surrogate.loads((run / "surrogate.json").read_text())
+        self.searching = options.what == "train"  # networks are only timed here if their search was run for training
 
     def solved(self, share: float) -> Iterator[Candidate]:
         """Yield the plan of each search that reaches a share of the original's latency."""
@@ -78,14 +79,17 @@ class Methods:
             if (ours := self._solved("all moves", f"{latency}ms", name)) is not None:
                 yield ours
         for kept in SEARCHED if width != "none" else ():
-            plan = self.searched(kept)
+            if (plan := self.searched(kept)) is None:
+                continue
             predicted = self.times.predict(self.traced.network, plan)
             yield Candidate("DepthShrinker, searched", f"{kept} blocks", self.traced, plan, predicted)
 
-    def searched(self, kept: int) -> df.Plan:
+    def searched(self, kept: int) -> df.Plan | None:
         """Return the plan of DepthShrinker's search on this task."""
         file = self.run / f"depthshrinker-{kept}.json"
         if not file.exists():
+            if not self.searching:
+                return None
             recipe = short(self.subject.finetuning.replace(epochs=SEARCH_EPOCHS), self.options)
             teacher = df.rewrite(self.traced, self.traced.vanilla).eval()
             plan = baselines.search_depthshrinker(
@@ -111,6 +115,8 @@ class Methods:
         """Return the channel-pruned networks by share. One pass of pruning goes through all shares."""
         file = self.run / f"channels-{kind}.pt"
         if not file.exists():
+            if not self.searching:
+                return {}
             torch.save({share: model.half() for share, model in self._prune(kind).items()}, file)
         return {share: model.float().eval() for share, model in torch.load(file, weights_only=False).items()}
 

@@ -22,6 +22,7 @@ from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
 from depthfold.core import Surrogate
+from depthfold.errors import BudgetError
 from depthfold.latency import profile_all
 from depthfold.tracing import TracedNetwork
 
@@ -42,7 +43,11 @@ def main() -> None:
             key = f"steps {method} {share} {options.stopwatch}"
             if key in rows(options.run):
                 continue
-            plan = found[method].at(share).plan
+            try:
+                plan = found[method].at(share).plan
+            except BudgetError as error:
+                print(f"{method}: {error}")
+                continue
             inputs = subject.example(timed_batch(options.stopwatch, subject))
             modules = {name: df.merge(df.rewrite(traced, each).eval()) for name, each in steps(traced, plan).items()}
             profiles = profile_all(modules, inputs, stopwatch)

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults, difference, load
+from results_analyses import analyses
 
 SHARES = ("80%", "65%", "50%", "35%")
 NETWORKS = {
@@ -82,7 +83,8 @@ LIMITS = """\
 def page() -> str:
     """Return the text of docs/results.md."""
     found = [results for name in NETWORKS if (results := load(name)) is not None]
-    parts = [INTRODUCTION, *(_network(results) for results in found), _costs(found), PAPER, LIMITS]
+    titles = {name: title for name, (title, _) in NETWORKS.items()}
+    parts = [INTRODUCTION, *(_network(results) for results in found), *analyses(titles), _costs(found), PAPER, LIMITS]
     return "\n\n".join(parts) + "\n"
 
 

@@ -43,7 +43,8 @@ STOPWATCHES: dict[str, Backend] = {
 class Subject:
     """A network of the experiments. `build` makes it with its published or with random weights.
 
-    `base` is the recipe that trains it first, if there is one. `batch` is the number of images that is timed.
+    `base` is the recipe that trains it first, if there is one. `batch` is the number of images that is timed. The
+    searches are trained with `seeds` seeds, the other methods with one, or with three if the searches have three.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Subject:
     normalise: Any = None
     size: int = 32
     batch: int = 512
+    seeds: int = 1
 
     def load(self, weights: Path) -> nn.Module:
         return load_resnet56(weights) if weights.suffix == ".th" else load_base(weights, self.build())
@@ -92,10 +94,12 @@ _AT_224 = {"precision": "bfloat16", "channels_last": True, "crop": "resized", "f
 SUBJECTS = {
     subject.name: subject
     for subject in (
-        Subject("mobilenet_v2", mobilenet_v2, STEM_AND_HEAD),
+        Subject("mobilenet_v2", mobilenet_v2, STEM_AND_HEAD, seeds=3),
         Subject("mobilenet_v2_1.4", lambda: mobilenet_v2(width=1.4), STEM_AND_HEAD),
         Subject("vgg19_bn", vgg19_bn, base=BASE.replace(lr=0.1)),
-        Subject("resnet56", lambda: load_resnet56(Path("resnet56-4bfd9763.th")), base=None, normalise=IMAGENET),
+        Subject(
+            "resnet56", lambda: load_resnet56(Path("resnet56-4bfd9763.th")), base=None, normalise=IMAGENET, seeds=2
+        ),
         Subject(
             "efficientnet_lite0", efficientnet_lite0, normalise=LITE, size=224, batch=128,
             base=Recipe(epochs=6, lr=0.005, warmup=50, weight_decay=1e-4, **_AT_224),

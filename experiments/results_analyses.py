@@ -1,0 +1,102 @@
+"""The paper's analyses on docs/results.md: what each step costs and buys, and plans on other targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+from equal_latency_candidates import SEARCHES
+from equal_latency_results import RESULTS, TITLES
+from gpu_runs import rows
+from merging_steps import SHARES
+
+from depthfold.core import Profile
+
+Rows = dict[str, dict[str, Any]]
+STEPS = ("original", "without activations", "along A", "along S")
+
+ABOUT_STEPS = """\
+## What each step costs and buys
+
+Three steps make a network of a plan: activations are removed (and layers dropped), the network is fine-tuned, and what is left in a row is merged. "Along A" merges everything between two activations as far as it can be merged, "along S" merges what the plan says, which is faster or as fast (Section 5.3 of the paper)."""  # noqa: E501
+
+ABOUT_TRANSFER = """\
+## Plans on another target
+
+A plan is made for the target on which its latency table was measured. Here, plans for one target are timed on another, beside plans that were made for that one and have at least the same predicted score."""  # noqa: E501
+
+
+def analyses(networks: dict[str, str]) -> Iterator[str]:
+    """Yield the parts of the page. `networks` has the title of each network."""
+    steps = [part for name, title in networks.items() for part in _steps(title, rows(RESULTS / name))]
+    if steps:
+        yield "\n\n".join([ABOUT_STEPS, *steps])
+    moved = [part for name, title in networks.items() for part in _transfer(name, title)]
+    if moved:
+        yield "\n\n".join([ABOUT_TRANSFER, *moved])
+
+
+def _steps(title: str, known: Rows) -> Iterator[str]:
+    """Yield a table of the accuracy after each step, and one of the latency per stopwatch."""
+    if accuracies := [line for share in SHARES for method in SEARCHES[:2] for line in _accuracy(method, share, known)]:
+        yield "\n".join([
+            f"{title}, accuracy on the test set (means over seeds):",
+            "",
+            "| target | method | activations removed | fine-tuned | merged |",
+            "| --- | --- | ---: | ---: | ---: |",
+            *accuracies,
+        ])  # fmt: skip
+    for stopwatch in dict.fromkeys(row["stopwatch"] for key, row in known.items() if key.startswith("steps ")):
+        found = [row for key, row in known.items() if key.startswith("steps ") and row["stopwatch"] == stopwatch]
+        yield "\n".join([
+            f"{title}, latency in ms on {_target(found[0]['original'])}:",
+            "",
+            "| target | method | original | activations removed | merged along A | merged along S |",
+            "| --- | --- |" + " ---: |" * len(STEPS),
+            *(_latencies(row) for share in SHARES for row in found if row["at"] == share),
+        ])  # fmt: skip
+
+
+def _accuracy(method: str, share: str, known: Rows) -> Iterator[str]:
+    trained = [row for seed in range(3) if (row := known.get(f"train {method} {share} {seed}"))]
+    if trained:
+        means = (fmean(row[step] for row in trained) for step in ("before", "test", "merged"))
+        cells = " | ".join(f"{mean:.2f}" for mean in means)
+        yield f"| {share.replace('%', ' %')} | {TITLES[method]} | {cells} |"
+
+
+def _latencies(row: dict[str, Any]) -> str:
+    cells = " | ".join(f"{Profile.from_json(row[step]).latency:.3f}" for step in STEPS)
+    return f"| {row['at'].replace('%', ' %')} | {TITLES[row['method']]} | {cells} |"
+
+
+def _transfer(name: str, title: str) -> Iterator[str]:
+    """Yield a table per folder with the name of the network and another target."""
+    for folder in sorted(RESULTS.glob(f"{name}-on-*")):
+        found = [row for key, row in rows(folder).items() if key.startswith("transfer ")]
+        if not found:
+            continue
+        yield "\n".join([
+            f"{title} on {_target(found[0]['original'])}, times as fast as the original:",
+            "",
+            f"| made for {found[0]['made for']['device']} at | measured there | timed here | made for this target |",
+            "| --- | ---: | ---: | ---: |",
+            *(_moved(name, row) for share in SHARES for row in found if row["at"] == share),
+        ])  # fmt: skip
+
+
+def _moved(name: str, row: dict[str, Any]) -> str:
+    original, moved, made = (Profile.from_json(row[each]).latency for each in ("original", "moved", "made"))
+    there = rows(RESULTS / name).get(f"profile all moves {row['at']} cuda")
+    cell = ""
+    if there is not None:
+        before, after = (Profile.from_json(there[each]).latency for each in ("original", "merged"))
+        cell = f"{before / after:.2f}"
+    return f"| {row['at'].replace('%', ' %')} | {cell} | {original / moved:.2f} | {original / made:.2f} |"
+
+
+def _target(profile: dict[str, Any]) -> str:
+    environment = Profile.from_json(profile).environment
+    machine = environment.device if "NVIDIA" in environment.device else environment.machine
+    return f"{machine} ({environment.runtime} {environment.runtime_version}, batch {environment.batch})"
