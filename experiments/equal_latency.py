@@ -73,7 +73,8 @@ class Experiment:
             traced = self.subject.trace(model)
             self.table_of_latencies(model)
             self.measure("importance", lambda: self.importance(traced))
-            self.measure("surrogate", lambda: self.fitted(traced))
+            if not self.options.plain_sum:
+                self.measure("surrogate", lambda: self.fitted(traced))
             for candidate, seed, distil in self.order(self.methods(model, traced)):
                 name, text = f"{candidate.method} {candidate.at}", "" if distil else " without distillation"
                 started = time.perf_counter()
@@ -120,8 +121,11 @@ class Experiment:
             yield from ((candidate, seed, True) for candidate in methods.published())
 
         seeds = self.subject.seeds
-        for part in (*map(searches, range(min(seeds, 2))), rivals(0)):
+        for part in map(searches, range(min(seeds, 2))):
             yield from part
+        if self.options.plain_sum:
+            return
+        yield from rivals(0)
         if seeds > 2:
             for part in (rivals(1), searches(2), rivals(2)):
                 yield from part
@@ -224,6 +228,7 @@ def main() -> None:
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
+    parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")

@@ -22,6 +22,7 @@ from depthfold.latency import Timer
 from depthfold.tracing import TracedNetwork
 
 SEARCHES, CONTROL = ("paper", "all moves", "LayerMerge's rule"), "control: constant"
+PLAIN = "plain sum"  # the end of the names of searches that maximise the sum of importances, without a surrogate
 PRUNED = ("magnitude", "Taylor")
 PRUNED_SHARES = (0.8, 0.65, 0.5, 0.35)
 SEARCHED, SEARCH_EPOCHS = (12, 9, 7), 10  # kept blocks, as published
@@ -51,7 +52,8 @@ class Methods:
         self.run, self.device, run = options.run, options.device, options.run
         self.times = df.LatencyTable.loads((run / "latency.json").read_text())
         self.costs = df.ImportanceTable.loads((run / "importance.json").read_text())
-        self.surrogate = Surrogate.loads((run / "surrogate.json").read_text())
+        self.suffix = f", {PLAIN}" if options.plain_sum else ""
+        self.surrogate = None if options.plain_sum else Surrogate.loads((run / "surrogate.json").read_text())
         self.searching = options.what == "train"  # networks are only timed here if their search was run for training
 
     def solved(self, share: float) -> Iterator[Candidate]:
@@ -104,7 +106,7 @@ class Methods:
         except BudgetError as error:
             print(f"{method}: {error}")
             return None
-        return Candidate(method, at, self.traced, found.plan, found.latency)
+        return Candidate(f"{method}{self.suffix}", at, self.traced, found.plan, found.latency)
 
     @functools.cached_property
     def frontiers(self) -> dict[str, df.Frontier]:

@@ -66,6 +66,9 @@ class NetworkResults:
     recipe: dict[str, Any]
     seconds: float  # of one fine-tuning, the median
 
+    def has(self, method: str) -> bool:
+        return any(one.method == method for one in self.measured)
+
     def at(self, share: str) -> list[Measured]:
         """Return what was trained and timed at a latency, in the order of TITLES."""
         found = {one.method: one for one in self.measured if one.at == share and one.scores and one.profile}

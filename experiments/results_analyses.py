@@ -10,8 +10,9 @@ from equal_latency_candidates import SEARCHES
 from equal_latency_results import RESULTS, TITLES
 from gpu_runs import rows
 from merging_steps import SHARES
+from results_text import SECTIONS
 
-from depthfold.core import Profile
+from depthfold.core import Environment, Profile
 
 Rows = dict[str, dict[str, Any]]
 STEPS = ("original", "without activations", "along A", "along S")
@@ -27,12 +28,13 @@ ABOUT_TRANSFER = """\
 A plan is made for the target on which its latency table was measured. Here, plans for one target are timed on another, beside plans that were made for that one and have at least the same predicted score."""  # noqa: E501
 
 
-def analyses(networks: dict[str, str]) -> Iterator[str]:
-    """Yield the parts of the page. `networks` has the title of each network."""
-    steps = [part for name, title in networks.items() for part in _steps(title, rows(RESULTS / name))]
+def analyses() -> Iterator[str]:
+    """Yield the parts of the page."""
+    titles = {section.network: section.title for section in SECTIONS.values()}
+    steps = [part for name, title in titles.items() for part in _steps(title, rows(RESULTS / name))]
     if steps:
         yield "\n\n".join([ABOUT_STEPS, *steps])
-    moved = [part for name, title in networks.items() for part in _transfer(name, title)]
+    moved = [part for name, title in titles.items() for part in _transfer(name, title)]
     if moved:
         yield "\n\n".join([ABOUT_TRANSFER, *moved])
 
@@ -96,7 +98,13 @@ def _moved(name: str, row: dict[str, Any]) -> str:
     return f"| {row['at'].replace('%', ' %')} | {cell} | {original / moved:.2f} | {original / made:.2f} |"
 
 
+def target(environment: Environment) -> str:
+    """Return the device, the runtime and the batch of a measurement in words."""
+    device = environment.device or ""
+    where = f"one {device}" if "NVIDIA" in device else f"{environment.machine}, {environment.threads} threads"
+    settings = (environment.precision, f"{environment.runtime} {environment.runtime_version}")
+    return f"{where} ({', '.join(each for each in settings if each)}, batch {environment.batch})"
+
+
 def _target(profile: dict[str, Any]) -> str:
-    environment = Profile.from_json(profile).environment
-    machine = environment.device if "NVIDIA" in environment.device else environment.machine
-    return f"{machine} ({environment.runtime} {environment.runtime_version}, batch {environment.batch})"
+    return target(Profile.from_json(profile).environment)

@@ -11,100 +11,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
+from equal_latency_candidates import PLAIN
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults, difference, load
-from results_analyses import analyses
+from results_analyses import analyses, target
+from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 
 SHARES = ("80%", "65%", "50%", "35%")
-NETWORKS = {
-    "mobilenet_v2": ("MobileNetV2-1.0", "trained here for 160 epochs"),
-    "mobilenet_v2_1.4": ("MobileNetV2-1.4", "trained here for 160 epochs"),
-    "vgg19_bn": ("VGG19-BN", "trained here for 160 epochs"),
-    "resnet56": ("ResNet-56", "with the weights of github.com/akamaster/pytorch_resnet_cifar10"),
-}
-PLAIN = "plain sum"  # the end of the names of methods that maximise the sum of importances
-REMARKS = {
-    "mobilenet_v2": """\
-More moves do not help this network: where the plans differ, all moves are mostly behind on the test set, and the
-hold-out set does not agree on which method is best. The surrogate predicts that all moves are ahead, but it is fitted
-to plans that were trained for five epochs; after 60 epochs of fine-tuning the choice of the plan counts less.""",
-    "resnet56": """\
-More moves help this network, most where it is compressed most. Merging the two 3x3 convolutions of a block into one
-5x5 saves less than half of their time, merging three blocks saves nothing in most places, and so the paper's moves do
-not reach 35 % at all; dropping a layer saves all of its time. The published weights were trained on all 50,000 images,
-among them those of the hold-out set, whose scores are therefore too high.""",
-}  # fmt: skip
 CLOSE = 0.2  # points below the original that count as none
-
-INTRODUCTION = """\
-# Results
-
-Methods at the same measured latency. Made by `make results` from the measurements in
-[experiments/equal-latency](../experiments/equal-latency/README.md); do not edit.
-
-Every method starts from the same trained network. What it makes of it is fine-tuned alike, merged if there is
-something to merge, scored on the test set, and timed in the same rounds as the original. Accuracies are means over
-seeds, in per cent; the values are in brackets. Latencies are medians. The hold-out set has 5,000 images on which no
-network was trained, but importances were measured. Where the two sets disagree about the better of two methods, the
-difference is smaller than these sets and seeds can show.
-
-The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
-([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances."""
-
-PAPER = """\
-## The paper's tables
-
-The paper measured on ImageNet with TensorRT in float32 on four older GPUs, at batch 128. Here: CIFAR-10, whose images
-fit the machines that were available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. DATA is CIFAR-10
-in its binary layout, RUN a folder for the results.
-
-| table of the paper | command here |
-| --- | --- |
-| accuracy and latency, MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and its search | `python experiments/equal_latency.py train DATA RUN --network mobilenet_v2`, or `mobilenet_v2_1.4` |
-| the same plans on other GPUs | `python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch float16`, on that GPU |
-| knowledge distillation | the first command; the searches and channel pruning are also trained without it |
-| channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
-| VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
-| FLOPs and peak memory | columns of the tables above |
-| latency on a CPU | `python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime` |
-| latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2` |"""  # noqa: E501
-
-LIMITS = """\
-## What was not shown
-
-- ImageNet and TensorRT were not available. This compresses a network with both:
-
-      depthfold compress torchvision:mobilenet_v2 --weights DEFAULT --data imagefolder:IMAGENET \\
-          --input 3x224x224 --target tensorrt --budget 60% --run out
-
-- The fine-tuning is shorter than that of the paper, whose networks for ImageNet were trained for 180 epochs.
-- The plans were chosen with importances of one seed."""
 
 
 def page() -> str:
     """Return the text of docs/results.md."""
-    found = [results for name in NETWORKS if (results := load(name)) is not None]
-    titles = {name: title for name, (title, _) in NETWORKS.items()}
-    parts = [INTRODUCTION, *(_network(results) for results in found), *analyses(titles), _costs(found), PAPER, LIMITS]
+    found = list(_results())
+    parts = [INTRODUCTION, *map(_network, found), *analyses(), _costs(found), PAPER, LIMITS]
     return "\n\n".join(parts) + "\n"
 
 
+def _results() -> Iterator[NetworkResults]:
+    for name, section in SECTIONS.items():
+        if (results := load(name, section.stopwatch)) is not None:
+            yield results
+
+
 def _network(results: NetworkResults) -> str:
-    title, origin = NETWORKS[results.name]
+    section = SECTIONS[results.name]
     first = next(one for one in results.measured if one.original is not None)
     assert first.original is not None
-    environment, recipe = first.original.environment, results.recipe
+    recipe = results.recipe
     picture = f"pictures/results-{results.name}"
     return "\n".join([
-        f"## {title} on CIFAR-10",
+        f"## {section.heading}",
         "",
         "<picture>",
         f'  <source media="(prefers-color-scheme: dark)" srcset="{picture}-dark.svg">',
-        f'  <img alt="{title}: test accuracy against measured latency, by method" src="{picture}-light.svg">',
+        f'  <img alt="{section.title}: test accuracy against measured latency, by method" src="{picture}-light.svg">',
         "</picture>",
         "",
-        f"The original, {origin}, has {results.base['test']:.2f} % on the test set and takes "
-        f"{first.original.latency:.2f} ms per batch of {environment.batch} on one {environment.device} "
-        f"({environment.precision}, {environment.runtime}, PyTorch {environment.runtime_version}). "
+        f"The original, {section.origin}, has {results.base['test']:.2f} % on the test set and takes "
+        f"{first.original.latency:.2f} ms on {target(first.original.environment)}. "
         f"Fine-tuning: {recipe['epochs']:g} epochs of batch {recipe['batch']}, learning rate {recipe['lr']:g}, "
         f"distillation {recipe['distillation']:g}.",
         "",
@@ -113,8 +57,9 @@ def _network(results: NetworkResults) -> str:
         *_headline(results),
         *_differences(results, OURS),
         *_differences(results, f"{OURS}, {PLAIN}"),
-        *([REMARKS[results.name], ""] if results.name in REMARKS else []),
-        f"    python experiments/equal_latency.py train CIFAR10 RUN --network {results.name}",
+        *([section.remark, ""] if section.remark else []),
+        f"    {section.command}",
+        *([f"    {section.command} --plain-sum"] if results.has(f"{OURS}, {PLAIN}") else []),
     ])  # fmt: skip
 
 
@@ -208,7 +153,7 @@ def _costs(found: list[NetworkResults]) -> str:
     for results in found:
         T, I = results.latency, results.importance
         cells = (T["entries"], T["seconds"], I["entries"], I["seconds"], results.seconds)
-        lines.append(f"| {NETWORKS[results.name][0]} | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |")
+        lines.append(f"| {SECTIONS[results.name].title} | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |")
     return "\n".join(lines)
 
 
@@ -216,9 +161,8 @@ def main(root: Path) -> None:
     from results_plot import draw
 
     (root / "docs" / "results.md").write_text(page())
-    for name, (title, _) in NETWORKS.items():
-        if (results := load(name)) is not None:
-            draw(results, f"{title} on CIFAR-10", root / "docs" / "pictures")
+    for results in _results():
+        draw(results, SECTIONS[results.name].heading, root / "docs" / "pictures")
     readme = root / "README.md"
     readme.write_text(re.sub(r"^\| MobileNetV2-1\.0, CIFAR-10 \|.*$", readme_row(), readme.read_text(), flags=re.M))
 
