@@ -20,12 +20,19 @@ STEPS = ("original", "without activations", "along A", "along S")
 ABOUT_STEPS = """\
 ## What each step costs and buys
 
-Three steps make a network of a plan: activations are removed (and layers dropped), the network is fine-tuned, and what is left in a row is merged. "Along A" merges everything between two activations as far as it can be merged, "along S" merges what the plan says, which is faster or as fast (Section 5.3 of the paper)."""  # noqa: E501
+Three steps make a network of a plan: activations are removed and layers dropped, the network is fine-tuned, and
+convolutions in a row are merged. "Along A" merges as much as possible between two activations, "along S" what the plan
+says (Section 5.3 of the paper).
+
+- Fine-tuning brings the accuracy back. Merging changes nothing but rounding.
+- Removing activations saves almost no time. Merging saves it, and only if the plan also says where not to merge."""
 
 ABOUT_TRANSFER = """\
 ## Plans on another target
 
-A plan is made for the target on which its latency table was measured. Here, plans for one target are timed on another, beside plans that were made for that one and have at least the same predicted score."""  # noqa: E501
+A plan is made for the target on which its latency table was measured. Below, plans for one target are timed on another,
+beside plans that were made for that one and have at least the same predicted score. On a CPU, a plan for a GPU can be
+slower than the original."""
 
 
 def analyses() -> Iterator[str]:
@@ -98,12 +105,17 @@ def _moved(name: str, row: dict[str, Any]) -> str:
     return f"| {row['at'].replace('%', ' %')} | {cell} | {original / moved:.2f} | {original / made:.2f} |"
 
 
+def device(environment: Environment) -> str:
+    """Return the GPU of a measurement, or the processor."""
+    if "NVIDIA" in (environment.device or ""):
+        return str(environment.device)
+    return f"{environment.machine}, {environment.threads} threads"
+
+
 def target(environment: Environment) -> str:
     """Return the device, the runtime and the batch of a measurement in words."""
-    device = environment.device or ""
-    where = f"one {device}" if "NVIDIA" in device else f"{environment.machine}, {environment.threads} threads"
     settings = (environment.precision, f"{environment.runtime} {environment.runtime_version}")
-    return f"{where} ({', '.join(each for each in settings if each)}, batch {environment.batch})"
+    return f"{device(environment)} ({', '.join(each for each in settings if each)}, batch {environment.batch})"
 
 
 def _target(profile: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ from statistics import fmean
 
 from equal_latency_candidates import PLAIN
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults, difference, load
-from results_analyses import analyses, target
+from results_analyses import analyses, device, target
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 
 SHARES = ("80%", "65%", "50%", "35%")
 CLOSE = 0.2  # points below the original that count as none
+ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
 
 def page() -> str:
@@ -48,7 +49,7 @@ def _network(results: NetworkResults) -> str:
         "</picture>",
         "",
         f"The original, {section.origin}, has {results.base['test']:.2f} % on the test set and takes "
-        f"{first.original.latency:.2f} ms on {target(first.original.environment)}. "
+        f"{first.original.latency:.2f} ms. Target: {target(first.original.environment)}. "
         f"Fine-tuning: {recipe['epochs']:g} epochs of batch {recipe['batch']}, learning rate {recipe['lr']:g}, "
         f"distillation {recipe['distillation']:g}.",
         "",
@@ -104,18 +105,20 @@ def _headline(results: NetworkResults) -> Iterator[str]:
         yield ""
 
 
-def readme_row() -> str:
-    """Return the row of MobileNetV2-1.0 in the table of the README."""
-    results = load("mobilenet_v2")
-    assert results is not None
-    best = _best(results)
-    assert best is not None and best.original is not None and best.profile is not None
-    machine = f"{best.original.environment.device}, batch {best.original.environment.batch}"
+def readme_rows() -> str:
+    """Return the rows of the README's table: the headline of each section."""
+    return "".join(f"{_readme_row(results, best)}\n" for results in _results() if (best := _best(results)) is not None)
+
+
+def _readme_row(results: NetworkResults, best: Measured) -> str:
+    assert best.original is not None and best.profile is not None
+    section, environment = SECTIONS[results.name], best.original.environment
     before, after = (
         f"{profile.latency:.2f} ms, {score:.2f} %"
         for profile, score in ((best.original, results.base["test"]), (best.profile, best.mean))
     )
-    return f"| MobileNetV2-1.0, CIFAR-10 | {machine} | {before} | {after} | **{best.speed_up:.2f} times** |"
+    network, machine = f"{section.title}, {section.data}", f"{device(environment)}, batch {environment.batch}"
+    return f"| {network} | {machine} | {before} | {after} | **{best.speed_up:.2f} times** |"
 
 
 def _differences(results: NetworkResults, ours: str) -> Iterator[str]:
@@ -164,7 +167,7 @@ def main(root: Path) -> None:
     for results in _results():
         draw(results, SECTIONS[results.name].heading, root / "docs" / "pictures")
     readme = root / "README.md"
-    readme.write_text(re.sub(r"^\| MobileNetV2-1\.0, CIFAR-10 \|.*$", readme_row(), readme.read_text(), flags=re.M))
+    readme.write_text(ROWS.sub(lambda _: readme_rows(), readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -74,17 +74,18 @@ PAPER = """\
 
 The paper measured on ImageNet with TensorRT in float32 on four older GPUs, at batch 128. Here: CIFAR-10, whose images
 fit the machines that were available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. DATA is CIFAR-10
-in its binary layout, RUN a folder for the results.
+in its binary layout, RUN a folder for the results, OTHER one with the latency table of another target
+(`python experiments/equal_latency.py latency none OTHER --network mobilenet_v2 --stopwatch onnxruntime`, there).
 
 | table of the paper | command here |
 | --- | --- |
 | accuracy and latency, MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and its search | `python experiments/equal_latency.py train DATA RUN --network mobilenet_v2`, or `mobilenet_v2_1.4` |
-| the same plans on other GPUs | `python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch float16`, on that GPU |
+| the same plans on other GPUs | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch cuda`, on that GPU |
 | knowledge distillation | the first command; the searches and channel pruning are also trained without it |
 | channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
 | VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
 | FLOPs and peak memory | columns of the tables above |
-| latency on a CPU | `python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime` |
+| latency on a CPU | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch onnxruntime` |
 | latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2` |"""  # noqa: E501
 
 LIMITS = """\
