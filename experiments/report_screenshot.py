@@ -3,7 +3,8 @@
     depthfold demo --run demo
     python experiments/report_screenshot.py demo
 
-It writes docs/pictures/report-light.png and report-dark.png. Needs playwright and chromium on the PATH (`make browser`).
+It writes docs/pictures/report-light.png and report-dark.png. It needs playwright, and chromium on the PATH
+(`make browser`).
 """
 
 from __future__ import annotations
