@@ -116,6 +116,7 @@ class Experiment:
                 yield from ((candidate, seed, True) for candidate in methods.solved(share))
 
         def rivals(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
+            yield methods.original(), seed, True
             for share in SHARES:
                 yield from ((candidate, seed, True) for candidate in methods.others(share))
             yield from ((candidate, seed, True) for candidate in methods.published())

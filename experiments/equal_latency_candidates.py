@@ -62,6 +62,10 @@ class Methods:
             if (found := self._solved(method, f"{share:.0%}", f"{share:.0%}")) is not None:
                 yield found
 
+    def original(self) -> Candidate:
+        """Return the original network, which is fine-tuned like the others."""
+        return Candidate("original", "100%", self.traced, self.traced.vanilla)
+
     def others(self, share: float) -> Iterator[Candidate]:
         """Yield the channel-pruned networks at this share, and the plan of the control."""
         for kind in PRUNED:

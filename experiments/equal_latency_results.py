@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 from equal_latency_candidates import CONTROL
@@ -15,8 +15,10 @@ from depthfold.core import Profile
 
 RESULTS = Path(__file__).parent / "equal-latency"
 OURS = "all moves"
+WITHOUT = ", without a surrogate"
 # How each method is called on the page, in the order of its tables.
 TITLES = {
+    "original": "original, fine-tuned alike",
     OURS: "depthfold, all moves",
     "paper": "depthfold, the paper's moves",
     "LayerMerge's rule": "LayerMerge's rule",
@@ -25,9 +27,9 @@ TITLES = {
     "channels, magnitude": "channel pruning, magnitude",
     "channels, Taylor": "channel pruning, Taylor",
     CONTROL: "control: constant importance",
-    "all moves, plain sum": "depthfold, all moves, without a surrogate",
-    "paper, plain sum": "depthfold, the paper's moves, without a surrogate",
-    "LayerMerge's rule, plain sum": "LayerMerge's rule, without a surrogate",
+    "all moves, plain sum": f"depthfold, all moves{WITHOUT}",
+    "paper, plain sum": f"depthfold, the paper's moves{WITHOUT}",
+    "LayerMerge's rule, plain sum": f"LayerMerge's rule{WITHOUT}",
 }
 
 
@@ -49,6 +51,13 @@ class Measured:
         return fmean(self.scores.values())
 
     @property
+    def dropped(self) -> int:
+        """The number of layers that the plan leaves out, alone or with a branch."""
+        branches = [int(j) - int(i) for i, j in re.findall(r"\((\d+), (\d+)\]", self.plan)]
+        layers = re.search(r"drops layers? ([\d, ]+)", self.plan)
+        return sum(branches) + (len(layers[1].strip(", ").split(",")) if layers else 0)
+
+    @property
     def speed_up(self) -> float:
         assert self.profile is not None and self.original is not None
         return self.original.latency / self.profile.latency
@@ -62,9 +71,21 @@ class NetworkResults:
     base: dict[str, Any]
     latency: dict[str, Any]
     importance: dict[str, Any]
+    surrogate: dict[str, Any]
     measured: tuple[Measured, ...]
     recipe: dict[str, Any]
     seconds: float  # of one fine-tuning, the median
+
+    @property
+    def original(self) -> Profile:
+        """The profile of the original that has the median latency of all that were timed beside a network."""
+        timed = sorted((one.original for one in self.measured if one.original), key=lambda profile: profile.latency)
+        return timed[len(timed) // 2]
+
+    @property
+    def spread(self) -> float:
+        """The largest difference between two seeds of one plan."""
+        return max(max(one.scores.values()) - min(one.scores.values()) for one in self.measured if one.scores)
 
     def has(self, method: str) -> bool:
         return any(one.method == method for one in self.measured)
@@ -97,13 +118,5 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             one.plan = row["plan"]
     if not recipe:
         return None
-    tables = known["base"], known["latency"], known["importance"]
+    tables = known["base"], known["latency"], known["importance"], known["surrogate"]
     return NetworkResults(name, *tables, tuple(found.values()), recipe, median(seconds))
-
-
-def difference(one: Measured, other: Measured) -> tuple[float, float | None]:
-    """Return the difference of the mean scores and its standard error, which takes two seeds of each."""
-    error = None
-    if min(len(one.scores), len(other.scores)) > 1:
-        error = sqrt(sum(stdev(each.scores.values()) ** 2 / len(each.scores) for each in (one, other)))
-    return one.mean - other.mean, error

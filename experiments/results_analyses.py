@@ -20,19 +20,16 @@ STEPS = ("original", "without activations", "along A", "along S")
 ABOUT_STEPS = """\
 ## What each step costs and buys
 
-Three steps make a network of a plan: activations are removed and layers dropped, the network is fine-tuned, and
-convolutions in a row are merged. "Along A" merges as much as possible between two activations, "along S" what the plan
-says (Section 5.3 of the paper).
-
-- Fine-tuning brings the accuracy back. Merging changes nothing but rounding.
-- Removing activations saves almost no time. Merging saves it, and only if the plan also says where not to merge."""
+A plan is applied in three steps: activations are removed and layers dropped, the network is fine-tuned, and consecutive
+convolutions are merged. "Along A" merges as much as possible between two activations, "along S" what the plan says
+(Section 5.3 of the paper). Merging changes the accuracy by no more than rounding does."""
 
 ABOUT_TRANSFER = """\
 ## Plans on another target
 
-A plan is made for the target on which its latency table was measured. Below, plans for one target are timed on another,
-beside plans that were made for that one and have at least the same predicted score. On a CPU, a plan for a GPU can be
-slower than the original."""
+A plan is made for the machine, the runtime and the batch on which its latency table was measured. Below, plans for one
+target are timed on another, beside plans that were made for that one and have at least the same predicted score. Plans
+of the second kind were timed, not fine-tuned. On a CPU, a plan for a GPU can be slower than the original."""
 
 
 def analyses() -> Iterator[str]:
@@ -52,16 +49,16 @@ def _steps(title: str, known: Rows) -> Iterator[str]:
         yield "\n".join([
             f"{title}, accuracy on the test set (means over seeds):",
             "",
-            "| target | method | activations removed | fine-tuned | merged |",
+            "| budget | method | removed and dropped | fine-tuned | merged |",
             "| --- | --- | ---: | ---: | ---: |",
             *accuracies,
         ])  # fmt: skip
     for stopwatch in dict.fromkeys(row["stopwatch"] for key, row in known.items() if key.startswith("steps ")):
         found = [row for key, row in known.items() if key.startswith("steps ") and row["stopwatch"] == stopwatch]
         yield "\n".join([
-            f"{title}, latency in ms on {_target(found[0]['original'])}:",
+            f"{title}, latency in ms on {_target(found[0]['original'])}{_origin(stopwatch)}:",
             "",
-            "| target | method | original | activations removed | merged along A | merged along S |",
+            "| budget | method | original | removed and dropped | merged along A | merged along S |",
             "| --- | --- |" + " ---: |" * len(STEPS),
             *(_latencies(row) for share in SHARES for row in found if row["at"] == share),
         ])  # fmt: skip
@@ -114,8 +111,13 @@ def device(environment: Environment) -> str:
 
 def target(environment: Environment) -> str:
     """Return the device, the runtime and the batch of a measurement in words."""
-    settings = (environment.precision, f"{environment.runtime} {environment.runtime_version}")
-    return f"{device(environment)} ({', '.join(each for each in settings if each)}, batch {environment.batch})"
+    runtime, _, options = (environment.runtime or "").partition(":")
+    settings = ", ".join(each for each in (environment.precision, options.replace(",", ", ")) if each)
+    return f"{device(environment)}, {runtime} {environment.runtime_version} ({settings}), batch {environment.batch}"
+
+
+def _origin(stopwatch: str) -> str:
+    return "" if stopwatch == "cuda" else ". The plans were made for the H200"
 
 
 def _target(profile: dict[str, Any]) -> str:

@@ -11,21 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import PLAIN
-from equal_latency_results import OURS, TITLES, Measured, NetworkResults, difference, load
+from equal_latency_candidates import PLAIN, SEARCHES
+from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from results_analyses import analyses, device, target
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 
+from depthfold.core import Profile
+
 SHARES = ("80%", "65%", "50%", "35%")
 CLOSE = 0.2  # points below the original that count as none
-ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
+ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
 
 def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
-    parts = [INTRODUCTION, *map(_network, found), *analyses(), _costs(found), PAPER, LIMITS]
-    return "\n\n".join(parts) + "\n"
+    parts = [INTRODUCTION, *map(_network, found), *analyses(), _costs(found), PAPER, f"{LIMITS}\n{_missing(found)}"]
+    return "\n\n".join(parts).rstrip() + "\n"
 
 
 def _results() -> Iterator[NetworkResults]:
@@ -35,10 +37,7 @@ def _results() -> Iterator[NetworkResults]:
 
 
 def _network(results: NetworkResults) -> str:
-    section = SECTIONS[results.name]
-    first = next(one for one in results.measured if one.original is not None)
-    assert first.original is not None
-    recipe = results.recipe
+    section, recipe = SECTIONS[results.name], results.recipe
     picture = f"pictures/results-{results.name}"
     return "\n".join([
         f"## {section.heading}",
@@ -48,50 +47,87 @@ def _network(results: NetworkResults) -> str:
         f'  <img alt="{section.title}: test accuracy against measured latency, by method" src="{picture}-light.svg">',
         "</picture>",
         "",
-        f"The original, {section.origin}, has {results.base['test']:.2f} % on the test set and takes "
-        f"{first.original.latency:.2f} ms. Target: {target(first.original.environment)}. "
-        f"Fine-tuning: {recipe['epochs']:g} epochs of batch {recipe['batch']}, learning rate {recipe['lr']:g}, "
-        f"distillation {recipe['distillation']:g}.",
-        "",
-        *_table(results),
+        f"The original: {section.origin}. Measured on {target(results.original.environment)}. Fine-tuning: "
+        f"{recipe['epochs']:g} epochs of batch {recipe['batch']}, learning rate {recipe['lr']:g}, distillation "
+        f"{recipe['distillation']:g}.",
         "",
         *_headline(results),
-        *_differences(results, OURS),
-        *_differences(results, f"{OURS}, {PLAIN}"),
+        *_table(results, plain=False),
+        "",
+        *_differences(results),
         *([section.remark, ""] if section.remark else []),
+        *_without_surrogate(results),
         f"    {section.command}",
         *([f"    {section.command} --plain-sum"] if results.has(f"{OURS}, {PLAIN}") else []),
     ])  # fmt: skip
 
 
-def _table(results: NetworkResults) -> Iterator[str]:
-    measured = ("latency, ms", "times as fast", "GFLOPs", "parameters, M", "peak memory, MB")
-    yield f"| target | method | accuracy | hold-out | {' | '.join(measured)} |"
-    yield "| --- | --- | --- | ---: |" + " ---: |" * len(measured)
-    for share in SHARES:
-        for one in results.at(share):
-            yield _row(share.replace("%", " %"), one)
+def _without_surrogate(results: NetworkResults) -> Iterator[str]:
+    if results.has(f"{OURS}, {PLAIN}"):
+        yield "Without a surrogate, that is with the sum of importances:"
+        yield ""
+        yield from _table(results, plain=True)
+        yield ""
+
+
+def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
+    measured = ("latency, ms", "times as fast", "convolutions", "MFLOPs per image", "parameters, M", "peak memory, MB")
+    holdout = "hold-out | " if SECTIONS[results.name].holdout else ""
+    yield f"| budget | method | accuracy | {holdout}{' | '.join(measured)} |"
+    yield "| --- | --- | --- |" + " ---: |" * (len(measured) + bool(holdout))
+    base = [f"{results.base['test']:.2f}", *([f"{results.base['holdout']:.2f}"] if holdout else [])]
+    yield _cells("100 %", "original", *base, *_measured(results.original, 1.0))
+    for share in ("100%", *SHARES):
+        for titles, one in _by_plan([one for one in results.at(share) if one.method.endswith(PLAIN) == plain]):
+            yield _row(_budget(share), titles, one, holdout=bool(holdout))
+        for method in SEARCHES if share in SHARES and not plain else ():
+            if method not in {one.method for one in results.at(share)}:
+                yield _cells(_budget(share), TITLES[method], "not reached" if results.has(method) else "")
     for one in results.measured:
-        if one.at not in SHARES and one.scores and one.profile:
-            yield _row(one.at, one)
+        if one.at not in ("100%", *SHARES) and one.scores and one.profile and not plain:
+            yield _row(one.at, TITLES[one.method], one, holdout=bool(holdout))
 
 
-def _row(target: str, one: Measured) -> str:
+def _by_plan(found: list[Measured]) -> Iterator[tuple[str, Measured]]:
+    """Yield the methods that chose the same plan together."""
+    plans = dict.fromkeys(one.plan for one in found)
+    for plan in plans:
+        same = [one for one in found if one.plan == plan]
+        yield " = ".join(_title(one.method) for one in same), max(same, key=lambda one: len(one.scores))
+
+
+def _row(budget: str, titles: str, one: Measured, *, holdout: bool) -> str:
     assert one.profile is not None
-    profile = one.profile
     seeds = ", ".join(f"{score:.2f}" for _, score in sorted(one.scores.items()))
-    holdout = f"{fmean(one.holdout.values()):.2f}" if one.holdout else ""
+    scores = [f"{one.mean:.2f} ({seeds})", *([f"{fmean(one.holdout.values()):.2f}"] if holdout else [])]
+    return _cells(budget, titles, *scores, *_measured(one.profile, one.speed_up))
+
+
+def _measured(profile: Profile, speed_up: float) -> tuple[str, ...]:
     memory = "" if profile.memory is None else f"{profile.memory / 1e6:.0f}"
+    flops = profile.flops / 1e6 / (profile.environment.batch or 1)
     return (
-        f"| {target} | {TITLES[one.method]} | {one.mean:.2f} ({seeds}) | {holdout} | "
-        f"{profile.latency:.3f} | {one.speed_up:.2f} | "
-        f"{profile.flops / 1e9:.1f} | {profile.parameters / 1e6:.2f} | {memory} |"
-    )
+        f"{profile.latency:.3f}", f"{speed_up:.2f}", f"{profile.depth}", f"{flops:.0f}",
+        f"{profile.parameters / 1e6:.2f}", memory,
+    )  # fmt: skip
+
+
+def _cells(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _budget(share: str) -> str:
+    return share.replace("%", " %")
+
+
+def _title(method: str) -> str:
+    """Return the title of a method in a table whose caption says whether there is a surrogate."""
+    return TITLES[method].removesuffix(WITHOUT)
 
 
 def _best(results: NetworkResults) -> Measured | None:
     """Return the fastest network of ours that costs at most CLOSE points."""
-    ours = [one for share in SHARES for one in results.at(share) if one.method.startswith((OURS, "paper"))]
+    ours = [one for share in SHARES for one in results.at(share) if one.method in (OURS, "paper")]
     close = [one for one in ours if one.mean >= results.base["test"] - CLOSE]
     return max(close, key=lambda one: one.speed_up, default=None)
 
@@ -100,9 +136,21 @@ def _headline(results: NetworkResults) -> Iterator[str]:
     if (best := _best(results)) is not None:
         yield (
             f"The largest speed-up of depthfold within {CLOSE} points of the original: {best.speed_up:.2f} times, at "
-            f"{best.mean:.2f} %."
+            f"{best.mean:.2f} % ({_how(best)}, {_seeds(best)})."
         )
         yield ""
+
+
+def _how(one: Measured) -> str:
+    """Say in words how a plan makes the network shallower."""
+    assert one.original is not None and one.profile is not None
+    removed = one.original.depth - one.profile.depth
+    ways = [way for way, number in (("merging", removed - one.dropped), ("dropping", one.dropped)) if number > 0]
+    return f"{one.original.depth} to {one.profile.depth} convolutions by {' and '.join(ways)}"
+
+
+def _seeds(one: Measured) -> str:
+    return f"{len(one.scores)} seed" + "s" * (len(one.scores) > 1)
 
 
 def readme_rows() -> str:
@@ -117,46 +165,68 @@ def _readme_row(results: NetworkResults, best: Measured) -> str:
         f"{profile.latency:.2f} ms, {score:.2f} %"
         for profile, score in ((best.original, results.base["test"]), (best.profile, best.mean))
     )
-    network, machine = f"{section.title}, {section.data}", f"{device(environment)}, batch {environment.batch}"
-    return f"| {network} | {machine} | {before} | {after} | **{best.speed_up:.2f} times** |"
+    machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
+    speed = f"**{best.speed_up:.2f} times**"
+    return _cells(f"{section.title}, {section.data}", machine, _how(best), before, f"{after} ({_seeds(best)})", speed)
 
 
-def _differences(results: NetworkResults, ours: str) -> Iterator[str]:
-    """Yield a table of how far all moves are ahead of each other method, with or without a surrogate."""
+def _differences(results: NetworkResults) -> Iterator[str]:
+    """Yield a table of how far all moves are ahead of each other method."""
     measured = {one.method for share in SHARES for one in results.at(share)}
-    others = [m for m in TITLES if m in measured - {ours} and m.endswith(PLAIN) == ours.endswith(PLAIN)]
-    if ours not in measured or not others:
+    others = [method for method in TITLES if method in measured - {OURS} and not method.endswith(PLAIN)]
+    if OURS not in measured or not others:
         return
-    yield f'Points by which "{TITLES[ours]}" is ahead (± standard error, from two seeds on):'
+    yield f'Points by which "{TITLES[OURS]}" is ahead, with the number of seeds of both:'
     yield ""
-    yield "| target | " + " | ".join(TITLES[method] for method in others) + " |"
+    yield _cells("budget", *(TITLES[method] for method in others))
     yield "| --- |" + " ---: |" * len(others)
     for share in SHARES:
         found = {one.method: one for one in results.at(share)}
-        if ours in found:
-            cells = (_difference(found[ours], found.get(method)) for method in others)
-            yield f"| {share.replace('%', ' %')} | " + " | ".join(cells) + " |"
+        if OURS in found:
+            yield _cells(_budget(share), *(_difference(found[OURS], found.get(method)) for method in others))
+    yield ""
+    yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so differences of that size say little."
     yield ""
 
 
 def _difference(ours: Measured, other: Measured | None) -> str:
     if other is None:
-        return ""
+        return "not reached"
     if other.plan == ours.plan:
         return "same plan"
-    value, error = difference(ours, other)
-    return f"{value:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+    return f"{ours.mean - other.mean:+.2f} ({len(ours.scores)}, {len(other.scores)})"
 
 
 def _costs(found: list[NetworkResults]) -> str:
     lines = ["## The cost of the search", "",
-             "Seconds on one GPU, for both tables with all moves. The solver takes less than a second.", "",
-             "| network | latency entries | seconds | importance entries | seconds | fine-tuning, seconds per seed |",
-             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+             "On one GPU, for both tables with all moves. Eight processes share it for the importances and for the "
+             "plans to which the surrogate is fitted. The solver takes less than a second.", "",
+             "| network | latency table, entries | seconds | importance table, entries | seconds "
+             "| surrogate, seconds | one fine-tuning, seconds |",
+             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for results in found:
         T, I = results.latency, results.importance
-        cells = (T["entries"], T["seconds"], I["entries"], I["seconds"], results.seconds)
-        lines.append(f"| {SECTIONS[results.name].title} | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |")
+        fitted = SECTIONS[results.name].surrogate or f"{results.surrogate['seconds']:.0f}"
+        cells = (T["entries"], T["seconds"], I["entries"], I["seconds"])
+        numbers = (*(f"{cell:.0f}" for cell in cells), fitted, f"{results.seconds:.0f}")
+        lines.append(_cells(SECTIONS[results.name].title, *numbers))
+    return "\n".join(lines)
+
+
+def _missing(found: list[NetworkResults]) -> str:
+    """Say which methods and networks have commands but no results yet."""
+    done = {results.name for results in found}
+    lines = list[str]()
+    for results in found:
+        section = SECTIONS[results.name]
+        wanted = [method for method in TITLES if not method.endswith(PLAIN)]
+        if not section.network.startswith("mobilenet"):
+            wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
+        if rest := [TITLES[method] for method in wanted if not results.has(method)]:
+            lines.append(f"- {section.title} has no results yet for: {'; '.join(rest)}.")
+    rest = [section.heading for name, section in SECTIONS.items() if name not in done]
+    if rest:
+        lines.append(f"- Not measured yet: {'; '.join(rest)}.")
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ def draw(results: NetworkResults, title: str, folder: Path) -> None:
             figure = Figure(figsize=(7.2, 4.2), layout="constrained")
             axes = figure.subplots()
             _lines(axes, results)
-            axes.set(xlabel="measured latency, ms", ylabel="test accuracy, %", title=title)
+            axes.set(xlabel="measured latency, ms", ylabel="test accuracy, % (bars: range of the seeds)", title=title)
             axes.grid(color=grid, linewidth=0.6)
             axes.spines[:].set_color(grid)
             axes.set_facecolor("none")
@@ -51,9 +51,7 @@ def _lines(axes: mpl.axes.Axes, results: NetworkResults) -> None:
                   [max(one.scores.values()) - m for m, one in zip(y, found, strict=True)]]  # fmt: skip
         axes.errorbar(x, y, spread, color=colour, marker=marker, linestyle=line, markersize=5, linewidth=1.4,
                       elinewidth=1, label=TITLES[method], zorder=3 if method == OURS else 2)  # fmt: skip
-    original = trained[0].original
-    assert original is not None
-    axes.plot([original.latency], [results.base["test"]], "*", color="#8c959f", markersize=13, label="original")
+    axes.plot([results.original.latency], [results.base["test"]], "*", color="#8c959f", markersize=13, label="original")
 
 
 def _latency(one: Measured) -> float:

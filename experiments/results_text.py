@@ -9,14 +9,20 @@ CIFAR10, IMAGENETTE = "CIFAR-10", "Imagenette at 224 px"
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: one network on one target, measured in the folder of that name."""
+    """A section of the page: one network on one target, measured in the folder of that name.
+
+    `options` are those of the command beyond the network and the stopwatch. `holdout` says whether the original was not
+    trained on the hold-out set. `surrogate` says what the surrogate cost, if it was not fitted in this run.
+    """
 
     network: str
     title: str
     data: str = CIFAR10
     origin: str = "trained here for 160 epochs"
     stopwatch: str = "cuda"
-    weights: str = ""
+    options: str = ""
+    holdout: bool = True
+    surrogate: str = ""
     remark: str = ""
 
     @property
@@ -26,27 +32,37 @@ class Section:
     @property
     def command(self) -> str:
         stopwatch = "" if self.stopwatch == "cuda" else f" --stopwatch {self.stopwatch}"
-        weights = f" --weights {self.weights}" if self.weights else ""
-        return f"python experiments/equal_latency.py train DATA RUN --network {self.network}{weights}{stopwatch}"
+        options = f" {self.options}" if self.options else ""
+        return f"python experiments/equal_latency.py train DATA RUN --network {self.network}{options}{stopwatch}"
 
 
 _TARGETS = {"float16": ", in float16", "onnxruntime": ", for ONNX Runtime on a CPU"}
-_LITE = "with its weights for ImageNet, fitted to ten classes in six epochs"
+_LITE = "its weights for ImageNet, fitted to ten classes in six epochs"
+_METHODS = "experiments/importance-methods"
 
 SECTIONS = {
-    "mobilenet_v2": Section("mobilenet_v2", "MobileNetV2-1.0", remark="""\
-More moves do not help this network: where the plans differ, all moves are mostly behind on the test set, and the
-hold-out set does not agree on which method is best. The surrogate predicts that all moves are ahead, but it is fitted
-to plans that were trained for five epochs; after 60 epochs of fine-tuning the choice of the plan counts less."""),
+    "mobilenet_v2": Section(
+        "mobilenet_v2", "MobileNetV2-1.0", surrogate=f"see [importance-methods](../{_METHODS}/README.md)",
+        options=f"--weights {_METHODS}/base.safetensors --trained-plans {_METHODS}/surrogate-brief-divergence.json",
+        remark="""\
+More moves do not help this network: where the plans differ, all moves score lower at most budgets on the test set, and
+the hold-out set does not agree on which method is best. The surrogate predicts that all moves are ahead, but it is
+fitted to plans that were trained for five epochs; after 60 epochs of fine-tuning the choice of the plan counts less.
+
+Merging makes depth-wise convolutions dense, so a network with half the latency can have more FLOPs and parameters than
+the original. The stem and the second stage of this MobileNetV2 have no stride, because the images are small.""",
+    ),
     "mobilenet_v2_1.4": Section("mobilenet_v2_1.4", "MobileNetV2-1.4"),
     "vgg19_bn": Section("vgg19_bn", "VGG19-BN"),
     "resnet56": Section(
-        "resnet56", "ResNet-56", origin="with the weights of github.com/akamaster/pytorch_resnet_cifar10",
-        weights="resnet56-4bfd9763.th", remark="""\
-More moves help this network, most where it is compressed most. Merging the two 3x3 convolutions of a block into one
-5x5 saves less than half of their time, merging three blocks saves nothing in most places, and so the paper's moves do
-not reach 35 % at all; dropping a layer saves all of its time. The published weights were trained on all 50,000 images,
-among them those of the hold-out set, whose scores are therefore too high."""),
+        "resnet56", "ResNet-56", origin="the weights of github.com/akamaster/pytorch_resnet_cifar10",
+        options="--weights resnet56-4bfd9763.th", holdout=False,
+        remark="""\
+At 80 and 65 % the methods do not differ. At 50 and 35 % all moves are ahead, by dropping residual branches. In the
+latency table, merging the two 3x3 convolutions of a block into a 5x5 saves 17 to 45 % of their time, but merging three
+blocks is slower than not merging them in most places, so merging alone does not reach 35 %. The published weights were
+trained on all 50,000 training images, so there is no hold-out set.""",
+    ),
     "efficientnet_lite0": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE),
     "efficientnet_lite0-on-float16": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, "float16"),
     "efficientnet_lite0-on-onnxruntime": Section(
@@ -57,23 +73,33 @@ among them those of the hold-out set, whose scores are therefore too high."""),
 INTRODUCTION = """\
 # Results
 
-Methods at the same measured latency. Made by `make results` from the measurements in
+Methods at equal latency budgets. Made by `make results` from the measurements in
 [experiments/equal-latency](../experiments/equal-latency/README.md); do not edit.
 
-Every method starts from the same trained network. What it makes of it is fine-tuned alike, merged if there is
-something to merge, scored on the test set, and timed in the same rounds as the original. Accuracies are means over
-seeds, in per cent; the values are in brackets. Latencies are medians. The hold-out set has 5,000 images on which no
-network was trained, but importances were measured. Where the two sets disagree about the better of two methods, the
-difference is smaller than these sets and seeds can show.
+- Every method starts from the same trained network. All compressed networks are fine-tuned with the same recipe, with
+  the original as their teacher, then merged.
+- A budget is a share of the original's latency. The plan of a method is its best one whose predicted latency meets the
+  budget. The tables show the measured latency, a median. The original is timed again in turn with every network; "times
+  as fast" compares those two. The row of the original has its median latency.
+- Accuracies are means over seeds on the test set, in per cent, with those of the seeds in parentheses. The hold-out set
+  is 5,000 training images on which no network was trained. Importances were measured and the surrogate was fitted on it,
+  so it is not a second test set.
+- The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
+  ([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances. `depthfold compress`
+  fits one with `--surrogate`.
 
-The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
-([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances."""
+| method | what it may do |
+| --- | --- |
+| depthfold, the paper's moves | remove activations, merge; the default of `depthfold compress` |
+| depthfold, all moves | also drop layers and residual branches: `--moves drop-layers,drop-branches` |
+| LayerMerge's rule | LayerMerge's search space: drop layers, merge everything between two activations. Tables, objective and training are depthfold's, not those of LayerMerge as published ([baselines.md](baselines.md)) |
+| DepthShrinker, channel pruning, control | see [baselines.md](baselines.md) |"""  # noqa: E501
 
 PAPER = """\
 ## The paper's tables
 
-The paper measured on ImageNet with TensorRT in float32 on four older GPUs, at batch 128. Here: CIFAR-10, whose images
-fit the machines that were available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. DATA is CIFAR-10
+The paper measured on ImageNet with TensorRT in float32 on four older GPUs, at batch 128. Here: CIFAR-10, because
+ImageNet was not available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. DATA is CIFAR-10
 in its binary layout, RUN a folder for the results, OTHER one with the latency table of another target
 (`python experiments/equal_latency.py latency none OTHER --network mobilenet_v2 --stopwatch onnxruntime`, there).
 
@@ -86,7 +112,7 @@ in its binary layout, RUN a folder for the results, OTHER one with the latency t
 | VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
 | FLOPs and peak memory | columns of the tables above |
 | latency on a CPU | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch onnxruntime` |
-| latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2` |"""  # noqa: E501
+| latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2`, with `--stopwatch onnxruntime` on a CPU |"""  # noqa: E501
 
 LIMITS = """\
 ## What was not shown
@@ -96,5 +122,8 @@ LIMITS = """\
       depthfold compress torchvision:mobilenet_v2 --weights DEFAULT --data imagefolder:IMAGENET \\
           --input 3x224x224 --target tensorrt --budget 60% --run out
 
+- Small batches, float16 and other GPUs were not measured.
 - The fine-tuning is shorter than that of the paper, whose networks for ImageNet were trained for 180 epochs.
-- The plans were chosen with importances of one seed."""
+- The plans were chosen with importances of one seed.
+- Fine-tuning may also improve the original. As long as it was not fine-tuned alike, the loss through compression is
+  understated."""

@@ -59,8 +59,18 @@ def test_table_has_the_mean_over_seeds_and_the_measured_speed_up(results_page, m
     one = Measured(
         "paper", "50%", {1: 91.0, 0: 92.0}, holdout={0: 93.0, 1: 94.0}, profile=profile(2.0), original=profile(5.0)
     )
-    row = "| 50 % | depthfold, the paper's moves | 91.50 (92.00, 91.00) | 93.50 | 2.000 | 2.50 | 2.0 | 1.50 | 5 |"
-    assert results_page._row("50 %", one) == row
+    row = "| 50 % | ours | 91.50 (92.00, 91.00) | 93.50 | 2.000 | 2.50 | 3 | 2000 | 1.50 | 5 |"
+    assert results_page._row("50 %", "ours", one, holdout=True) == row
     other = Measured("all moves", "50%", {0: 92.0, 1: 93.0}, plan="another")
-    assert results_page._difference(other, one) == "+1.00 ± 0.71"
-    assert results_page._difference(other, Measured("paper", "50%", {0: 91.0})) == "+1.50"
+    assert results_page._difference(other, one) == "+1.00 (2, 2)"
+    assert results_page._difference(other, Measured("paper", "50%", {0: 91.0})) == "+1.50 (2, 1)"
+
+
+def test_dropped_layers_are_counted(results_page):
+    from equal_latency_results import Measured
+
+    from depthfold.core import Drops, Plan
+
+    for layers, branches, number in [((), (), 0), ((4,), (), 1), ((4, 16), ((5, 8),), 5), ((), ((1, 3), (5, 8)), 5)]:
+        plan = Plan(activations=(), cuts=(), dropped=Drops(layers, branches))
+        assert Measured("all moves", "50%", plan=str(plan)).dropped == number
