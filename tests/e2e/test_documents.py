@@ -70,7 +70,7 @@ INSTEAD = {
         "task.example())": "task.example(), ignore=[str(n) for n in range(1, 10)])",
         '"65%"': '"96%"',
     },
-    "training.md": {"Processes(workers=2)": "Processes(workers=1)"},
+    "training.md": {"Processes(workers=2)": "Processes(workers=1)", "steps=10, batch=32": "steps=2, batch=8"},
 }
 
 EXPECTED = {

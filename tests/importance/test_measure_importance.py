@@ -16,7 +16,7 @@ from depthfold.core import BlockOption, FlaggedSpan, ImportanceTable
 from depthfold.errors import InvalidValue, JournalError, TableError
 from depthfold.importance import IncompleteTable, Method, importance_plan, measure_importance
 from depthfold.importance.entry import EntrySetup
-from depthfold.jobs import Processes
+from depthfold.jobs import InProcess, Processes
 from depthfold.training import FunctionTask, train
 from tiny_importance import RECIPE, SIZE, Pair, Tiny, TinyTask, holdout_score, tiny_network, trainings_in
 
@@ -186,14 +186,33 @@ def too_large():
     raise MemoryError("the images do not fit")
 
 
-@pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        (unreadable, r"error: OSError: the disk is gone \(test_measure_importance.py, line \d+, in unreadable"),
-        (lambda: float("inf"), "not finite: The score of the original network is inf"),
-        (too_large, "out of memory: the images do not fit"),
-    ],
-)
+class OneWorker:
+    """An executor with one worker, which is in this process but not known to be. It keeps the keys of each run."""
+
+    def __init__(self):
+        self.runs = []
+
+    def run(self, setup, jobs):
+        self.runs.append([job.key for job in jobs])
+        return InProcess().run(setup, jobs)
+
+
+UNREADABLE = (unreadable, r"error: OSError: the disk is gone \(test_measure_importance.py, line \d+, in unreadable")
+INFINITE = (lambda: float("inf"), "not finite: The score of the original network is inf")
+
+
+@pytest.mark.parametrize(("how", "text"), [UNREADABLE, INFINITE])
+def test_worker_that_cannot_score_the_original_trains_no_block(tmp_path, how, text):
+    """Out of memory is not among these failures: the executor would score it again after the blocks."""
+    worker = OneWorker()
+    with pytest.raises(TableError, match=f"The original network cannot be scored on the hold-out set: {text}"):
+        measure_importance(PAIR, Broken(tmp_path, how, original=True), RECIPE, executor=worker)
+    assert trainings_in(tmp_path) == 0
+    (keys,) = worker.runs  # of all jobs: workers are started once
+    assert len(keys) == 1 + len(PAIR.flagged_spans())
+
+
+@pytest.mark.parametrize(("how", "text"), [UNREADABLE, INFINITE, (too_large, "out of memory: the images do not fit")])
 def test_no_training_runs_if_the_original_cannot_be_scored(tmp_path, how, text):
     run = tmp_path / "run"
     broken = Broken(tmp_path, how, original=True)

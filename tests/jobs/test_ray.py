@@ -24,12 +24,12 @@ STORE = 100_000_000  # bytes of each node's object store: /dev/shm may be small
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Start a cluster of three nodes, with 1, 2 and 1 CPUs and no GPU, once for all tests."""
-    node = dict(num_gpus=0, object_store_memory=STORE)
-    head = dict(num_cpus=1, include_dashboard=False)
+    """Start a cluster of two nodes, with 2 CPUs each and no GPU, once for all tests."""
+    node = dict(num_cpus=2, num_gpus=0, object_store_memory=STORE)
+    # A new node may ask the lost one for the setup. By default it asks another one after 10 seconds, then after 20.
+    head = dict(include_dashboard=False, _system_config={"object_manager_pull_timeout_ms": 500})
     made = library("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=node | head)
-    made.wide = made.add_node(num_cpus=2, **node)
-    made.add_node(num_cpus=1, **node)
+    made.second = made.add_node(**node)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
     ray.shutdown()
@@ -82,7 +82,7 @@ def test_workers_have_their_own_threads_and_see_no_gpu():
 
 
 def test_run_survives_a_lost_node_and_uses_a_new_one(cluster, tmp_path):
-    gone, outcomes = cluster.wide.node_id, []
+    gone, outcomes = cluster.second.node_id, []
     jobs = [Job(key=f"job {n}", payload=n) for n in range(12)]
     caller = threading.Thread(
         target=lambda: outcomes.extend(RayCluster().run(waiting_setup(tmp_path), jobs)), daemon=True
@@ -90,7 +90,7 @@ def test_run_survives_a_lost_node_and_uses_a_new_one(cluster, tmp_path):
     caller.start()
     try:
         assert eventually(lambda: len({process for _, _, process in recorded(tmp_path)}) == 4)  # all workers are busy
-        cluster.remove_node(cluster.wide, allow_graceful=False)
+        cluster.remove_node(cluster.second, allow_graceful=False)
         assert eventually(lambda: not any(alive(int(p)) for _, node, p in recorded(tmp_path) if node == gone))
         new = cluster.add_node(num_cpus=1, object_store_memory=STORE).node_id
         assert eventually(lambda: any(node == new for _, node, _ in recorded(tmp_path)))  # the pool grows again

@@ -20,6 +20,7 @@ from nets import Net, agree, conv, image, only
 
 REAL = {
     "mobilenet_v2": lambda: models.mobilenet_v2(weights=None, num_classes=10, width_mult=0.5),
+    "mobilenet_v2 1.0": lambda: models.mobilenet_v2(weights=None, num_classes=10),
     "basic blocks": lambda: models.ResNet(models.resnet.BasicBlock, [2, 1, 1, 1], num_classes=10),
     "bottlenecks": lambda: models.ResNet(models.resnet.Bottleneck, [1, 2, 1, 1], num_classes=10, width_per_group=16),
     "grouped bottlenecks": lambda: models.ResNet(

@@ -46,6 +46,24 @@ def test_amount_has_four_digits_and_a_unit(number, expected):
     assert amount(number) == expected
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (0, "0"),
+        (510, "510"),
+        (78_510, "79 k"),
+        (99_499_999, "99 M"),
+        (99_500_000, "100 M"),
+        (123_456_789, "123 M"),
+        (999_400_000, "999 M"),
+        (999_600_000, "1 G"),
+        (15_470_264_320, "15 G"),
+    ],
+)
+def test_amount_with_fewer_digits_rounds_no_digit_before_the_point_away(number, expected):
+    assert amount(number, digits=2) == expected
+
+
 def test_one_line_removes_line_breaks_and_colours():
     assert one_line(ValueError("This is \x1b[96mstep 3/3\x1b[0m\n of\texporting")) == "This is step 3/3 of exporting"
     assert one_line(KeyError()) == "KeyError"

@@ -226,5 +226,6 @@ def test_network_ported_from_tensorflow_has_the_layers_of_the_original(ported, p
     ]
     assert len(traced.network.fixed_padding) == 5
     agree(run(df.merge(df.rewrite(traced, traced.vanilla)), x), run(model, x))
-    student = df.rewrite(traced, random_plan(traced.network, Random(0), "paper")).eval()
-    agree(run(df.merge(student), x), run(student, x))
+    for space in ("paper", "full"):
+        student = df.rewrite(traced, random_plan(traced.network, Random(0), space)).eval()
+        agree(run(df.merge(student), x), run(student, x))

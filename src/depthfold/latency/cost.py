@@ -13,7 +13,7 @@ from depthfold.core.options import MERGE
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.candidates import MAX_ELEMENTS, elements_outside
 from depthfold.latency.timer import Timer
-from depthfold.support.text import count
+from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork
 
 BlockKey = tuple[Span, ConvShape | None]  # a span, and its shape if layers are dropped
@@ -58,7 +58,7 @@ class MeasuringCost:
         without = f" ({count(self.left_out, 'more block')} cannot pay and are left out)" if self.left_out else ""
         return (
             f"{count(self.blocks, 'distinct block')}{without} and {count(self.networks, 'network')} to time: up to "
-            f"{_rough(self.memory)} of memory, about {duration(self.seconds)}"
+            f"{amount(self.memory, digits=2)}B of memory, about {duration(self.seconds)}"
         )
 
 
@@ -128,12 +128,6 @@ def available_memory() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):  # another system
         return None
-
-
-def _rough(size: int) -> str:
-    """Return a number of bytes as text, with two digits."""
-    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
-    return f"{size / unit:.2g} {name}" if size < 99.5 * unit else f"{size / unit:.0f} {name}"
 
 
 def duration(seconds: float) -> str:

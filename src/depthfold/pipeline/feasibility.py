@@ -48,16 +48,21 @@ class LatencyCheck:
 
     def __call__(self) -> None:
         """Raise BudgetError if no plan meets the budget, and TableError if the table is doubtful."""
-        near = self.budget is not None and self._is_near(self.budget)
-        if not self.options.allow_doubtful:
-            check_trusted(self.latency, self.run)
-        if near and self.budget is not None and self.target is not None:
-            frontier = fastest(self.traced, self.latency, self.options)
+        if self.budget is None:
+            self._check_trusted()
+            return
+        frontier = fastest(self.traced, self.latency, self.options)
+        near = self._is_near(self.budget, frontier)
+        self._check_trusted()  # after the budget: another table would not help one that no plan can meet
+        if near and self.target is not None:
             choose(self.traced, frontier, self.budget, self.target, run=self.run, progress=self.progress)
 
-    def _is_near(self, budget: Budget) -> bool:
+    def _check_trusted(self) -> None:
+        if not self.options.allow_doubtful:
+            check_trusted(self.latency, self.run)
+
+    def _is_near(self, budget: Budget, frontier: Frontier) -> bool:
         """Return True if only a measurement can tell whether the fastest plan meets the budget. Raise if it cannot."""
-        frontier = fastest(self.traced, self.latency, self.options)
         if frontier.original is None and budget.kind != "milliseconds":
             return False  # choose() times the original
         if self.target is not None and not self._is_here(self.target):

@@ -92,8 +92,10 @@ class Prospects(Document):
         yield f"{len(self.savings)} of {count(self.spans, 'span')} save time as one convolution{which}"
 
     def _conclusion(self) -> Iterator[str]:
-        time = "; their time depends on the data" if self.seconds is None else f", about {duration(self.seconds)}"
-        time += "" if self.seconds is None else " in one process"
+        if self.seconds is None:
+            time = "; their time depends on the data"
+        else:
+            time = f", about {duration(self.seconds)} in one process"
         yield f'The importances: {count(self.importances, "block")} to measure with the method "{self.method}"{time}.'
         if self.worth_it:
             yield f"Worth trying: budgets from about {100 * self.share / (1 - MARGIN):.0f}% can be met."

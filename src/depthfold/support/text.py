@@ -9,18 +9,20 @@ from decimal import ROUND_CEILING, Context
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries use terminal colours in their messages
 _LONGEST = 300  # characters; some messages contain a whole stack trace
+_UNITS = ((" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3))
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def amount(number: float) -> str:
-    """Format a number with four digits and a unit: 78.51 k, 3.505 M, 15.47 G."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.99995 * size:  # would be rounded to 1000 of the next smaller unit
-            return f"{number / size:.4g} {unit}"
-    return f"{number:.4g}"
+def amount(number: float, digits: int = 4) -> str:
+    """Format a number with a unit and some digits: 78.51 k, 3.505 M, 15.47 G. With two digits: 3.5 M, 351 M."""
+    full = 1 - 0.5 * 10 ** -max(digits, 3)  # from here on, a unit is rounded to 1, and the one below it to 1000
+    unit, size = next(((unit, size) for unit, size in _UNITS if number >= full * size), ("", 1.0))
+    value = number / size
+    whole = value >= 10**digits - 0.5  # :g would write an exponent
+    return f"{value:.0f}{unit}" if whole else f"{value:.{digits}g}{unit}"
 
 
 def at_most(value: float) -> str:
