@@ -74,3 +74,15 @@ def test_dropped_layers_are_counted(results_page):
     for layers, branches, number in [((), (), 0), ((4,), (), 1), ((4, 16), ((5, 8),), 5), ((), ((1, 3), (5, 8)), 5)]:
         plan = Plan(activations=(), cuts=(), dropped=Drops(layers, branches))
         assert Measured("all moves", "50%", plan=str(plan)).dropped == number
+
+
+def test_readme_counts_the_plans_that_are_slower_on_another_machine(results_page):
+    from equal_latency_results import RESULTS
+    from gpu_runs import rows
+
+    known = rows(RESULTS / "mobilenet_v2-on-onnxruntime")
+    moved = [row for key, row in known.items() if key.startswith("transfer ")]
+    slower = [row for row in moved if row["moved"]["quartiles"][1] > row["original"]["quartiles"][1]]
+    words = {2: "two", 4: "four"}
+    text = f"{words[len(slower)]} of {words[len(moved)]} plans for the H200 are slower"
+    assert text in " ".join((ROOT / "README.md").read_text().split())
