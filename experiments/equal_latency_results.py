@@ -111,11 +111,13 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             (one.scores if row["distilled"] else one.alone)[row["seed"]] = row["merged"]
             if row["distilled"]:
                 one.holdout[row["seed"]] = row["holdout"]
+            one.plan = row[
+                "plan"
+            ]  # of a channel-pruned network, whose plan changes nothing, the method and the latency
             recipe = row["recipe"]
             seconds.append(row["seconds"])
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
-            one.plan = row["plan"]
     if not recipe:
         return None
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]

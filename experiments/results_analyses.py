@@ -68,13 +68,12 @@ def _accuracy(method: str, share: str, known: Rows) -> Iterator[str]:
     trained = [row for seed in range(3) if (row := known.get(f"train {method} {share} {seed}"))]
     if trained:
         means = (fmean(row[step] for row in trained) for step in ("before", "test", "merged"))
-        cells = " | ".join(f"{mean:.2f}" for mean in means)
-        yield f"| {share.replace('%', ' %')} | {TITLES[method]} | {cells} |"
+        yield cells(budget(share), TITLES[method], *(f"{mean:.2f}" for mean in means))
 
 
 def _latencies(row: dict[str, Any]) -> str:
-    cells = " | ".join(f"{Profile.from_json(row[step]).latency:.3f}" for step in STEPS)
-    return f"| {row['at'].replace('%', ' %')} | {TITLES[row['method']]} | {cells} |"
+    latencies = (f"{Profile.from_json(row[step]).latency:.3f}" for step in STEPS)
+    return cells(budget(row["at"]), TITLES[row["method"]], *latencies)
 
 
 def _transfer(name: str, title: str) -> Iterator[str]:
@@ -95,11 +94,20 @@ def _transfer(name: str, title: str) -> Iterator[str]:
 def _moved(name: str, row: dict[str, Any]) -> str:
     original, moved, made = (Profile.from_json(row[each]).latency for each in ("original", "moved", "made"))
     there = rows(RESULTS / name).get(f"profile all moves {row['at']} cuda")
-    cell = ""
+    faster = ""
     if there is not None:
         before, after = (Profile.from_json(there[each]).latency for each in ("original", "merged"))
-        cell = f"{before / after:.2f}"
-    return f"| {row['at'].replace('%', ' %')} | {cell} | {original / moved:.2f} | {original / made:.2f} |"
+        faster = f"{before / after:.2f}"
+    return cells(budget(row["at"]), faster, f"{original / moved:.2f}", f"{original / made:.2f}")
+
+
+def cells(*texts: str) -> str:
+    """Return a row of a Markdown table."""
+    return f"| {' | '.join(texts)} |"
+
+
+def budget(share: str) -> str:
+    return share.replace("%", " %")
 
 
 def device(environment: Environment) -> str:

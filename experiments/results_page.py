@@ -13,12 +13,13 @@ from statistics import fmean
 
 from equal_latency_candidates import PLAIN, SEARCHES
 from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
-from results_analyses import analyses, device, target
+from merging_steps import SHARES
+from results_analyses import analyses, budget, cells, device, target
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 
 from depthfold.core import Profile
 
-SHARES = ("80%", "65%", "50%", "35%")
+NOTHING = "no result"  # no plan meets the budget, or nothing was trained yet
 CLOSE = 0.2  # points below the original that count as none
 ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
@@ -76,13 +77,13 @@ def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
     yield f"| budget | method | accuracy | {holdout}{' | '.join(measured)} |"
     yield "| --- | --- | --- |" + " ---: |" * (len(measured) + bool(holdout))
     base = [f"{results.base['test']:.2f}", *([f"{results.base['holdout']:.2f}"] if holdout else [])]
-    yield _cells("100 %", "original", *base, *_measured(results.original, 1.0))
+    yield cells("100 %", "original", *base, *_measured(results.original, 1.0))
     for share in ("100%", *SHARES):
         for titles, one in _by_plan([one for one in results.at(share) if one.method.endswith(PLAIN) == plain]):
-            yield _row(_budget(share), titles, one, holdout=bool(holdout))
+            yield _row(budget(share), titles, one, holdout=bool(holdout))
         for method in SEARCHES if share in SHARES and not plain else ():
             if method not in {one.method for one in results.at(share)}:
-                yield _cells(_budget(share), TITLES[method], "not reached" if results.has(method) else "")
+                yield cells(budget(share), TITLES[method], NOTHING)
     for one in results.measured:
         if one.at not in ("100%", *SHARES) and one.scores and one.profile and not plain:
             yield _row(one.at, TITLES[one.method], one, holdout=bool(holdout))
@@ -96,11 +97,11 @@ def _by_plan(found: list[Measured]) -> Iterator[tuple[str, Measured]]:
         yield " = ".join(_title(one.method) for one in same), max(same, key=lambda one: len(one.scores))
 
 
-def _row(budget: str, titles: str, one: Measured, *, holdout: bool) -> str:
+def _row(at: str, titles: str, one: Measured, *, holdout: bool) -> str:
     assert one.profile is not None
     seeds = ", ".join(f"{score:.2f}" for _, score in sorted(one.scores.items()))
     scores = [f"{one.mean:.2f} ({seeds})", *([f"{fmean(one.holdout.values()):.2f}"] if holdout else [])]
-    return _cells(budget, titles, *scores, *_measured(one.profile, one.speed_up))
+    return cells(at, titles, *scores, *_measured(one.profile, one.speed_up))
 
 
 def _measured(profile: Profile, speed_up: float) -> tuple[str, ...]:
@@ -110,14 +111,6 @@ def _measured(profile: Profile, speed_up: float) -> tuple[str, ...]:
         f"{profile.latency:.3f}", f"{speed_up:.2f}", f"{profile.depth}", f"{flops:.0f}",
         f"{profile.parameters / 1e6:.2f}", memory,
     )  # fmt: skip
-
-
-def _cells(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _budget(share: str) -> str:
-    return share.replace("%", " %")
 
 
 def _title(method: str) -> str:
@@ -167,7 +160,7 @@ def _readme_row(results: NetworkResults, best: Measured) -> str:
     )
     machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
     speed = f"**{best.speed_up:.2f} times**"
-    return _cells(f"{section.title}, {section.data}", machine, _how(best), before, f"{after} ({_seeds(best)})", speed)
+    return cells(f"{section.title}, {section.data}", machine, _how(best), before, f"{after} ({_seeds(best)})", speed)
 
 
 def _differences(results: NetworkResults) -> Iterator[str]:
@@ -178,12 +171,12 @@ def _differences(results: NetworkResults) -> Iterator[str]:
         return
     yield f'Points by which "{TITLES[OURS]}" is ahead, with the number of seeds of both:'
     yield ""
-    yield _cells("budget", *(TITLES[method] for method in others))
+    yield cells("budget", *(TITLES[method] for method in others))
     yield "| --- |" + " ---: |" * len(others)
     for share in SHARES:
         found = {one.method: one for one in results.at(share)}
         if OURS in found:
-            yield _cells(_budget(share), *(_difference(found[OURS], found.get(method)) for method in others))
+            yield cells(budget(share), *(_difference(found[OURS], found.get(method)) for method in others))
     yield ""
     yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so differences of that size say little."
     yield ""
@@ -191,7 +184,7 @@ def _differences(results: NetworkResults) -> Iterator[str]:
 
 def _difference(ours: Measured, other: Measured | None) -> str:
     if other is None:
-        return "not reached"
+        return NOTHING
     if other.plan == ours.plan:
         return "same plan"
     return f"{ours.mean - other.mean:+.2f} ({len(ours.scores)}, {len(other.scores)})"
@@ -207,9 +200,9 @@ def _costs(found: list[NetworkResults]) -> str:
     for results in found:
         T, I = results.latency, results.importance
         fitted = SECTIONS[results.name].surrogate or f"{results.surrogate['seconds']:.0f}"
-        cells = (T["entries"], T["seconds"], I["entries"], I["seconds"])
-        numbers = (*(f"{cell:.0f}" for cell in cells), fitted, f"{results.seconds:.0f}")
-        lines.append(_cells(SECTIONS[results.name].title, *numbers))
+        tables = (T["entries"], T["seconds"], I["entries"], I["seconds"])
+        numbers = (*(f"{number:.0f}" for number in tables), fitted, f"{results.seconds:.0f}")
+        lines.append(cells(SECTIONS[results.name].title, *numbers))
     return "\n".join(lines)
 
 

@@ -66,6 +66,19 @@ def test_table_has_the_mean_over_seeds_and_the_measured_speed_up(results_page, m
     assert results_page._difference(other, Measured("paper", "50%", {0: 91.0})) == "+1.50 (2, 1)"
 
 
+def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
+    trained, timed = known["train paper 50% 0"], known["profile paper 50% cuda"]
+    for kind in ("channels, magnitude", "channels, Taylor"):
+        known[f"train {kind} 50% 0"] = trained | {"method": kind, "plan": f"{kind} 50%"}
+        known[f"profile {kind} 50% cuda"] = timed | {"method": kind, "plan": "Plan: the same for both"}
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    found = dict(results_page._by_plan(equal_latency_results.load("mobilenet_v2").at("50%")))
+    assert {"channel pruning, magnitude", "channel pruning, Taylor"} < set(found)
+
+
 def test_dropped_layers_are_counted(results_page):
     from equal_latency_results import Measured
 
