@@ -111,9 +111,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             (one.scores if row["distilled"] else one.alone)[row["seed"]] = row["merged"]
             if row["distilled"]:
                 one.holdout[row["seed"]] = row["holdout"]
-            one.plan = row[
-                "plan"
-            ]  # of a channel-pruned network, whose plan changes nothing, the method and the latency
+            one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
             recipe = row["recipe"]
             seconds.append(row["seconds"])
         elif row["stopwatch"] == stopwatch:
