@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import bisect
 import copy
 import functools
 from collections.abc import Iterator
@@ -127,30 +128,36 @@ class Methods:
         return {share: model.float().eval() for share, model in torch.load(file, weights_only=False).items()}
 
     def _prune(self, kind: str) -> dict[float, nn.Module]:
-        time = baselines.stopwatch(self.subject.example(self.batch), self.stopwatch, timer=QUICK)
-        original, found = time(self.model), dict[float, nn.Module]()
-
-        def clock(model: nn.Module) -> float:
-            now = time(copy.deepcopy(model).cpu())
-            for share in PRUNED_SHARES:
-                if share not in found and now <= share * original:
-                    found[share] = copy.deepcopy(model).cpu()
-                    found[share].zero_grad()
-            print(f"channels, {kind}: {now:.3f} of {original:.3f} ms", flush=True)
-            return now
-
+        """Take all steps of pruning, then look for the one that meets each share. Steps are faster than timing."""
         recipe = short(self.subject.finetuning, self.options)
         gradients = baselines.task_gradients(self.task, recipe) if kind == "Taylor" else None
-        example = self.subject.example(1).to(self.device)
-        try:
-            baselines.prune_channels(
-                self.model.to(self.device), example, PRUNED_SHARES[-1] * original, clock, gradients=gradients
-            )
-        except BudgetError as error:
-            print(error)
-        finally:
-            self.model.cpu()
+        example = self.subject.example(1)
+        networks = [
+            _copy(network)
+            for network in baselines.pruning_steps(self.model.to(self.device), example, gradients=gradients)
+        ]
+        self.model.cpu()
+        time = baselines.stopwatch(example, self.stopwatch, inputs=self.subject.example(self.batch), timer=QUICK)
+
+        @functools.cache
+        def measured(step: int) -> float:
+            now = time(networks[step])
+            print(f"channels, {kind}, step {step}: {now:.3f} ms", flush=True)
+            return now
+
+        found: dict[float, nn.Module] = {}
+        for share in PRUNED_SHARES:
+            target = share * measured(0)
+            step = bisect.bisect_left(range(len(networks)), True, key=lambda step: measured(step) <= target)
+            if step < len(networks):
+                found[share] = networks[step]
         return found
+
+
+def _copy(network: nn.Module) -> nn.Module:
+    copied = copy.deepcopy(network).cpu()
+    copied.zero_grad()
+    return copied
 
 
 def frontiers(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.baselines import prune_channels, stopwatch, task_gradients
+from depthfold.baselines import prune_channels, pruning_steps, stopwatch, task_gradients
 from depthfold.errors import BudgetError, InvalidValue
 from depthfold.latency.profile import count_flops
 from depthfold.training import FunctionTask
@@ -63,6 +63,14 @@ def test_pruning_stops_when_the_clock_reads_the_target():
     assert {part.out_channels % 8 for part in convolutions(pruned)} == {0}
     kept = [a.out_channels / b.out_channels for a, b in zip(convolutions(pruned), convolutions(model), strict=True)]
     assert min(kept) < max(kept)  # global: not every layer gets equally narrow
+
+
+def test_steps_go_on_from_one_copy():
+    model = small()
+    read = [clock(pruned) for pruned in pruning_steps(model, X, steps=4)]
+    assert read == sorted(read, reverse=True)
+    assert len(read) == 5
+    assert read[0] == clock(model) > read[-1]
 
 
 class InDict(nn.Module):
@@ -149,6 +157,9 @@ def test_stopwatch_measures_whole_networks_on_the_target():
     values = 3 * pixels + 24 + 8 * pixels + 8 * pixels + 32 + 4 * pixels
     seconds = 140e-6 + flops / 50e9 + 4 * values / 10e9
     assert stopwatch(X, "cost_model")(model) == pytest.approx(1000 * seconds)
+    weights = 24 + 32
+    seconds += 2 * (flops / 50e9 + 4 * (values - weights) / 10e9)
+    assert stopwatch(X, "cost_model", inputs=X.repeat(3, 1, 1, 1))(model) == pytest.approx(1000 * seconds)
 
 
 def test_package_is_imported_without_torch_and_torch_pruning():

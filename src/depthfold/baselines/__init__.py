@@ -9,7 +9,7 @@ from depthfold.support.optional import lazy_getattr
 if TYPE_CHECKING:
     from depthfold.baselines.channels import amc_mobilenet_v2, narrow, uniform_width
     from depthfold.baselines.depthshrinker import COSTS, PATTERNS, depthshrinker_plan, inverted_residuals, plan_without
-    from depthfold.baselines.pruning import prune_channels, stopwatch, task_gradients
+    from depthfold.baselines.pruning import prune_channels, pruning_steps, stopwatch, task_gradients
     from depthfold.baselines.search import search_depthshrinker
     from depthfold.baselines.tables import constant_importance, layermerge_frontier
 
@@ -19,7 +19,7 @@ __getattr__ = lazy_getattr(
     {
         "channels": "amc_mobilenet_v2 narrow uniform_width",
         "depthshrinker": "COSTS PATTERNS depthshrinker_plan inverted_residuals plan_without",
-        "pruning": "prune_channels stopwatch task_gradients",
+        "pruning": "prune_channels pruning_steps stopwatch task_gradients",
         "search": "search_depthshrinker",
         "tables": "constant_importance layermerge_frontier",
     },
@@ -27,6 +27,6 @@ __getattr__ = lazy_getattr(
 
 __all__ = [
     "COSTS", "PATTERNS", "amc_mobilenet_v2", "constant_importance", "depthshrinker_plan", "inverted_residuals",
-    "layermerge_frontier", "narrow", "plan_without", "prune_channels", "search_depthshrinker", "stopwatch",
-    "task_gradients", "uniform_width",
+    "layermerge_frontier", "narrow", "plan_without", "prune_channels", "pruning_steps", "search_depthshrinker",
+    "stopwatch", "task_gradients", "uniform_width",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,35 @@ def prune_channels(
 ) -> nn.Module:
     """Return a copy of the model with as many channels removed as it takes to bring the clock down to `target`.
 
+    The other arguments are those of pruning_steps().
+    """
+    times: list[float] = []
+    for pruned in pruning_steps(
+        model, example, gradients=gradients, keep=keep, steps=steps, max_ratio=max_ratio, round_to=round_to
+    ):
+        times.append(clock(pruned))
+        if times[-1] <= target:
+            pruned.zero_grad()
+            return pruned
+    raise BudgetError(
+        f"The pruned network takes {times[-1]:.4g} ms after {count(steps, 'step')}, not {target:.4g} ms; the original "
+        f"takes {times[0]:.4g} ms. Use a larger target or max_ratio.",
+        fastest=times[-1] / times[0],
+    )
+
+
+def pruning_steps(
+    model: nn.Module,
+    example: Any,
+    *,
+    gradients: Callable[[nn.Module], None] | None = None,
+    keep: Iterable[str] = (),
+    steps: int = 40,
+    max_ratio: float = 0.7,
+    round_to: int = 8,
+) -> Iterator[nn.Module]:
+    """Yield a copy of the model, then the same copy again after each step of pruning.
+
     In each of `steps` small steps, Torch-Pruning removes the least important channels of all groups of the same
     structure together (isomorphic), in multiples of `round_to`, at most `max_ratio` of each layer. A channel is
     important if the weights of its group have a large L2 norm, or, with `gradients`, a large first-order Taylor term.
@@ -50,10 +79,8 @@ def prune_channels(
         pruned, inputs, kept, taylor=gradients is not None, iterative_steps=steps, round_to=round_to, ratio=max_ratio
     )
     shapes = _output_shapes(pruned, inputs)
-    time = first = clock(pruned)
+    yield pruned
     for _ in range(steps):
-        if time <= target:
-            break
         if gradients is not None:
             for parameter in pruned.parameters():
                 parameter.grad = torch.zeros_like(parameter)  # Torch-Pruning also reads those that a loss does not use
@@ -64,15 +91,7 @@ def prune_channels(
                 f"Pruning changed the shape of the output from {shapes} to {found}. Name the layer that computes it in "
                 "keep=[...]."
             )
-        time = clock(pruned)
-    if time > target:
-        raise BudgetError(
-            f"The pruned network takes {time:.4g} ms after {count(steps, 'step')}, not {target:.4g} ms; the original "
-            f"takes {first:.4g} ms. Use a larger target or max_ratio.",
-            fastest=time / first,
-        )
-    pruned.zero_grad()
-    return pruned
+        yield pruned
 
 
 def _pruner(
@@ -101,13 +120,18 @@ def _output_shapes(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[int,
         return [tuple(tensor.shape) for tensor in flatten(model(*inputs))]
 
 
-def stopwatch(example: Any, target: str | Backend, *, timer: Timer | None = None) -> Clock:
-    """Return a clock that measures whole networks on a target as choose() does: batch norms folded, in rounds."""
-    backend, rule = get(target), timer or Timer(rounds=10)
+def stopwatch(example: Any, target: str | Backend, *, inputs: Any = None, timer: Timer | None = None) -> Clock:
+    """Return a clock that measures whole networks on a target as choose() does: batch norms folded, in rounds.
+
+    Networks are traced with the example and timed with `inputs`, by default the same. Tracing runs a network several
+    times where it is, so with a large batch as the example it takes longer than timing.
+    """
+    backend, rule, given = get(target), timer or Timer(rounds=10), ExampleInputs.of(inputs)
 
     def clock(model: nn.Module) -> float:
         traced, rounds = trace(model, example), dict[str, Rounds]()
-        compiled = {"network": build_plan(traced, backend, traced.vanilla, traced.example_tensors())}
+        timed = traced.example_tensors() if inputs is None else tuple(given.for_graph(traced.graph))
+        compiled = {"network": build_plan(traced, backend, traced.vanilla, timed)}
         with closing_all(compiled):
             rule.measure(compiled, rounds)
         return milliseconds(rounds["network"])
