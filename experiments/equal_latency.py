@@ -29,8 +29,8 @@ from typing import Any, get_args
 
 import torch
 from cifar_networks import save_base
-from equal_latency_candidates import Candidate, Methods
-from gpu_runs import ON_CARD, PLANS, executor, record, rows, short, train_and_score
+from equal_latency_candidates import METHODS, Candidate, Methods
+from gpu_runs import executor, record, rows, short, train_and_score
 from importance_compare import refitted
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
@@ -116,7 +116,7 @@ class Experiment:
                 yield from ((candidate, seed, True) for candidate in methods.solved(share))
 
         def rivals(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
-            yield methods.original(), seed, True
+            yield from ((candidate, seed, True) for candidate in methods.original())
             for share in SHARES:
                 yield from ((candidate, seed, True) for candidate in methods.others(share))
             yield from ((candidate, seed, True) for candidate in methods.published())
@@ -160,8 +160,11 @@ class Experiment:
         return {"seconds": time.perf_counter() - started, "entries": len(table.entries)}
 
     def importance(self, traced: TracedNetwork) -> Row:
-        recipe = preset("brief")
-        recipe = short(recipe.replace(**(ON_CARD | {"batch": recipe.batch})), self.options)
+        given = self.subject.finetuning
+        recipe = preset("brief").replace(
+            precision=given.precision, channels_last=given.channels_last, crop=given.crop, flip=given.flip
+        )
+        recipe = short(recipe, self.options)
         started = time.perf_counter()
         table = measure_importance(
             traced, self.task, recipe, method="brief", moves=MOVES, executor=executor(self.options),
@@ -174,7 +177,7 @@ class Experiment:
         """Fit the surrogate to plans that are trained now, or to those of another run of the same network."""
         times = df.LatencyTable.loads((self.run / "latency.json").read_text())
         costs = df.ImportanceTable.loads((self.run / "importance.json").read_text())
-        started, recipe = time.perf_counter(), short(PLANS, self.options)
+        started, recipe = time.perf_counter(), short(self.subject.plans, self.options)
         if self.options.trained_plans:
             kept = replace(costs, entries=tuple(entry for entry in costs.entries if not entry.dropped))
             surrogate = refitted(kept, Surrogate.loads(self.options.trained_plans.read_text()))
@@ -229,6 +232,7 @@ def main() -> None:
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=f"only these of {METHODS}")
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")

@@ -22,11 +22,14 @@ from depthfold.errors import BudgetError
 from depthfold.latency import Timer
 from depthfold.tracing import TracedNetwork
 
-SEARCHES, CONTROL = ("paper", "all moves", "LayerMerge's rule"), "control: constant"
+ORIGINAL, CONTROL = "original", "control: constant"
+SEARCHES = ("paper", "all moves", "LayerMerge's rule")
+PUBLISHED, SEARCHED = "DepthShrinker", "DepthShrinker, searched"
 PLAIN = "plain sum"  # the end of the names of searches that maximise the sum of importances, without a surrogate
-PRUNED = ("magnitude", "Taylor")
+PRUNED = {"channels, magnitude": "magnitude", "channels, Taylor": "Taylor"}
 PRUNED_SHARES = (0.8, 0.65, 0.5, 0.35)
-SEARCHED, SEARCH_EPOCHS = (12, 9, 7), 10  # kept blocks, as published
+KEPT_BLOCKS, SEARCH_EPOCHS = (12, 9, 7), 10  # of DepthShrinker's search; the blocks as published
+METHODS = (ORIGINAL, *SEARCHES, *PRUNED, CONTROL, PUBLISHED, SEARCHED)
 QUICK = Timer(warmup=0.2, rounds=3)  # for the many networks that pruning goes through
 
 
@@ -59,37 +62,40 @@ class Methods:
 
     def solved(self, share: float) -> Iterator[Candidate]:
         """Yield the plan of each search that reaches a share of the original's latency."""
-        for method in SEARCHES:
-            if (found := self._solved(method, f"{share:.0%}", f"{share:.0%}")) is not None:
-                yield found
+        yield from self._solved(self._wanted(*SEARCHES), f"{share:.0%}", f"{share:.0%}")
 
-    def original(self) -> Candidate:
-        """Return the original network, which is fine-tuned like the others."""
-        return Candidate("original", "100%", self.traced, self.traced.vanilla)
+    def original(self) -> Iterator[Candidate]:
+        """Yield the original network, which is fine-tuned like the others."""
+        for method in self._wanted(ORIGINAL):
+            yield Candidate(method, "100%", self.traced, self.traced.vanilla)
 
     def others(self, share: float) -> Iterator[Candidate]:
         """Yield the channel-pruned networks at this share, and the plan of the control."""
-        for kind in PRUNED:
-            if (model := self.pruned(kind).get(share)) is not None:
+        for method in self._wanted(*PRUNED):
+            if (model := self.pruned(PRUNED[method]).get(share)) is not None:
                 traced = self.subject.trace(model)
-                yield Candidate(f"channels, {kind}", f"{share:.0%}", traced, traced.vanilla)
-        if (found := self._solved(CONTROL, f"{share:.0%}", f"{share:.0%}")) is not None:
-            yield found
+                yield Candidate(method, f"{share:.0%}", traced, traced.vanilla)
+        yield from self._solved(self._wanted(CONTROL), f"{share:.0%}", f"{share:.0%}")
 
     def published(self) -> Iterator[Candidate]:
-        """Yield DepthShrinker's patterns for this network, and our plan that is as fast."""
-        width = {"mobilenet_v2": "1.0", "mobilenet_v2_1.4": "1.4"}.get(self.subject.name, "none")
+        """Yield DepthShrinker's patterns for this network, our plans that are as fast, and the plans of its search."""
+        width = {"mobilenet_v2": "1.0", "mobilenet_v2_1.4": "1.4"}.get(self.subject.name)
+        if width is None:
+            return
         for name in (name for name in baselines.PATTERNS if name.endswith(width)):
             plan = baselines.depthshrinker_plan(self.traced, name)
             latency = self.times.predict(self.traced.network, plan)
-            yield Candidate("DepthShrinker", name, self.traced, plan, latency)
-            if (ours := self._solved("all moves", f"{latency}ms", name)) is not None:
-                yield ours
-        for kept in SEARCHED if width != "none" else ():
-            if (plan := self.searched(kept)) is None:
-                continue
-            predicted = self.times.predict(self.traced.network, plan)
-            yield Candidate("DepthShrinker, searched", f"{kept} blocks", self.traced, plan, predicted)
+            for method in self._wanted(PUBLISHED):
+                yield Candidate(method, name, self.traced, plan, latency)
+            yield from self._solved(self._wanted("all moves"), f"{latency}ms", name)
+        for method in self._wanted(SEARCHED):
+            for kept in KEPT_BLOCKS:
+                if (found := self.searched(kept)) is not None:
+                    predicted = self.times.predict(self.traced.network, found)
+                    yield Candidate(method, f"{kept} blocks", self.traced, found, predicted)
+
+    def _wanted(self, *methods: str) -> list[str]:
+        return [method for method in methods if method in (self.options.methods or METHODS)]
 
     def searched(self, kept: int) -> df.Plan | None:
         """Return the plan of DepthShrinker's search on this task."""
@@ -105,13 +111,14 @@ class Methods:
             file.write_text(plan.dumps())
         return df.Plan.loads(file.read_text())
 
-    def _solved(self, method: str, budget: str, at: str) -> Candidate | None:
-        try:
-            found = self.frontiers[method].at(budget)
-        except BudgetError as error:
-            print(f"{method}: {error}")
-            return None
-        return Candidate(f"{method}{self.suffix}", at, self.traced, found.plan, found.latency)
+    def _solved(self, methods: list[str], budget: str, at: str) -> Iterator[Candidate]:
+        for method in methods:
+            try:
+                found = self.frontiers[method].at(budget)
+            except BudgetError as error:
+                print(f"{method}: {error}")
+                continue
+            yield Candidate(f"{method}{self.suffix}", at, self.traced, found.plan, found.latency)
 
     @functools.cached_property
     def frontiers(self) -> dict[str, df.Frontier]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from cifar_networks import load_base, load_resnet56, mobilenet_v2, vgg19_bn
-from gpu_runs import FINETUNING, ON_CARD
+from gpu_runs import FINETUNING, ON_CARD, PLANS
 from torch import nn
 
 import depthfold as df
@@ -43,8 +43,9 @@ STOPWATCHES: dict[str, Backend] = {
 class Subject:
     """A network of the experiments. `build` makes it with its published or with random weights.
 
-    `base` is the recipe that trains it first, if there is one. `batch` is the number of images that is timed. The
-    searches are trained with `seeds` seeds, the other methods with one, or with three if the searches have three.
+    `base` is the recipe that trains it first, if there is one, and `plans` that of the plans to which the surrogate is
+    fitted. `batch` is the number of images that is timed. The searches are trained with `seeds` seeds, the other methods
+    with one, or with three if the searches have three.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Subject:
     ignore: tuple[str, ...] = ()
     base: Recipe | None = BASE
     finetuning: Recipe = LONG
+    plans: Recipe = PLANS
     normalise: Any = None
     size: int = 32
     batch: int = 512
@@ -103,8 +105,9 @@ SUBJECTS = {
         Subject(
             "efficientnet_lite0", efficientnet_lite0, normalise=LITE, size=224, batch=128,
             base=Recipe(epochs=6, lr=0.005, warmup=50, weight_decay=1e-4, **_AT_224),
-            finetuning=Recipe(epochs=40, lr=0.02, warmup=60, weight_decay=1e-4, clip=5.0, distillation=0.5,
+            finetuning=Recipe(epochs=20, lr=0.02, warmup=60, weight_decay=1e-4, clip=5.0, distillation=0.5,
                               temperature=2.0, **_AT_224),
+            plans=PLANS.replace(epochs=3, lr=0.01, **_AT_224),
         ),
     )
 }  # fmt: skip
