@@ -109,11 +109,11 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
             (one.scores if row["distilled"] else one.alone)[row["seed"]] = row["merged"]
+            one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
             if row["distilled"]:
                 one.holdout[row["seed"]] = row["holdout"]
-            one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
-            recipe = row["recipe"]
-            seconds.append(row["seconds"])
+                recipe = row["recipe"]
+                seconds.append(row["seconds"])
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
     if not recipe:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import PLAIN, SEARCHES
+from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHES
 from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
@@ -58,6 +58,7 @@ def _network(results: NetworkResults) -> str:
         *_differences(results),
         *([section.remark, ""] if section.remark else []),
         *_without_surrogate(results),
+        *_without_teacher(results),
         f"    {section.command}",
         *([f"    {section.command} --plain-sum"] if results.has(f"{OURS}, {PLAIN}") else []),
     ])  # fmt: skip
@@ -68,6 +69,19 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
         yield "Without a surrogate, that is with the sum of importances:"
         yield ""
         yield from _table(results, plain=True)
+        yield ""
+
+
+def _without_teacher(results: NetworkResults) -> Iterator[str]:
+    both = [one for share in SHARES for one in results.at(share) if one.alone]
+    if both:
+        yield "Fine-tuned with the original as the teacher (distillation) and without it, accuracy with the same seeds:"
+        yield ""
+        yield cells("budget", "method", "with", "without")
+        yield "| --- | --- | ---: | ---: |"
+        for one in both:
+            taught = fmean(one.scores[seed] for seed in one.alone)
+            yield cells(budget(one.at), TITLES[one.method], f"{taught:.2f}", f"{fmean(one.alone.values()):.2f}")
         yield ""
 
 
@@ -178,6 +192,11 @@ def _differences(results: NetworkResults) -> Iterator[str]:
         if OURS in found:
             yield cells(budget(share), *(_difference(found[OURS], found.get(method)) for method in others))
     yield ""
+    patterns = [one for one in results.measured if one.method == PUBLISHED and one.scores]
+    if compared := [(one.at, ours, one) for one in patterns for ours in results.at(one.at) if ours.method == OURS]:
+        points = ", ".join(f"{_difference(ours, one)} at {at}" for at, ours, one in compared)
+        yield f"Against DepthShrinker's patterns, with plans that are predicted to be at least as fast: {points}."
+        yield ""
     yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so differences of that size say little."
     yield ""
 

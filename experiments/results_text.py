@@ -126,5 +126,5 @@ LIMITS = """\
 - Small batches, float16 and other GPUs were not measured.
 - The fine-tuning is shorter than that of the paper, whose networks for ImageNet were trained for 180 epochs.
 - The plans were chosen with importances of one seed.
-- Fine-tuning may also improve the original. As long as it was not fine-tuned alike, the loss through compression is
-  understated."""
+- Speed-ups are stated for the accuracy of the original as it was given. Fine-tuning may change it, too: see "original,
+  fine-tuned alike", where it was measured."""

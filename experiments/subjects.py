@@ -44,8 +44,8 @@ class Subject:
     """A network of the experiments. `build` makes it with its published or with random weights.
 
     `base` is the recipe that trains it first, if there is one, and `plans` that of the plans to which the surrogate is
-    fitted. `batch` is the number of images that is timed. The searches are trained with `seeds` seeds, the other methods
-    with one, or with three if the searches have three.
+    fitted. `batch` is the number of images that is timed. The searches are trained with `seeds` seeds, the other
+    methods with one, or with three if the searches have three.
     """
 
     name: str

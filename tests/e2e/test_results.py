@@ -79,6 +79,24 @@ def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_pag
     assert {"channel pruning, magnitude", "channel pruning, Taylor"} < set(found)
 
 
+def test_page_shows_training_without_a_teacher_and_the_patterns_of_depthshrinker(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
+    trained, timed = known["train all moves 50% 0"], known["profile all moves 50% cuda"]
+    alone = {"distilled": False, "merged": trained["merged"] - 1, "recipe": trained["recipe"] | {"distillation": 0.0}}
+    known["train all moves 50% 0 without distillation"] = trained | alone
+    for method, merged in (("DepthShrinker", 91.0), ("all moves", 91.5)):
+        named = {"method": method, "at": "DS-A-1.0"}
+        known[f"train {method} DS-A-1.0 0"] = trained | named | {"merged": merged, "plan": method}
+        known[f"profile {method} DS-A-1.0 cuda"] = timed | named
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    text = results_page._network(equal_latency_results.load("mobilenet_v2"))
+    assert "distillation 0.5." in text
+    assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
+    assert "with plans that are predicted to be at least as fast: +0.50 (1, 1) at DS-A-1.0." in text
+
+
 def test_dropped_layers_are_counted(results_page):
     from equal_latency_results import Measured
 
