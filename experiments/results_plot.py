@@ -28,14 +28,14 @@ def draw(results: NetworkResults, title: str, folder: Path) -> None:
         with mpl.rc_context(
             STEADY | {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink}
         ):
-            figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+            figure = Figure(figsize=(5.2, 4.3), layout="constrained")
             axes = figure.subplots()
             _lines(axes, results)
             axes.set(xlabel="measured latency, ms", ylabel="test accuracy, % (bars: range of the seeds)", title=title)
             axes.grid(color=grid, linewidth=0.6)
             axes.spines[:].set_color(grid)
             axes.set_facecolor("none")
-            axes.legend(frameon=False, fontsize=8, loc="lower right")
+            figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=2)
             path = folder / f"results-{results.name}-{theme}.svg"
             figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
 
