@@ -49,7 +49,7 @@ class Segments:
     def __init__(self, latency: LatencyTable, network: Network) -> None:
         self.network = network
         self.entries = {(entry.span, entry.shape): entry.times for entry in latency.entries}
-        self.outside = latency.calibration.outside if latency.calibration else 0.0
+        self.outside = latency.calibration.outside if latency.calibration else None
         self.spans = {entry.span for entry in latency.entries}
         self.seen: dict[tuple[object, ...], tuple[int, int] | None] = {}
 
@@ -88,8 +88,10 @@ class Segments:
             return self.entries[span, shape]
         if any(skip.target == span.j and skip.source < span.i for skip in self.network.skips):
             return None  # nothing says how long the addition takes
-        last = self.entries.get((Span(span.j - 1, span.j), None))
         start = self.outside if span.i == 0 else 0.0
+        if start is None:
+            return None  # nor, for the first segment, everything outside
+        last = self.entries.get((Span(span.j - 1, span.j), None))
         return last and (start, start + max(last[1] - last[0], 0.0))
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import get_args
 
 from depthfold.core import (
+    Calibration,
     ConvShape,
     Drops,
     FlaggedSpan,
@@ -153,7 +154,10 @@ def moves_instance(seed: int) -> tuple[Network, LatencyTable, ImportanceTable]:
                 scores.append(Score(span=block, reason="not measured", dropped=dropped))
             else:
                 scores.append(Score(span=block, samples=(value() + shift,), dropped=dropped))
-    return network, LatencyTable(entries=tuple(timings)), ImportanceTable(entries=tuple(scores))
+    cost = dict(slope=1.0, per_segment=0.0, per_read=0.0, per_write=0.0, networks=2, median_error=0.0, worst_error=0.0)
+    calibration = Calibration(outside=rng.choice((0.0, 0.25, 0.5)), **cost) if rng.random() < 0.6 else None
+    latency = LatencyTable(entries=tuple(timings), calibration=calibration)
+    return network, latency, ImportanceTable(entries=tuple(scores))
 
 
 @functools.lru_cache(maxsize=4)

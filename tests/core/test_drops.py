@@ -27,6 +27,10 @@ def test_layers_are_integers_from_1(wrong: object) -> None:
 
 @pytest.mark.parametrize("wrong", [3, "13", (3, 1), (1.0, 3), (1, 2, 3), ("1", "3"), None])
 def test_branches_are_spans(wrong: object) -> None:
+    with pytest.raises(PlanError, match=r"Expected a list of layers .* Drops\(\[3, 5\], \[\(6, 9\)\]\), found 2 and"):
+        Drops(2)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"dropped branch must be a span .*, found 1\. Give a list of them"):
+        Drops([2], (1, 3))  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"dropped branch must be a span with 0 <= i < j, such as Span\(3, 6\), found"):
         Drops(branches=[wrong])  # type: ignore[list-item]
 

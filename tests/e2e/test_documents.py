@@ -122,7 +122,7 @@ EXPECTED = {
         "drops layer 2 and the branch (3, 5]",
         "tolerance 1e-04",
         "3x3, 8 -> 8 without layers 3, 4, 5\n1x1, 8 -> 8, depth-wise without the branches (1, 3], (3, 5]",
-        "10 spans, 11 more shapes with dropped layers",
+        "10 spans, 14 more shapes with dropped layers",
         "24 entries, 14 with dropped layers, ",
         "ms by A  dropped layers",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ import depthfold as df
 from depthfold.backends import get
 from depthfold.core import Drops, Plan
 from depthfold.core.options import span_options
+from depthfold.errors import TableError
 from depthfold.latency import measure_latency
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.measure import timed_networks
@@ -41,7 +44,7 @@ def test_every_other_shape_has_an_entry(traced):
         (span, shape)
         for span in traced.spans()
         for shape, dropped in span_options(traced.network, span, MOVES).items()
-        if dropped and not dropped.missing.issuperset(span.layers)
+        if dropped
     }
     assert {(entry.span, entry.shape) for entry in table.entries if entry.shape} == wanted
     assert wanted
@@ -52,11 +55,29 @@ def test_a_smaller_shape_takes_less_time(traced):
     table = measure_latency(traced, "cost_model", moves=MOVES)
     times = {(entry.span, entry.shape): entry.times for entry in table.entries}
     span = df.Span(1, 3)
-    (smaller,) = [shape for other, shape in times if other == span and shape]
-    assert smaller.kernel == (3, 3)
+    empty, smaller = sorted((shape for other, shape in times if other == span and shape), key=lambda s: s.kernel)
+    assert (empty.kernel, smaller.kernel) == ((1, 1), (3, 3))
+    assert times[span, empty][0] == 0 < times[span, smaller][0]
     assert times[span, smaller][0] < times[span, None][0]
     one_layer = times[df.Span(1, 2), None]  # the same convolution
     assert times[span, smaller] == pytest.approx(one_layer, rel=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["in context", "alone"])
+def test_frontier_is_the_same_after_a_csv_file(mode, tmp_path):
+    """The first branch starts at position 0, where everything outside the spans is also due."""
+    torch.manual_seed(0)
+    model = Residual()
+    traced = df.trace(model, torch.randn(2, 3, 12, 12), ignore=["first"])
+    table = measure_latency(traced, "cost_model", moves=MOVES, mode=mode)
+    table.write_csv(tmp_path / "table.csv")
+    read = df.LatencyTable.read_csv(tmp_path / "table.csv")
+    plan = Plan(traced.network.activations - {1}, (), Drops(branches=[df.Span(0, 2)]))
+    outside = table.calibration.outside if table.calibration else 0.0
+    assert read.predict(traced.network, plan) == table.predict(traced.network, plan) >= outside
+    without = dataclasses.replace(read, entries=[entry for entry in read.entries if entry.shape is None])
+    with pytest.raises(TableError, match=r"no time for \(0, 2\] as 1x1"):
+        without.predict(traced.network, plan)
 
 
 def test_solver_uses_the_entries(traced):

@@ -65,9 +65,11 @@ def network():
     return randomise_statistics(model).double().eval()
 
 
-def merged(plan, x=None):
+def merged(plan, x=None, act=None):
     x = image().double() if x is None else x
-    traced = df.trace(network(), x)
+    model = network()
+    model.act = act or model.act
+    traced = df.trace(model, x)
     assert sorted((s.source, s.target) for s in traced.network.skips) == [(1, 3), (3, 5)]
     student = df.rewrite(traced, plan).eval()
     return student, df.merge(student)
@@ -117,6 +119,26 @@ def test_empty_segments_leave_activations_and_additions_alone():
     functions = [node for node in shallow.graph.nodes if node.op == "call_function"]
     assert [str(node.target) for node in functions] == ["<built-in function add>"]
     assert [operand.name for operand in functions[0].all_input_nodes] == ["act_1", "conv1_1"]
+
+
+# After the branch 1 -> 3, only its activation is left. It is the second one in a row if layer 1 has one.
+@pytest.mark.parametrize(
+    ("act", "activations", "left"),
+    [
+        (nn.ReLU(), (1, 3), 1),
+        (nn.ReLU6(inplace=True), (1, 3), 1),
+        (nn.ReLU(), (3,), 1),
+        (nn.LeakyReLU(), (1, 3), 2),
+        (nn.Hardswish(), (1, 3), 2),
+    ],
+)
+def test_activation_that_repeats_the_one_before_it_is_removed(act, activations, left):
+    student, shallow = merged(df.Plan(activations, (1, 3), Drops((), [Span(1, 3)])), act=act)
+    called = [node.target for node in shallow.graph.nodes if node.op == "call_module"]
+    assert called == ["conv1", *["act"] * left, "conv4"]
+    assert df.verify(student, shallow, image(19).double()).ok
+    with torch.no_grad():
+        agree(shallow(image().double()), student(image().double()))
 
 
 def test_verification_compares_the_segments_that_are_left():

@@ -24,6 +24,11 @@ class Drops:
     branches: tuple[Span, ...] = ()
 
     def __init__(self, layers: Iterable[int] = (), branches: Iterable[Span | tuple[Position, ...]] = ()) -> None:
+        if not isinstance(layers, Iterable) or not isinstance(branches, Iterable):
+            raise PlanError(
+                "Expected a list of layers and a list of branches, as in Drops([3, 5], [(6, 9)]), found "
+                f"{layers!r:.40} and {branches!r:.40}."
+            )
         numbers = {as_whole("The number of a dropped layer", l, PlanError) for l in layers}
         object.__setattr__(self, "layers", tuple(sorted(numbers)))
         object.__setattr__(self, "branches", tuple(sorted({_require_span(branch) for branch in branches})))
@@ -92,7 +97,8 @@ def _require_span(branch: Any) -> Span:
         return Span(operator.index(i), operator.index(j))
     except (TypeError, ValueError):
         raise PlanError(
-            f"A dropped branch must be a span with 0 <= i < j, such as Span(3, 6), found {branch!r:.80}."
+            f"A dropped branch must be a span with 0 <= i < j, such as Span(3, 6), found {branch!r:.80}. Give a "
+            "list of them: Drops([], [(3, 6)])."
         ) from None
 
 

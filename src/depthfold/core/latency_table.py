@@ -298,20 +298,20 @@ class LatencyTable(Document):
             times.append(both[span.j in active])
         return sum_times(times)
 
-    def empty_times(self, network: Network, span: Span) -> tuple[float, float] | None:
+    def empty_times(self, network: Network, span: Span, outside: float | None = None) -> tuple[float, float] | None:
         """Return the times of a span from which nothing is left, for tables without an entry for it.
 
-        It takes no time without an activation. An activation at its end takes what it adds to the last layer of the
-        span. The cost of everything outside the spans is also due if the span starts at 0. If a residual from before
-        the span ends with it, the times are not known: an addition is timed only with the layer before it.
+        It takes no time, and with an activation what that adds to the last layer of the span. If the span starts at 0,
+        the cost of everything outside the spans is also due: `outside`, by default that of the calibration. Without it
+        the times are not known, nor if a residual from before the span ends with it, whose addition is not timed alone.
         """
         if any(skip.source < span.i for skip in network.skips_into(span.j)):
             return None
+        if outside is None and self.calibration is not None:
+            outside = self.calibration.outside
+        start = outside if span.i == 0 else 0.0
         last = next((e.times for e in self.entries if e.span == Span(span.j - 1, span.j) and e.shape is None), None)
-        if last is None:
-            return None
-        start = self.calibration.outside if self.calibration and span.i == 0 else 0.0
-        return start, start + max(last[1] - last[0], 0.0)
+        return None if start is None or last is None else (start, start + max(last[1] - last[0], 0.0))
 
     @classmethod
     def read_csv(

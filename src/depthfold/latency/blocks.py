@@ -132,6 +132,14 @@ def dropped_shapes(
     return found
 
 
+def empty_shapes(network: Network, spans: Iterable[Span], moves: Iterable[Move]) -> list[tuple[Span, ConvShape]]:
+    """Return the spans whose layers can all be in dropped branches, each with the shape that it then has."""
+    if "drop-branches" not in moves:
+        return []
+    options = ((span, span_options(network, span, ("drop-branches",))) for span in spans)
+    return [(span, shape) for span, found in options for shape, dropped in found.items() if dropped]
+
+
 def _branches(network: Network, span: Span) -> tuple[Branch, ...]:
     """Return the skips that end at j and start before i."""
     firsts = [(skip, network.layers[skip.source]) for skip in network.skips_into(span.j) if skip.source < span.i]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from depthfold.core import Calibration, ConvShape, LatencyTable, Network, Plan, 
 from depthfold.core.latency_table import COSTS
 from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
-from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
+from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes, empty_shapes
 from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_inaccurate
 from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.cost import BlockKey, MeasuringCost, available_memory, blocks_that_cannot_pay, cost_of
@@ -89,7 +89,7 @@ def measure_latency(
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
-    return LatencyTable(
+    table = LatencyTable(
         network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
         calibration=calibration, activations=traced.network.activations, doubt=doubt,
         entries=(
@@ -98,6 +98,18 @@ def measure_latency(
             *(Timing(span=span, reason=reason, shape=shape) for (span, shape), reason in left_out.items()),
         ),
     )  # fmt: skip
+    empty = (key for key in empty_shapes(traced.network, blocks, moves) if key not in dropped)
+    return replace(table, entries=(*table.entries, *_empty_entries(table, traced.network, empty)))
+
+
+def _empty_entries(table: LatencyTable, network: Network, empty: Iterable[tuple[Span, ConvShape]]) -> Iterator[Timing]:
+    """Yield the entries of spans of which nothing is left. They follow from the others and the calibration, which a CSV
+    file does not have."""
+    outside = table.calibration.outside if table.calibration else 0.0
+    for span, shape in empty:
+        times = table.empty_times(network, span, outside)
+        if times is not None:
+            yield Timing(span=span, times=times, shape=shape)
 
 
 def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:

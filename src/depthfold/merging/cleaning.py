@@ -1,4 +1,4 @@
-"""Clean-up around the merged segments: fold batch norms, remove no-ops and unused modules."""
+"""Clean-up around the merged segments: fold batch norms, remove no-ops, repeated activations and unused modules."""
 
 from __future__ import annotations
 
@@ -49,6 +49,28 @@ def remove_no_ops(graph: fx.GraphModule, but: Set[str | None] = frozenset()) -> 
             graph.graph.erase_node(node)
             names.add(node.name)
     return names
+
+
+# Applied twice, they do the same as once.
+_IDEMPOTENT = ("relu", "relu6")
+
+
+def remove_repeated_activations(graph: fx.GraphModule) -> set[str]:
+    """Remove activations that follow the same one, as after a dropped branch. Return the names of their nodes."""
+    names = set()
+    for node in list(graph.graph.nodes):
+        kind = _idempotent_kind(graph, node)
+        if kind is not None and _idempotent_kind(graph, node.all_input_nodes[0]) == kind:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.graph.erase_node(node)
+            names.add(node.name)
+    return names
+
+
+def _idempotent_kind(graph: fx.GraphModule, node: fx.Node) -> str | None:
+    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    kind = activation_kind(module) if module is not None and is_plain(module) else None
+    return kind if kind in _IDEMPOTENT else None
 
 
 def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:

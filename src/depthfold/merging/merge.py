@@ -18,6 +18,7 @@ from depthfold.merging.cleaning import (
     drop_unused,
     fold_remaining_norms,
     remove_no_ops,
+    remove_repeated_activations,
     replace_guards_with_assertions,
     use_plain_layers,
 )
@@ -126,7 +127,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     merger = _SegmentMerger(graph, nodes, blueprint, dropped, convolution_for)
     segments = blueprint.network.segments(origin.plan)
     merged = {span: merger.merge_segment(span) for span in segments if dropped.kept(span)}
-    removed |= remove_no_ops(graph)  # what is left of dropped layers and branches
+    removed |= remove_no_ops(graph) | remove_repeated_activations(graph)  # what is left of dropped layers and branches
     fold_remaining_norms(graph, except_after={str(convolution.target) for convolution, _ in merged.values()})
     outside = (site for site in blueprint.skip_sites if not any(span.contains(site.skip.span) for span in segments))
     fold_remaining_sums(graph, merger.nodes, (name for site in outside for name in site.sums))
