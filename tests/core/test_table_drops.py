@@ -8,7 +8,6 @@ from typing import get_args
 import pytest
 
 from depthfold.core import (
-    Calibration,
     Drops,
     FlaggedSpan,
     Frontier,
@@ -23,7 +22,7 @@ from depthfold.core.options import Move
 from depthfold.errors import InvalidValue, PlanError, TableError
 from depthfold.solver import solve
 from structures import Builder, chain, resnet34, shape
-from tables import tables_with_moves
+from tables import only_outside, tables_with_moves
 
 BOTH = Drops([3], [Span(4, 6)])
 
@@ -158,8 +157,7 @@ def test_prediction_of_a_plan_with_drops_adds_what_is_left() -> None:
     network = residual_of_two().network("net")
     entries = [Timing(span=Span(l - 1, l), times=(10.0**-l, 2 * 10.0**-l)) for l in range(1, 5)]
     entries.append(Timing(span=Span(0, 3), times=(5.0, 6.0), shape=shape(4, 4)))
-    cost = dict(slope=1.0, per_segment=0.0, per_read=0.0, per_write=0.0, networks=2, median_error=0.0, worst_error=0.0)
-    latency = LatencyTable(entries=tuple(entries), calibration=Calibration(outside=0.5, **cost))
+    latency = LatencyTable(entries=tuple(entries), calibration=only_outside(0.5))
     branch = Drops(branches=[Span(1, 3)])
     assert latency.predict(network, Plan([1, 3, 4], [1, 3], branch)) == 0.2012  # the activation at 3 takes 0.001
     assert latency.predict(network, Plan([1, 4], [1, 3], branch)) == 0.2002

@@ -247,7 +247,9 @@ def test_plan_that_takes_no_time_has_no_speedup(browser, tmp_path):
     builder.skip(0)
     network, block = builder.network("tiny"), FlaggedSpan(0, 2, True, False)
     times = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
-    latency = LatencyTable(entries=[Timing(span=Span(*ends), times=(time, time)) for ends, time in times.items()])
+    empty = network.merged_shape(Span(0, 2), Drops(branches=[Span(0, 2)]))
+    entries = [Timing(span=Span(*ends), times=(time, time)) for ends, time in times.items()]
+    latency = LatencyTable(entries=[*entries, Timing(span=Span(0, 2), times=(0.0, 0.0), shape=empty)])
     scores = [Score(span=FlaggedSpan(0, 1, True, False), samples=(0.0,)), Score(span=block, samples=(-0.1,)),
               Score(span=FlaggedSpan(1, 2, False, False), samples=(0.0,)),
               Score(span=block, samples=(-1.0,), dropped=Drops(branches=[Span(0, 2)]))]  # fmt: skip

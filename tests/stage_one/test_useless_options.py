@@ -26,7 +26,7 @@ from depthfold.errors import TableError
 from depthfold.stage_one import DROPS_SAVE_NO_TIME, useless_blocks, useless_drops, useless_options
 from oracle_moves import frontier_with_moves
 from structures import chain, mobilenet_v2, resnet34
-from tables import random_network, tables_with_moves
+from tables import only_outside, random_network, tables_with_moves
 
 MOVES = get_args(Move)
 Values = dict[BlockOption, float]
@@ -47,7 +47,7 @@ def random_times(rng: random.Random, network: Network, space: str) -> LatencyTab
                 time = sum(single[l - 1] for l in span.layers) + rng.randint(-1, 1)
             times = (max(time - rng.choice((0, 0, 1)), 0) / 4, time / 4)
             entries.append(Timing(span=span, times=times, shape=shape if dropped else None))
-    return LatencyTable(entries=tuple(entries))
+    return LatencyTable(entries=tuple(entries), calibration=only_outside(0.0))
 
 
 def best_unions(values: Values, i: int, j: int, a: bool, b: bool) -> dict[Drops, float]:
