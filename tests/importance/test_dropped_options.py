@@ -261,6 +261,7 @@ def test_wrong_moves_are_refused(tmp_path):
 
     known = "The moves are 'merge', 'drop-layers', 'drop-branches'.$"
     refused(f"^There is no move 'drop-layer'. Did you mean 'drop-layers'\\? {known}", moves=("merge", "drop-layer"))
+    refused("There is no move 'merge,drop-layers'. Name each move separately. The moves", moves=("merge,drop-layers",))
     refused("^The moves must be some of 'merge', .*, found None.$", moves=None)
     plain = df.LatencyTable(entries=tuple(e for e in times(NETWORK.network).entries if e.shape is None))
     text = r"^The latency table has no entry for \(0, 3\] as .*, which is left without .* depthfold latency --moves"

@@ -84,7 +84,8 @@ def require_moves(moves: Iterable[str]) -> tuple[Move, ...]:
         raise InvalidValue(f"The moves must be some of {', '.join(map(repr, known))}, found {moves!r}.")
     given = (moves,) if isinstance(moves, str) else tuple(moves)
     if wrong := [move for move in given if move not in known]:
-        hint = did_you_mean(str(wrong[0]), known)
+        several = "," in str(wrong[0])
+        hint = "Name each move separately. " if several else did_you_mean(str(wrong[0]), known)
         raise InvalidValue(f"There is no move {wrong[0]!r}. {hint}The moves are {', '.join(map(repr, known))}.")
     return tuple(move for move in known if move in (*MERGE, *given))
 
