@@ -64,7 +64,7 @@ def test_a_smaller_shape_takes_less_time(traced):
 
 
 @pytest.mark.parametrize("mode", ["in context", "alone"])
-def test_frontier_is_the_same_after_a_csv_file(mode, tmp_path):
+def test_dropped_first_branch_takes_as_long_after_a_csv_file(mode, tmp_path):
     """The first branch starts at position 0, where everything outside the spans is also due."""
     torch.manual_seed(0)
     model = Residual()
