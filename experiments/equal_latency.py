@@ -2,15 +2,18 @@
 
     python experiments/equal_latency.py train DATA RUN --network mobilenet_v2 [--weights FILE] [--seconds 1500]
     python experiments/equal_latency.py latency DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
+    python experiments/equal_latency.py prune DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime --device cpu
     python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime
 
 DATA is CIFAR-10 in its binary layout, or the folder of Imagenette for efficientnet_lite0. RUN keeps the weights of the
 original network, both tables and a line per result. `train` goes through a list of measurements in order, leaves out
 those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
+Several `train --shared` can run at the same time with different `--methods`; run `profile` after them.
 resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
 
-To compress for another machine, run `latency` there first, then `train --no-profiles` on the GPU with the same RUN and
-stopwatch, then `profile` on the other machine.
+To compress for another machine, use the same RUN and stopwatch on both: `latency` on the other machine, `train
+--no-profiles --methods original` on the GPU, which makes the weights of the original and both tables, `prune` on the
+other machine, `train --no-profiles` on the GPU, and `profile` on the other machine.
 
 Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
 nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
@@ -29,7 +32,7 @@ from typing import Any, get_args
 
 import torch
 from cifar_networks import save_base
-from equal_latency_candidates import METHODS, Candidate, Methods
+from equal_latency_candidates import METHODS, PRUNED, Candidate, Methods
 from gpu_runs import executor, record, rows, short, train_and_score
 from importance_compare import refitted
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
@@ -83,7 +86,7 @@ class Experiment:
                     lambda c=candidate, s=seed, d=distil: self.candidate(traced, c, s, distil=d),
                 )
                 self.longest = max(self.longest, time.perf_counter() - started)
-                if self.options.profiles:
+                if self.options.profiles and not self.options.shared:
                     key = f"profile {name} {self.options.stopwatch}"
                     self.measure(key, lambda c=candidate: self.profile(traced, c))
         except OutOfTime as what:
@@ -99,6 +102,13 @@ class Experiment:
         for candidate, _, _ in self.order(self.methods(model, traced)):
             key = f"profile {candidate.method} {candidate.at} {self.options.stopwatch}"
             self.measure(key, lambda c=candidate: self.profile(traced, c))
+
+    def prune(self) -> None:
+        """Prune channels until this stopwatch says that the targets are met. `train` finds the networks in RUN."""
+        model = self.subject.load(self.weights)
+        methods = self.methods(model, self.subject.trace(model))
+        for kind in PRUNED.values():
+            methods.pruned(kind)
 
     def measure(self, key: str, work: Callable[[], Row]) -> None:
         """Record the result of one measurement unless it is known."""
@@ -204,6 +214,8 @@ class Experiment:
         row = train_and_score(student, teacher, self.task, short(recipe, self.options), self.device)
         merged = df.merge(student.cpu().eval())
         row |= {"before": before, "merged": self.task.score(merged.to(self.device), "test")}
+        if self.options.shared:
+            del row["seconds"]
         free_weights(student, merged)
         return row | named
 
@@ -226,7 +238,7 @@ class Experiment:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "latency", "profile"))
+    parser.add_argument("what", choices=("train", "latency", "prune", "profile"))
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
@@ -236,6 +248,7 @@ def main() -> None:
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
+    parser.add_argument("--shared", action="store_true", help="other processes use the GPU: record no times")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")
     parser.add_argument("--device", default="cuda")
@@ -248,7 +261,7 @@ def main() -> None:
     if options.what == "latency":  # latencies do not depend on the weights
         experiment.table_of_latencies(experiment.subject.build())
     else:
-        experiment.train() if options.what == "train" else experiment.profiles()
+        {"train": experiment.train, "prune": experiment.prune, "profile": experiment.profiles}[options.what]()
 
 
 if __name__ == "__main__":

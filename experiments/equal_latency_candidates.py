@@ -53,12 +53,9 @@ class Methods:
     ) -> None:  # fmt: skip
         self.subject, self.model, self.traced, self.task = subject, model, traced, task
         self.stopwatch, self.batch, self.options = stopwatch, batch, options
-        self.run, self.device, run = options.run, options.device, options.run
-        self.times = df.LatencyTable.loads((run / "latency.json").read_text())
-        self.costs = df.ImportanceTable.loads((run / "importance.json").read_text())
+        self.run, self.device = options.run, options.device
         self.suffix = f", {PLAIN}" if options.plain_sum else ""
-        self.surrogate = None if options.plain_sum else Surrogate.loads((run / "surrogate.json").read_text())
-        self.searching = options.what == "train"  # networks are only timed here if their search was run for training
+        self.searching = options.what != "profile"  # networks are only timed here if their search was run for training
 
     def solved(self, share: float) -> Iterator[Candidate]:
         """Yield the plan of each search that reaches a share of the original's latency."""
@@ -121,8 +118,15 @@ class Methods:
             yield Candidate(f"{method}{self.suffix}", at, self.traced, found.plan, found.latency)
 
     @functools.cached_property
+    def times(self) -> df.LatencyTable:
+        return df.LatencyTable.loads((self.run / "latency.json").read_text())
+
+    @functools.cached_property
     def frontiers(self) -> dict[str, df.Frontier]:
-        return frontiers(self.times, self.costs, self.traced.network, self.surrogate)
+        costs = df.ImportanceTable.loads((self.run / "importance.json").read_text())
+        plain = self.options.plain_sum
+        surrogate = None if plain else Surrogate.loads((self.run / "surrogate.json").read_text())
+        return frontiers(self.times, costs, self.traced.network, surrogate)
 
     @functools.cache  # noqa: B019 - there is one object per process
     def pruned(self, kind: str) -> dict[float, nn.Module]:
@@ -137,6 +141,7 @@ class Methods:
     def _prune(self, kind: str) -> dict[float, nn.Module]:
         """Take all steps of pruning, then look for the one that meets each share. Steps are faster than timing."""
         recipe = short(self.subject.finetuning, self.options)
+        recipe = recipe.replace(precision="float32") if self.device == "cpu" else recipe  # others are slow there
         gradients = baselines.task_gradients(self.task, recipe) if kind == "Taylor" else None
         example = self.subject.example(1)
         networks = [

@@ -113,7 +113,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             if row["distilled"]:
                 one.holdout[row["seed"]] = row["holdout"]
                 recipe = row["recipe"]
-                seconds.append(row["seconds"])
+                seconds += [row["seconds"]] if "seconds" in row else []
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
     if not recipe:

@@ -81,7 +81,7 @@ def main(run: Path) -> None:
     for path in sorted(run.glob("surrogate-*.json")):
         found = Surrogate.loads(path.read_text())
         print(f"\n{path.stem}: {found}\nKendall's tau of the same trained plans with other tables:\n")
-        print("| table | fitted | each predicted from the others | sum of importances alone |")
+        print("| table | fitted | each plan left out | sum of importances alone |")
         print("| --- | ---: | ---: | ---: |")
         for name in known:
             print(f"| {name} | {' | '.join(f'{tau:.2f}' for tau in taus(load(run, name), found))} |")

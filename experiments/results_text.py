@@ -67,8 +67,7 @@ a 5x5 saves 17 to 45 % of their time, but merging three blocks is slower than no
 merging alone does not reach 35 %.
 
 The published weights were trained on all 50,000 training images, so there is no hold-out set: the importances and the
-surrogate come from images of which the original classifies 99.98 % correctly. These results are of a version whose
-merged networks had two ReLUs in a row after a dropped branch; `merge` removes the second one now.""",
+surrogate come from images of which the original classifies 99.98 % correctly.""",
     ),
     "efficientnet_lite0": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE),
     "efficientnet_lite0-on-float16": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, "float16"),
