@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
+from torch import nn
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import show_own_warnings_only
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.calibration import MAX_MEDIAN_ERROR
+from depthfold.latency.calibration import MAX_MEDIAN_ERROR, MAX_WORST_ERROR
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -52,6 +53,26 @@ def test_busy_machine_gives_a_warning(traced, tmp_path):
     assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
     with pytest.warns(DoubtfulTable, match="on this machine, measure again; otherwise"):
         measure_latency(traced, Busy(), timer=QUICK)
+
+
+@dataclass(frozen=True)
+class BusyOnce(CostModel):
+    """A machine that is busy while the original network is timed."""
+
+    depth: int
+
+    def compile(self, module, inputs):
+        compiled = super().compile(module, inputs)
+        convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
+        return Slow(compiled) if convolutions == self.depth else compiled
+
+
+def test_busy_moment_gives_a_warning(traced):
+    convolutions = sum(isinstance(part, nn.Conv2d) for part in traced.graph.modules())
+    with pytest.warns(DoubtfulTable, match="The latency table is doubtful: .* [3-9][0-9].[0-9]% at worst"):
+        table = measure_latency(traced, BusyOnce(depth=convolutions), timer=QUICK)
+    assert table.calibration.median_error <= MAX_MEDIAN_ERROR
+    assert table.calibration.worst_error > MAX_WORST_ERROR
 
 
 def test_idle_machine_gives_no_warning(traced):
