@@ -2,7 +2,8 @@
 
     python experiments/equal_latency.py train DATA RUN --network mobilenet_v2 [--weights FILE] [--seconds 1500]
     python experiments/equal_latency.py latency DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
-    python experiments/equal_latency.py prune DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime --device cpu
+    python experiments/equal_latency.py steps DATA RUN --network efficientnet_lite0
+    python experiments/equal_latency.py prune DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
     python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime
 
 DATA is CIFAR-10 in its binary layout, or the folder of Imagenette for efficientnet_lite0. RUN keeps the weights of the
@@ -11,9 +12,10 @@ those that RUN already has, and starts none after `--seconds`, so that a long co
 Several `train --shared` can run at the same time with different `--methods`; run `profile` after them.
 resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
 
-To compress for another machine, use the same RUN and stopwatch on both: `latency` on the other machine, `train
---no-profiles --methods original` on the GPU, which makes the weights of the original and both tables, `prune` on the
-other machine, `train --no-profiles` on the GPU, and `profile` on the other machine.
+To compress for another machine, use the same RUN and stopwatch on both: `latency` on the other machine; on the GPU
+`train --no-profiles --methods original`, which makes the weights of the original and both tables, and `steps`, which
+prunes channels; on the other machine `prune`, which times the pruned networks; `train --no-profiles` on the GPU; and
+`profile` on the other machine.
 
 Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
 nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
@@ -88,27 +90,34 @@ class Experiment:
                 self.longest = max(self.longest, time.perf_counter() - started)
                 if self.options.profiles and not self.options.shared:
                     key = f"profile {name} {self.options.stopwatch}"
-                    self.measure(key, lambda c=candidate: self.profile(traced, c))
+                    self.measure(key, lambda c=candidate: self.timing(traced, c))
         except OutOfTime as what:
             print(f"no time for: {what}", flush=True)
 
     def table_of_latencies(self, model: torch.nn.Module) -> None:
         self.measure("latency", lambda: self.latency(self.timed(model)))
 
-    def profiles(self) -> None:
+    def profile(self) -> None:
         """Time all candidates with another stopwatch."""
         model = self.subject.load(self.weights)
         traced = self.subject.trace(model)
         for candidate, _, _ in self.order(self.methods(model, traced)):
             key = f"profile {candidate.method} {candidate.at} {self.options.stopwatch}"
-            self.measure(key, lambda c=candidate: self.profile(traced, c))
+            self.measure(key, lambda c=candidate: self.timing(traced, c))
+
+    def steps(self) -> None:
+        """Prune channels, step by step, for `prune` on another machine."""
+        for kind in PRUNED.values():
+            self.loaded().pruning_steps(kind)
 
     def prune(self) -> None:
-        """Prune channels until this stopwatch says that the targets are met. `train` finds the networks in RUN."""
-        model = self.subject.load(self.weights)
-        methods = self.methods(model, self.subject.trace(model))
+        """Choose the steps of pruning that meet the targets according to this stopwatch. `train` uses them."""
         for kind in PRUNED.values():
-            methods.pruned(kind)
+            self.loaded().pruned(kind)
+
+    def loaded(self) -> Methods:
+        model = self.subject.load(self.weights)
+        return self.methods(model, self.subject.trace(model))
 
     def measure(self, key: str, work: Callable[[], Row]) -> None:
         """Record the result of one measurement unless it is known."""
@@ -219,7 +228,7 @@ class Experiment:
         free_weights(student, merged)
         return row | named
 
-    def profile(self, original: TracedNetwork, candidate: Candidate) -> Row:
+    def timing(self, original: TracedNetwork, candidate: Candidate) -> Row:
         """Time the merged network beside the original. The weights do not matter."""
         inputs = self.subject.example(timed_batch(self.options.stopwatch, self.subject))
         modules = {
@@ -238,7 +247,7 @@ class Experiment:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "latency", "prune", "profile"))
+    parser.add_argument("what", choices=("train", "latency", "steps", "prune", "profile"))
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
@@ -261,7 +270,7 @@ def main() -> None:
     if options.what == "latency":  # latencies do not depend on the weights
         experiment.table_of_latencies(experiment.subject.build())
     else:
-        {"train": experiment.train, "prune": experiment.prune, "profile": experiment.profiles}[options.what]()
+        getattr(experiment, options.what)()
 
 
 if __name__ == "__main__":

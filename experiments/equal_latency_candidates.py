@@ -6,6 +6,7 @@ import argparse
 import bisect
 import copy
 import functools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -130,44 +131,48 @@ class Methods:
 
     @functools.cache  # noqa: B019 - there is one object per process
     def pruned(self, kind: str) -> dict[float, nn.Module]:
-        """Return the channel-pruned networks by share. One pass of pruning goes through all shares."""
-        file = self.run / f"channels-{kind}.pt"
+        """Return the channel-pruned networks by share: the first step that meets it according to the stopwatch."""
+        file = self.run / f"channels-{kind}.json"
+        if not file.exists() and not self.searching:
+            return {}
+        steps = self.pruning_steps(kind)
         if not file.exists():
-            if not self.searching:
-                return {}
-            torch.save({share: model.half() for share, model in self._prune(kind).items()}, file)
-        return {share: model.float().eval() for share, model in torch.load(file, weights_only=False).items()}
+            file.write_text(json.dumps(self._steps_by_share(kind, steps)))
+        return {float(share): steps[step].float().eval() for share, step in json.loads(file.read_text()).items()}
 
-    def _prune(self, kind: str) -> dict[float, nn.Module]:
-        """Take all steps of pruning, then look for the one that meets each share. Steps are faster than timing."""
-        recipe = short(self.subject.finetuning, self.options)
-        recipe = recipe.replace(precision="float32") if self.device == "cpu" else recipe  # others are slow there
-        gradients = baselines.task_gradients(self.task, recipe) if kind == "Taylor" else None
-        example = self.subject.example(1)
-        networks = [
-            _copy(network)
-            for network in baselines.pruning_steps(self.model.to(self.device), example, gradients=gradients)
-        ]
-        self.model.cpu()
-        time = baselines.stopwatch(example, self.stopwatch, inputs=self.subject.example(self.batch), timer=QUICK)
+    def pruning_steps(self, kind: str) -> list[nn.Module]:
+        """Return the networks of all steps of pruning. They are faster than timing, and do not need the target."""
+        file = self.run / f"channels-{kind}-steps.pt"
+        if not file.exists():
+            recipe = short(self.subject.finetuning, self.options)
+            gradients = baselines.task_gradients(self.task, recipe) if kind == "Taylor" else None
+            model, example = self.model.to(self.device), self.subject.example(1)
+            torch.save([_copy(step) for step in baselines.pruning_steps(model, example, gradients=gradients)], file)
+            self.model.cpu()
+        return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
+
+    def _steps_by_share(self, kind: str, networks: list[nn.Module]) -> dict[float, int]:
+        """Time about a dozen steps, and return the first one that meets each share."""
+        example, inputs = self.subject.example(1), self.subject.example(self.batch)
+        time = baselines.stopwatch(example, self.stopwatch, inputs=inputs, timer=QUICK)
 
         @functools.cache
         def measured(step: int) -> float:
-            now = time(networks[step])
+            now = time(networks[step].float())
             print(f"channels, {kind}, step {step}: {now:.3f} ms", flush=True)
             return now
 
-        found: dict[float, nn.Module] = {}
+        found: dict[float, int] = {}
         for share in PRUNED_SHARES:
             target = share * measured(0)
             step = bisect.bisect_left(range(len(networks)), True, key=lambda step: measured(step) <= target)
             if step < len(networks):
-                found[share] = networks[step]
+                found[share] = step
         return found
 
 
 def _copy(network: nn.Module) -> nn.Module:
-    copied = copy.deepcopy(network).cpu()
+    copied = copy.deepcopy(network).cpu().half()
     copied.zero_grad()
     return copied
 
