@@ -2,20 +2,21 @@
 
     python experiments/equal_latency.py train DATA RUN --network mobilenet_v2 [--weights FILE] [--seconds 1500]
     python experiments/equal_latency.py latency DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
-    python experiments/equal_latency.py steps DATA RUN --network efficientnet_lite0
-    python experiments/equal_latency.py prune DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
+    python experiments/equal_latency.py prune DATA RUN --network efficientnet_lite0
+    python experiments/equal_latency.py pick DATA RUN --network efficientnet_lite0 --stopwatch onnxruntime
     python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime
 
 DATA is CIFAR-10 in its binary layout, or the folder of Imagenette for efficientnet_lite0. RUN keeps the weights of the
 original network, both tables and a line per result. `train` goes through a list of measurements in order, leaves out
 those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
-Several `train --shared` can run at the same time with different `--methods`; run `profile` after them.
+After that of the original, several `train --shared` with different `--methods` can run at the same time. Run `pick`
+before them and `profile` after them.
 resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
 
 To compress for another machine, use the same RUN and stopwatch on both: `latency` on the other machine; on the GPU
-`train --no-profiles --methods original`, which makes the weights of the original and both tables, and `steps`, which
-prunes channels; on the other machine `prune`, which times the pruned networks; `train --no-profiles` on the GPU; and
-`profile` on the other machine.
+`train --no-profiles --methods original`, which also makes the weights of the original, the importances and the
+surrogate, and `prune`, which takes all steps of channel pruning; on the other machine `pick`, which times them and
+picks those that meet the targets; `train --no-profiles` on the GPU; and `profile` on the other machine.
 
 Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
 nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
@@ -72,6 +73,8 @@ class Experiment:
 
     def train(self) -> None:
         """Measure everything that is missing, until the time is up."""
+        if self.options.shared and (rest := {"base", "latency", "importance", "surrogate"} - rows(self.run).keys()):
+            raise SystemExit(f"{self.run} has no results yet for {', '.join(sorted(rest))}: train the original first.")
         try:
             self.measure("base", self.base)
             model = self.subject.load(self.weights)
@@ -98,22 +101,24 @@ class Experiment:
         self.measure("latency", lambda: self.latency(self.timed(model)))
 
     def profile(self) -> None:
-        """Time all candidates with another stopwatch."""
+        """Time all candidates that were not timed with this stopwatch."""
         model = self.subject.load(self.weights)
         traced = self.subject.trace(model)
         for candidate, _, _ in self.order(self.methods(model, traced)):
             key = f"profile {candidate.method} {candidate.at} {self.options.stopwatch}"
             self.measure(key, lambda c=candidate: self.timing(traced, c))
 
-    def steps(self) -> None:
-        """Prune channels, step by step, for `prune` on another machine."""
-        for kind in PRUNED.values():
-            self.loaded().pruning_steps(kind)
-
     def prune(self) -> None:
-        """Choose the steps of pruning that meet the targets according to this stopwatch. `train` uses them."""
+        """Take all steps of channel pruning, for `pick` on another machine."""
+        methods = self.loaded()
         for kind in PRUNED.values():
-            self.loaded().pruned(kind)
+            methods.pruning_steps(kind)
+
+    def pick(self) -> None:
+        """Pick the steps of channel pruning that meet the targets according to this stopwatch. `train` uses them."""
+        methods = self.loaded()
+        for kind in PRUNED.values():
+            methods.pruned(kind)
 
     def loaded(self) -> Methods:
         model = self.subject.load(self.weights)
@@ -247,7 +252,7 @@ class Experiment:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "latency", "steps", "prune", "profile"))
+    parser.add_argument("what", choices=("train", "latency", "prune", "pick", "profile"))
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)
@@ -257,7 +262,7 @@ def main() -> None:
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
-    parser.add_argument("--shared", action="store_true", help="other processes use the GPU: record no times")
+    parser.add_argument("--shared", action="store_true", help="train beside other processes, and time nothing")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")
     parser.add_argument("--device", default="cuda")

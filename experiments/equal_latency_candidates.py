@@ -131,7 +131,7 @@ class Methods:
 
     @functools.cache  # noqa: B019 - there is one object per process
     def pruned(self, kind: str) -> dict[float, nn.Module]:
-        """Return the channel-pruned networks by share: the first step that meets it according to the stopwatch."""
+        """Return the channel-pruned networks by share: a step whose latency just meets it."""
         file = self.run / f"channels-{kind}.json"
         if not file.exists() and not self.searching:
             return {}
@@ -141,7 +141,7 @@ class Methods:
         return {float(share): steps[step].float().eval() for share, step in json.loads(file.read_text()).items()}
 
     def pruning_steps(self, kind: str) -> list[nn.Module]:
-        """Return the networks of all steps of pruning. They are faster than timing, and do not need the target."""
+        """Return the networks of all steps of pruning. Taking a step is faster than timing it."""
         file = self.run / f"channels-{kind}-steps.pt"
         if not file.exists():
             recipe = short(self.subject.finetuning, self.options)
@@ -152,7 +152,7 @@ class Methods:
         return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
 
     def _steps_by_share(self, kind: str, networks: list[nn.Module]) -> dict[float, int]:
-        """Time about a dozen steps, and return the first one that meets each share."""
+        """Return the first step that meets each share, by bisection: later steps are faster."""
         example, inputs = self.subject.example(1), self.subject.example(self.batch)
         time = baselines.stopwatch(example, self.stopwatch, inputs=inputs, timer=QUICK)
 

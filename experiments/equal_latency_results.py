@@ -74,7 +74,7 @@ class NetworkResults:
     surrogate: dict[str, Any]
     measured: tuple[Measured, ...]
     recipe: dict[str, Any]
-    seconds: float  # of one fine-tuning, the median
+    seconds: float | None  # of one fine-tuning, the median of those that had the GPU for themselves
 
     @property
     def original(self) -> Profile:
@@ -88,7 +88,7 @@ class NetworkResults:
         return max(max(one.scores.values()) - min(one.scores.values()) for one in self.measured if one.scores)
 
     def has(self, method: str) -> bool:
-        return any(one.method == method for one in self.measured)
+        return any(one.method == method and one.scores and one.profile for one in self.measured)
 
     def at(self, share: str) -> list[Measured]:
         """Return what was trained and timed at a latency, in the order of TITLES."""
@@ -119,4 +119,4 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
     if not recipe:
         return None
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]
-    return NetworkResults(name, *tables, tuple(found.values()), recipe, median(seconds))
+    return NetworkResults(name, *tables, tuple(found.values()), recipe, median(seconds) if seconds else None)

@@ -220,7 +220,8 @@ def _costs(found: list[NetworkResults]) -> str:
         T, I = results.latency, results.importance
         fitted = SECTIONS[results.name].surrogate or f"{results.surrogate['seconds']:.0f}"
         tables = (T["entries"], T["seconds"], I["entries"], I["seconds"])
-        numbers = (*(f"{number:.0f}" for number in tables), fitted, f"{results.seconds:.0f}")
+        finetuning = "" if results.seconds is None else f"{results.seconds:.0f}"
+        numbers = (*(f"{number:.0f}" for number in tables), fitted, finetuning)
         lines.append(cells(SECTIONS[results.name].title, *numbers))
     return "\n".join(lines)
 

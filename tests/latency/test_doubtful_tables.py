@@ -69,7 +69,7 @@ class BusyOnce(CostModel):
 
 def test_busy_moment_gives_a_warning(traced):
     convolutions = sum(isinstance(part, nn.Conv2d) for part in traced.graph.modules())
-    with pytest.warns(DoubtfulTable, match="The latency table is doubtful: .* [3-9][0-9].[0-9]% at worst"):
+    with pytest.warns(DoubtfulTable, match="The latency table mispredicts a network: .* [3-9][0-9].[0-9]% at worst"):
         table = measure_latency(traced, BusyOnce(depth=convolutions), timer=QUICK)
     assert table.calibration.median_error <= MAX_MEDIAN_ERROR
     assert table.calibration.worst_error > MAX_WORST_ERROR

@@ -43,7 +43,7 @@ def test_tau_orders_each_plan_among_the_others_by_a_fit_without_it(seed: int) ->
 
     found = fit_to_plans([trained(*row) for row in zip(importances, blocks.astype(int), scores, strict=True)])
     assert found.tau == pytest.approx(max(tau(importances), tau(importances, blocks)))
-    assert (found.per_block == 0) == (tau(importances) > tau(importances, blocks))
+    assert (found.per_block == 0) == (tau(importances) > tau(importances, blocks))  # with the blocks if they are equal
 
 
 # Importance, blocks and score of plans for EfficientNet-Lite0 that were trained for three epochs on Imagenette.
@@ -99,6 +99,19 @@ def test_negative_slope_falls_back_to_the_importances_alone() -> None:
     found = fit_to_plans(plans)
     assert found.slope > 0
     assert found.per_block == 0
+
+
+def test_constant_number_of_blocks_has_no_coefficient() -> None:
+    found = fit_to_plans([trained(-i, 14, 90 - 2 * i) for i in range(6)])
+    assert (found.slope, found.per_block, found.tau) == (pytest.approx(2), 0, 1)
+
+
+def test_rounding_of_importances_does_not_order_plans() -> None:
+    """Without the blocks, the last two plans are tied, which is better than to order them wrongly."""
+    plans = [trained(-i, 20 - (i * 7) % 5, 90 - i) for i in range(5)]
+    for noise in (-1e-13, 0.0, 1e-13):
+        found = fit_to_plans([*plans, trained(-6.0 + noise, 12, 85), trained(-6.0, 14, 84)])
+        assert found.tau == fit_to_plans([*plans, trained(-6.0, 12, 85), trained(-6.0, 14, 84)]).tau
 
 
 def test_importances_that_mislead_are_refused() -> None:

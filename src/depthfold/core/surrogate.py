@@ -28,8 +28,8 @@ class Surrogate(Document):
     """score = intercept + slope * (sum of the importances) + per_block * (number of blocks).
 
     The paper's alpha is such a term by hand: it adds the same number to the importance of every block. Here the term is
-    fitted to the scores of trained plans. `tau` is Kendall's tau between these scores and the predictions for them,
-    each made without the plan that it is for.
+    fitted to the scores of trained plans. `tau` is Kendall's tau of its predictions: each plan is left out once, and a
+    fit to the others orders it among them.
     """
 
     FORMAT: ClassVar[str] = "depthfold.surrogate"
@@ -57,5 +57,5 @@ class Surrogate(Document):
     def __str__(self) -> str:
         return (
             f"score = {self.intercept:.4g} + {self.slope:.3g} * importance + {self.per_block:.3g} * blocks, fitted to "
-            f"{len(self.plans)} trained plans (Kendall's tau {self.tau:.2f}, each predicted from the others)"
+            f"{len(self.plans)} trained plans (Kendall's tau {self.tau:.2f}, each plan left out once)"
         )

@@ -33,7 +33,7 @@ MIN_DIFFERING = 3
 # A larger median error means that something else ran on the machine, or that latencies are not sums on this runtime.
 # On idle machines it is 0.2 to 4 %.
 MAX_MEDIAN_ERROR = 0.05
-# All networks are timed within seconds. If a machine is busy just then, most of them may agree, and the rest do not.
+# A network that was timed while the machine was busy can spoil the fit, although most others still agree with it.
 # On idle machines the worst error is at most 12 %.
 MAX_WORST_ERROR = 0.2
 
@@ -76,10 +76,12 @@ def is_inaccurate(calibration: Calibration) -> bool:
 
 def warn_if_inaccurate(calibration: Calibration, journal: Path | None) -> None:
     """Give the caller of measure_latency() a DoubtfulTable warning if the median or the worst error is too large."""
-    if is_inaccurate(calibration) or calibration.worst_error > MAX_WORST_ERROR:
+    doubtful = is_inaccurate(calibration)
+    if doubtful or calibration.worst_error > MAX_WORST_ERROR:
+        what = "is doubtful" if doubtful else "mispredicts a network"
         delete = "" if journal is None else f" delete {describe_journal(journal)}, and"
         warnings.warn(
-            f"The latency table is doubtful: it is {calibration}. If something else ran on this machine,{delete} "
+            f"The latency table {what}: it is {calibration}. If something else ran on this machine,{delete} "
             "measure again; otherwise rely on choose(), which times whole networks.",
             DoubtfulTable,
             stacklevel=3,

@@ -11,29 +11,32 @@ from depthfold.errors import InvalidValue
 from depthfold.stage_one import Floats
 
 FEWEST = 4  # plans; the model has three coefficients
+ROUNDING = 1e-9  # of the range of the predictions
 
 
 def fit_to_plans(
     plans: Sequence[TrainedPlan], *, network: str = "", fingerprint: str = "", provenance: str = ""
 ) -> Surrogate:
-    """Return the least-squares fit of the plans' scores, with the number of blocks if this orders plans better.
+    """Return the least-squares fit of the plans' scores, without the number of blocks if this orders plans better.
 
     The two explaining variables often rise together, so a fit could trade one for the other. And a few plans that have
     lost all their accuracy can decide the fit, which is then wrong for the plans that one would use. So each plan is
-    left out once, and the fits to the others, with and without the number of blocks, order it among them. The fit with
-    the higher Kendall's tau is returned. The slope must be positive: if it is in neither fit, InvalidValue is raised.
+    left out once, and the fits to the others, with and without the number of blocks, order it among them. The slope
+    must be positive: if it is in neither fit, InvalidValue is raised.
     """
     if len(plans) < FEWEST:
         raise InvalidValue(f"A surrogate is fitted to at least {FEWEST} trained plans, found {len(plans)}. Train more.")
     design = np.array([(1.0, plan.importance, plan.blocks) for plan in plans])
     scores = np.array([plan.score for plan in plans])
-    fits = [(*_fit(design[:, :columns], scores).tolist(), 0.0)[:3] for columns in (3, 2)]
-    taus = [_tau_of_left_out(design[:, :columns], scores) for columns in (3, 2)]
+    choices = (3, 2) if np.ptp(design[:, 2]) else (2,)  # columns of the design
+    fits = [(*_fit(design[:, :columns], scores).tolist(), 0.0)[:3] for columns in choices]
+    taus = [_tau_of_left_out(design[:, :columns], scores) for columns in choices]
     allowed = [(tau, fit) for tau, fit in zip(taus, fits, strict=True) if fit[1] > 0]
     if not allowed:
         raise InvalidValue(
             f"The importances do not predict the scores of the {len(plans)} trained plans: plans with a higher "
-            "importance have lower scores. Train the plans for longer, or measure the importances with another method."
+            "importance do not have higher scores. Train the plans for longer, or measure the importances with another "
+            "method."
         )
     tau, (intercept, slope, per_block) = max(allowed, key=lambda one: one[0])
     return Surrogate(
@@ -45,13 +48,9 @@ def fit_to_plans(
 def kendall_tau(one: Floats, two: Floats) -> float:
     """Return Kendall's tau-b of two sequences: 1 for the same order, -1 for the reverse, 0 if one is constant."""
     first, second = np.triu_indices(len(one), 1)
-    return _agreement(one[first] - one[second], two[first] - two[second])
-
-
-def _agreement(one: Floats, two: Floats) -> float:
-    """Return how often two lists of differences have the same sign, from -1 to 1."""
-    untied = float(np.sqrt(np.count_nonzero(one) * np.count_nonzero(two)))
-    return float(np.sign(one) @ np.sign(two)) / untied if untied else 0.0
+    differences = one[first] - one[second], two[first] - two[second]
+    untied = float(np.sqrt(np.prod([np.count_nonzero(each) for each in differences])))
+    return float(np.sign(differences[0]) @ np.sign(differences[1])) / untied if untied else 0.0
 
 
 def _fit(design: Floats, scores: Floats) -> Floats:
@@ -59,11 +58,17 @@ def _fit(design: Floats, scores: Floats) -> Floats:
 
 
 def _tau_of_left_out(design: Floats, scores: Floats) -> float:
-    """Return Kendall's tau of the pairs of a plan and another one, as a fit without the first plan predicts them."""
-    predicted, given = list[Floats](), list[Floats]()
+    """Return Kendall's tau of the pairs of a plan and another one, as a fit without the first plan predicts them.
+
+    Pairs with equal scores do not count. Those with equal predictions do, as neither right nor wrong, so that the taus
+    of two models can be compared. Importances are sums, so predictions are equal up to rounding.
+    """
+    right, pairs = 0.0, 0
     for n in range(len(scores)):
         others = np.arange(len(scores)) != n
         line = design @ _fit(design[others], scores[others])
-        predicted.append(line[n] - line[others])
-        given.append(scores[n] - scores[others])
-    return _agreement(np.concatenate(predicted), np.concatenate(given))
+        predicted, given = line[n] - line[others], scores[n] - scores[others]
+        predicted[np.abs(predicted) < ROUNDING * np.ptp(line)] = 0.0
+        right += float(np.sign(predicted) @ np.sign(given))
+        pairs += int(np.count_nonzero(given))
+    return right / pairs if pairs else 0.0
