@@ -135,6 +135,8 @@ class Methods:
         file = self.run / f"channels-{kind}.json"
         if not file.exists() and not self.searching:
             return {}
+        if not file.exists() and self.options.shared:
+            raise SystemExit(f"{file} is missing, and nothing can be timed on a shared GPU. Run `pick` alone first.")
         steps = self.pruning_steps(kind)
         if not file.exists():
             file.write_text(json.dumps(self._steps_by_share(kind, steps)))

@@ -79,6 +79,16 @@ def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_pag
     assert {"channel pruning, magnitude", "channel pruning, Taylor"} < set(found)
 
 
+def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
+    shared = {key: {k: v for k, v in row.items() if k != "seconds" or key[:5] != "train"} for key, row in known.items()}
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: shared)
+    last = results_page._costs([equal_latency_results.load("resnet56")]).splitlines()[-1]
+    assert last.startswith("| ResNet-56 | ") and last.endswith(f" {known['surrogate']['seconds']:.0f} |  |")
+
+
 def test_page_shows_training_without_a_teacher_and_the_patterns_of_depthshrinker(results_page, monkeypatch):
     import equal_latency_results
 

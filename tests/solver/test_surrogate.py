@@ -7,11 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Plan, Score, Span, Surrogate, Timing, TrainedPlan
 from depthfold.errors import InvalidValue
-from depthfold.solver import fit_to_plans, kendall_tau, solve
+from depthfold.solver import fit_to_plans, solve
 
 
 def trained(importance: float, blocks: int, score: float) -> TrainedPlan:
@@ -84,13 +83,6 @@ def test_plans_that_lost_their_accuracy_do_not_decide_the_fit() -> None:
     assert slope * fails[0] + per_block * fails[1] > slope * works[0] + per_block * works[1]
     found = fit_to_plans([trained(*plan) for plan in LITE0])
     assert found.predict(*fails[:2]) < found.predict(*works[:2])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_kendall_tau_equals_scipy(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    one, two = generator.integers(0, 6, (2, 12)).astype(float)  # with ties
-    assert kendall_tau(one, two) == pytest.approx(kendalltau(one, two).statistic)
 
 
 def test_negative_slope_falls_back_to_the_importances_alone() -> None:

@@ -3,9 +3,9 @@
 from depthfold.solver.checks import check_importance
 from depthfold.solver.problem import Normalisation, checked_alpha, normalised
 from depthfold.solver.solve import solve
-from depthfold.solver.surrogate import FEWEST, fit_to_plans, kendall_tau
+from depthfold.solver.surrogate import FEWEST, fit_to_plans
 
 __all__ = [
-    "FEWEST", "Normalisation", "check_importance", "checked_alpha", "fit_to_plans", "kendall_tau",
+    "FEWEST", "Normalisation", "check_importance", "checked_alpha", "fit_to_plans",
     "normalised", "solve",
 ]  # fmt: skip

@@ -45,14 +45,6 @@ def fit_to_plans(
     )  # fmt: skip
 
 
-def kendall_tau(one: Floats, two: Floats) -> float:
-    """Return Kendall's tau-b of two sequences: 1 for the same order, -1 for the reverse, 0 if one is constant."""
-    first, second = np.triu_indices(len(one), 1)
-    differences = one[first] - one[second], two[first] - two[second]
-    untied = float(np.sqrt(np.prod([np.count_nonzero(each) for each in differences])))
-    return float(np.sign(differences[0]) @ np.sign(differences[1])) / untied if untied else 0.0
-
-
 def _fit(design: Floats, scores: Floats) -> Floats:
     return np.asarray(np.linalg.lstsq(design, scores, rcond=None)[0], dtype=np.float64)
 
