@@ -83,9 +83,10 @@ class NetworkResults:
         return timed[len(timed) // 2]
 
     @property
-    def spread(self) -> float:
-        """The largest difference between two seeds of one plan."""
-        return max(max(one.scores.values()) - min(one.scores.values()) for one in self.measured if one.scores)
+    def spread(self) -> float | None:
+        """The largest difference between two seeds of one plan. None if there is one seed of each."""
+        several = [one.scores.values() for one in self.measured if len(one.scores) > 1]
+        return max((max(scores) - min(scores) for scores in several), default=None)
 
     def has(self, method: str) -> bool:
         return any(one.method == method and one.scores and one.profile for one in self.measured)

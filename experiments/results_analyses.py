@@ -10,7 +10,7 @@ from equal_latency_candidates import SEARCHES
 from equal_latency_results import RESULTS, TITLES
 from gpu_runs import rows
 from merging_steps import SHARES
-from results_text import SECTIONS
+from results_text import SECTIONS, Section
 
 from depthfold.core import Environment, Profile
 
@@ -35,7 +35,7 @@ of the second kind were timed, not fine-tuned. On a CPU, a plan for a GPU can be
 def analyses() -> Iterator[str]:
     """Yield the parts of the page."""
     titles = {section.network: section.title for section in SECTIONS.values()}
-    steps = [part for name, title in titles.items() for part in _steps(title, rows(RESULTS / name))]
+    steps = [part for name, section in SECTIONS.items() for part in _steps(section, rows(RESULTS / name))]
     if steps:
         yield "\n\n".join([ABOUT_STEPS, *steps])
     moved = [part for name, title in titles.items() for part in _transfer(name, title)]
@@ -43,11 +43,11 @@ def analyses() -> Iterator[str]:
         yield "\n\n".join([ABOUT_TRANSFER, *moved])
 
 
-def _steps(title: str, known: Rows) -> Iterator[str]:
+def _steps(section: Section, known: Rows) -> Iterator[str]:
     """Yield a table of the accuracy after each step, and one of the latency per stopwatch."""
     if accuracies := [line for share in SHARES for method in SEARCHES[:2] for line in _accuracy(method, share, known)]:
         yield "\n".join([
-            f"{title}, accuracy on the test set (means over seeds):",
+            f"{section.name}, accuracy on the test set (means over seeds):",
             "",
             "| budget | method | removed and dropped | fine-tuned | merged |",
             "| --- | --- | ---: | ---: | ---: |",
@@ -55,8 +55,9 @@ def _steps(title: str, known: Rows) -> Iterator[str]:
         ])  # fmt: skip
     for stopwatch in dict.fromkeys(row["stopwatch"] for key, row in known.items() if key.startswith("steps ")):
         found = [row for key, row in known.items() if key.startswith("steps ") and row["stopwatch"] == stopwatch]
+        origin = "" if stopwatch == section.stopwatch else ". The plans were made for the H200"
         yield "\n".join([
-            f"{title}, latency in ms on {_target(found[0]['original'])}{_origin(stopwatch)}:",
+            f"{section.title}, latency in ms on {_target(found[0]['original'])}{origin}:",
             "",
             "| budget | method | original | removed and dropped | merged along A | merged along S |",
             "| --- | --- |" + " ---: |" * len(STEPS),
@@ -122,10 +123,6 @@ def target(environment: Environment) -> str:
     runtime, _, options = (environment.runtime or "").partition(":")
     settings = ", ".join(each for each in (environment.precision, options.replace(",", ", ")) if each)
     return f"{device(environment)}, {runtime} {environment.runtime_version} ({settings}), batch {environment.batch}"
-
-
-def _origin(stopwatch: str) -> str:
-    return "" if stopwatch == "cuda" else ". The plans were made for the H200"
 
 
 def _target(profile: dict[str, Any]) -> str:

@@ -140,12 +140,15 @@ def _best(results: NetworkResults) -> Measured | None:
 
 
 def _headline(results: NetworkResults) -> Iterator[str]:
-    if (best := _best(results)) is not None:
+    best = _best(results)
+    if best is None:
+        yield f"No network of depthfold is within {CLOSE} points of the original."
+    else:
         yield (
             f"The largest speed-up of depthfold within {CLOSE} points of the original: {best.speed_up:.2f} times, at "
             f"{best.mean:.2f} % ({_how(best)}, {_seeds(best)})."
         )
-        yield ""
+    yield ""
 
 
 def _how(one: Measured) -> str:
@@ -197,7 +200,10 @@ def _differences(results: NetworkResults) -> Iterator[str]:
         points = ", ".join(f"{_difference(ours, one)} at {at}" for at, ours, one in compared)
         yield f"Against DepthShrinker's patterns, with plans that are predicted to be at least as fast: {points}."
         yield ""
-    yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so differences of that size say little."
+    if results.spread is not None:
+        yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so differences of that size say little."
+    else:
+        yield "Every plan was trained with one seed. On the other networks, seeds differ by up to half a point."
     yield ""
 
 
@@ -211,8 +217,9 @@ def _difference(ours: Measured, other: Measured | None) -> str:
 
 def _costs(found: list[NetworkResults]) -> str:
     lines = ["## The cost of the search", "",
-             "On one GPU, for both tables with all moves. Eight processes share it for the importances and for the "
-             "plans to which the surrogate is fitted. The solver takes less than a second.", "",
+             "For both tables with all moves. Latencies are measured on the target. For the importances and the plans "
+             "to which the surrogate is fitted, eight processes share one H200. The solver takes less than a second.",
+             "",
              "| network | latency table, entries | seconds | importance table, entries | seconds "
              "| surrogate, seconds | one fine-tuning, seconds |",
              "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
@@ -222,7 +229,7 @@ def _costs(found: list[NetworkResults]) -> str:
         tables = (T["entries"], T["seconds"], I["entries"], I["seconds"])
         finetuning = "" if results.seconds is None else f"{results.seconds:.0f}"
         numbers = (*(f"{number:.0f}" for number in tables), fitted, finetuning)
-        lines.append(cells(SECTIONS[results.name].title, *numbers))
+        lines.append(cells(SECTIONS[results.name].name, *numbers))
     return "\n".join(lines)
 
 
@@ -236,7 +243,7 @@ def _missing(found: list[NetworkResults]) -> str:
         if not section.network.startswith("mobilenet"):
             wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
         if rest := [TITLES[method] for method in wanted if not results.has(method)]:
-            lines.append(f"- {section.title} has no results yet for: {'; '.join(rest)}.")
+            lines.append(f"- {section.name} has no results yet for: {'; '.join(rest)}.")
     rest = [section.heading for name, section in SECTIONS.items() if name not in done]
     if rest:
         lines.append(f"- Not measured yet: {'; '.join(rest)}.")

@@ -104,7 +104,19 @@ def test_page_shows_training_without_a_teacher_and_the_patterns_of_depthshrinker
     text = results_page._network(equal_latency_results.load("mobilenet_v2"))
     assert "distillation 0.5." in text
     assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
-    assert "with plans that are predicted to be at least as fast: +0.50 (1, 1) at DS-A-1.0." in text
+    assert "with plans that are predicted to be at least as fast: +0.50 (1, 1) at DS-A-1.0" in text
+
+
+def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
+    known = {key: row for key, row in known.items() if row.get("seed", 0) == 0}
+    known["base"] = known["base"] | {"test": 99.0}
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    text = results_page._network(equal_latency_results.load("resnet56"))
+    assert "No network of depthfold is within 0.2 points of the original." in text
+    assert "Every plan was trained with one seed." in text and "Seeds of one plan differ" not in text
 
 
 def test_dropped_layers_are_counted(results_page):
