@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import matplotlib as mpl
@@ -31,7 +32,8 @@ def draw(results: NetworkResults, title: str, folder: Path) -> None:
             figure = Figure(figsize=(5.2, 4.3), layout="constrained")
             axes = figure.subplots()
             _lines(axes, results)
-            axes.set(xlabel="measured latency, ms", ylabel="test accuracy, % (bars: range of the seeds)", title=title)
+            axes.set(xlabel="measured latency, ms", ylabel="test accuracy, % (bars: range of the seeds)")
+            axes.set_title(textwrap.fill(title, 45))
             axes.grid(color=grid, linewidth=0.6)
             axes.spines[:].set_color(grid)
             axes.set_facecolor("none")
