@@ -16,6 +16,7 @@ from depthfold.core import Profile
 RESULTS = Path(__file__).parent / "equal-latency"
 OURS = "all moves"
 WITHOUT = ", without a surrogate"
+SAME = 0.02  # relative difference of latencies that counts as none at the ends of an interpolation
 # How each method is called on the page, in the order of its tables.
 TITLES = {
     "original": "original, fine-tuned alike",
@@ -90,6 +91,27 @@ class NetworkResults:
 
     def has(self, method: str) -> bool:
         return any(one.method == method and one.scores and one.profile for one in self.measured)
+
+    def ours_at(self, latency: float) -> float | None:
+        """The accuracy of all moves at a latency, interpolated between their networks and the original."""
+        ours = {
+            one.profile.latency: one.mean for one in self.measured if one.method == OURS and one.scores and one.profile
+        }
+        points = sorted({**ours, self.original.latency: self.base["test"]}.items())
+        nearest = min(max(latency, points[0][0]), points[-1][0])
+        if abs(latency / nearest - 1) > SAME:
+            return None
+        after = next(n for n, (x, _) in enumerate(points) if x >= nearest)
+        (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[after]
+        return y1 if x1 == x0 else y0 + (y1 - y0) * (nearest - x0) / (x1 - x0)
+
+    def timed(self, method: str, share: str) -> bool:
+        """Whether a method has a network at a latency, trained or not."""
+        return any(one.profile for one in self.measured if (one.method, one.at) == (method, share))
+
+    @property
+    def untrained(self) -> list[Measured]:
+        return [one for one in self.measured if one.profile and not one.scores]
 
     def at(self, share: str) -> list[Measured]:
         """Return what was trained and timed at a latency, in the order of TITLES."""

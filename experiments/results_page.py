@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHES
+from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHED, SEARCHES
 from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
@@ -19,7 +19,7 @@ from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 
 from depthfold.core import Profile
 
-NOTHING = "no result"  # no plan meets the budget, or nothing was trained yet
+NO_PLAN, UNTRAINED, TOO_FAST = "none meets the budget", "not trained yet", "faster than all moves"
 CLOSE = 0.2  # points below the original that count as none
 ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
@@ -97,7 +97,7 @@ def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
             yield _row(budget(share), titles, one, holdout=bool(holdout))
         for method in SEARCHES if share in SHARES and not plain else ():
             if method not in {one.method for one in results.at(share)}:
-                yield cells(budget(share), TITLES[method], NOTHING)
+                yield cells(budget(share), TITLES[method], UNTRAINED if results.timed(method, share) else NO_PLAN)
     for one in results.measured:
         if one.at not in ("100%", *SHARES) and one.scores and one.profile and not plain:
             yield _row(one.at, TITLES[one.method], one, holdout=bool(holdout))
@@ -145,8 +145,8 @@ def _headline(results: NetworkResults) -> Iterator[str]:
         yield f"No network of depthfold is within {CLOSE} points of the original."
     else:
         yield (
-            f"The largest speed-up of depthfold within {CLOSE} points of the original: {best.speed_up:.2f} times, at "
-            f"{best.mean:.2f} % ({_how(best)}, {_seeds(best)})."
+            f"The largest speed-up of depthfold within {CLOSE} points of the original, of the networks below by their "
+            f"test accuracy: {best.speed_up:.2f} times, at {best.mean:.2f} % ({_how(best)}, {_seeds(best)})."
         )
     yield ""
 
@@ -181,38 +181,49 @@ def _readme_row(results: NetworkResults, best: Measured) -> str:
 
 
 def _differences(results: NetworkResults) -> Iterator[str]:
-    """Yield a table of how far all moves are ahead of each other method."""
+    """Yield a table of how far all moves are ahead of each other method, at the latency of the other."""
     measured = {one.method for share in SHARES for one in results.at(share)}
     others = [method for method in TITLES if method in measured - {OURS} and not method.endswith(PLAIN)]
     if OURS not in measured or not others:
         return
-    yield f'Points by which "{TITLES[OURS]}" is ahead, with the number of seeds of both:'
+    yield (
+        f'Accuracy of "{TITLES[OURS]}" minus that of each method, in points, at the measured latency of that method. '
+        "The accuracy is interpolated linearly between the networks of all moves. In parentheses: seeds of the method."
+    )
     yield ""
     yield cells("budget", *(TITLES[method] for method in others))
     yield "| --- |" + " ---: |" * len(others)
     for share in SHARES:
         found = {one.method: one for one in results.at(share)}
-        if OURS in found:
-            yield cells(budget(share), *(_difference(found[OURS], found.get(method)) for method in others))
+        ours = found.get(OURS)
+        yield cells(budget(share), *(_difference(results, ours, method, share, found) for method in others))
     yield ""
-    patterns = [one for one in results.measured if one.method == PUBLISHED and one.scores]
-    if compared := [(one.at, ours, one) for one in patterns for ours in results.at(one.at) if ours.method == OURS]:
-        points = ", ".join(f"{_difference(ours, one)} at {at}" for at, ours, one in compared)
-        yield f"Against DepthShrinker's patterns, with plans that are predicted to be at least as fast: {points}."
+    blocks = [one for one in results.measured if one.method in (PUBLISHED, SEARCHED) and one.scores and one.profile]
+    if blocks:
+        points = ", ".join(f"{_ahead(results, one)} at {one.at}" for one in blocks)
+        yield f"The same against DepthShrinker, published and searched: {points}."
         yield ""
     if results.spread is not None:
-        yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so differences of that size say little."
+        yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so smaller differences are within noise."
     else:
         yield "Every plan was trained with one seed. On the other networks, seeds differ by up to half a point."
     yield ""
 
 
-def _difference(ours: Measured, other: Measured | None) -> str:
+def _difference(
+    results: NetworkResults, ours: Measured | None, method: str, share: str, found: dict[str, Measured]
+) -> str:
+    other = found.get(method)
     if other is None:
-        return NOTHING
-    if other.plan == ours.plan:
-        return "same plan"
-    return f"{ours.mean - other.mean:+.2f} ({len(ours.scores)}, {len(other.scores)})"
+        return UNTRAINED if results.timed(method, share) else NO_PLAN
+    return "same plan" if ours is not None and other.plan == ours.plan else _ahead(results, other)
+
+
+def _ahead(results: NetworkResults, other: Measured) -> str:
+    """Return how far all moves are ahead at the latency of another network."""
+    assert other.profile is not None
+    ours = results.ours_at(other.profile.latency)
+    return TOO_FAST if ours is None else f"{ours - other.mean:+.2f} ({len(other.scores)})"
 
 
 def _costs(found: list[NetworkResults]) -> str:
@@ -242,7 +253,11 @@ def _missing(found: list[NetworkResults]) -> str:
         wanted = [method for method in TITLES if not method.endswith(PLAIN)]
         if not section.network.startswith("mobilenet"):
             wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
-        if rest := [TITLES[method] for method in wanted if not results.has(method)]:
+        rest = [TITLES[method] for method in wanted if not results.has(method)]
+        rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.untrained if results.has(one.method)]
+        if section.network == "mobilenet_v2" and not any(one.alone for one in results.measured):
+            rest.append("fine-tuning without distillation")
+        if rest:
             lines.append(f"- {section.name} has no results yet for: {'; '.join(rest)}.")
     rest = [section.heading for name, section in SECTIONS.items() if name not in done]
     if rest:

@@ -53,15 +53,17 @@ More moves do not help this network. On the test set, all moves are more than 0.
 50 and 35 %, and behind the paper's moves at 50 %; seeds of one plan differ by as much, and the hold-out set does not
 agree on which method is best. The surrogate predicts that all moves are ahead. It is fitted to plans that were trained
 for five epochs and that drop nothing, so it was not tested where all moves differ. It is not the only reason: without a
-surrogate, all moves choose the plans of the paper's moves down to 50 %, and LayerMerge's rule is ahead of them, too.
+surrogate, all moves choose the plans of the paper's moves down to 50 %, and LayerMerge's rule is ahead at 65 and 50 %.
 
 Merging makes depth-wise convolutions dense, so a network with half the latency can have more FLOPs and parameters than
 the original. The stem and the second stage of this MobileNetV2 have no stride, because the images are small.
 
 DepthShrinker's patterns are less accurate than all moves at the same latency, by 0.6 points and more from DS-B on. So
-is channel pruning at 65 %; at 80 % it is level, and it does not reach 50 %. DepthShrinker's search for 12 blocks is as
-accurate as all moves at 80 %, and slower. The pattern DS-D and the searches for 9 and 7 blocks were not trained yet.
-The control has one plan for 80 and 65 %, which is faster than both, and one for 50 and 35 %.""",
+is channel pruning at 65 %. Its two networks for 80 % are 0.1 and 0.2 points ahead, which is within noise; the one by
+Taylor expansion has 73 % of the latency, because its first step removes a third of the parameters. In 40 steps, which
+remove at most 70 % of the channels, channel pruning does not reach 50 %. DepthShrinker's search for 12 blocks is as
+accurate as all moves at 80 %, and slower. Its patterns were found for ImageNet and other GPUs. The control has one
+plan for 80 and 65 %, which is faster than both, and one for 50 and 35 %.""",
     ),
     "mobilenet_v2_1.4": Section("mobilenet_v2_1.4", "MobileNetV2-1.4"),
     "vgg19_bn": Section("vgg19_bn", "VGG19-BN"),
@@ -71,14 +73,14 @@ The control has one plan for 80 and 65 %, which is faster than both, and one for
         remark="""\
 At 80 and 65 % the methods do not differ by more than seeds do. All moves are ahead where the network is compressed
 most, by dropping residual branches: at 50 % both seeds are above those of the paper's moves, and at 35 % both are more
-than 0.8 points above those of LayerMerge's rule. In the latency table, merging the two 3x3 convolutions of a block into
-a 5x5 saves 17 to 45 % of their time, but merging three blocks is slower than not merging them in most places, so
-merging alone does not reach 35 %.
+than 0.8 points above those of LayerMerge's rule. At 50 % and below, their plans merge almost nothing. In the latency
+table, merging the two 3x3 convolutions of a block into a 5x5 saves 17 to 45 % of their time, but merging three blocks
+is slower than not merging them in most places, so merging alone does not reach 35 %.
 
 The published weights were trained on all 50,000 training images, so there is no hold-out set: the importances and the
 surrogate come from images of which the original classifies 99.98 % correctly. With and without the number of blocks,
 the surrogate orders the 24 plans equally well. The networks of the paper's moves were timed in another run than the
-others; there the original took 4.43 ms, and its peak memory was 144 MB.""",
+others, in which the original took 4.43 ms and needed 34 MB more.""",
     ),
     "efficientnet_lite0": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE),
     "efficientnet_lite0-on-float16": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, "float16"),
@@ -86,43 +88,42 @@ others; there the original took 4.43 ms, and its peak memory was 144 MB.""",
         "efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, "onnxruntime",
         remark="""\
 All moves are 2.5 and 3.3 points ahead of channel pruning at 65 and 50 %, and level at 35 %, where they are faster.
-They need both, dropping and merging: see the table of steps below. Merging makes depth-wise convolutions dense, which
-pays only in some places on this CPU, so merging all that could be merged can be slower than the original. The paper's
+Both dropping and merging are needed: see the table of steps below. Merging makes depth-wise convolutions dense, which
+pays only in some places on this CPU, so merging everything possible can be slower than the original. The paper's
 moves do not reach 65 %, and at 80 % they lose too much accuracy.
 
-Nothing is within 0.2 points of the original. Of the 3,925 test images, 134 are from ImageNet's validation set and the
-others from its training set. The original has seen those in its training, and a network that is fine-tuned for long
-may forget them. The learning rate and the weight of the distillation are the best of four pairs, by the hold-out
-accuracy of "all moves" at 65 % after 20 epochs.
+Of the 3,925 test images, 134 are from ImageNet's validation set and the others from its training set. The original was
+trained on those, and a network that is fine-tuned for long may forget them. The learning rate and the weight of the
+distillation are the best of four pairs, by the hold-out accuracy of "all moves" at 65 % after 20 epochs.
 
 The original was fitted twice with the same recipe. The importances, the surrogate and the latencies of the
-channel-pruned networks are from the first time, when its test accuracy was 98.62 %; the accuracies in the table are
-from the second. The channel-pruned networks of both have the same number of parameters, within 0.3 %.""",
+channel-pruned networks come from the first fit, whose test accuracy was 98.62 %; the accuracies in the table come from
+the second. The channel-pruned networks of both fits have the same number of parameters, within 0.3 %.""",
     ),
 }  # fmt: skip
 
 INTRODUCTION = """\
 # Results
 
-Methods at equal latency budgets. Made by `make results` from the measurements in
+Methods at equal latency budgets. Generated by `make results` from the measurements in
 [experiments/equal-latency](../experiments/equal-latency/README.md); do not edit.
 
 - Every method starts from the same trained network. All compressed networks are fine-tuned with the same recipe, with
   the original as their teacher, then merged.
-- A budget is a share of the original's latency. The plan of a method is its best one whose predicted latency meets the
-  budget; channel pruning stops when the measured latency does. The tables show the measured latency, a median. The
-  original is timed again in turn with every network; "times as fast" compares those two. The row of the original has
-  its median latency.
-- Accuracies are means over seeds on the test set, in per cent, with those of the seeds in parentheses. The hold-out set
+- A budget is a share of the original's latency. Each method uses its best plan whose predicted latency meets the
+  budget. Channel pruning takes up to 40 steps, and the first step whose measured latency meets the budget is used. The
+  tables show the measured latency, a median. The original is timed again in turn with every network, with its batch
+  norms folded, too; "times as fast" compares those two. The row of the original has its median latency.
+- Accuracies are means over seeds on the test set, in per cent, with individual seeds in parentheses. The hold-out set
   is a tenth of the training images, on which no network was trained (but see ResNet-56). Importances were measured and
   the surrogate was fitted on it, so it is not a second test set.
 - The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
-  ([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances. `depthfold compress`
-  fits one with `--surrogate`.
+  ([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances. The importances are
+  those of the method "brief". `depthfold compress --method brief --surrogate` does the same; neither is the default.
 
 | method | what it may do |
 | --- | --- |
-| depthfold, the paper's moves | remove activations, merge; the default of `depthfold compress` |
+| depthfold, the paper's moves | remove activations, merge: the default of `--moves` |
 | depthfold, all moves | also drop layers and residual branches: `--moves drop-layers --moves drop-branches` |
 | LayerMerge's rule | LayerMerge's search space: drop layers, merge every block into one convolution (S = B). Tables, objective and training are depthfold's, not those of LayerMerge as published ([baselines.md](baselines.md)) |
 | DepthShrinker, channel pruning, control | see [baselines.md](baselines.md) |"""  # noqa: E501
@@ -139,7 +140,7 @@ in its binary layout, RUN a folder for the results, OTHER one with the latency t
 | --- | --- |
 | accuracy and latency, MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and its search | `python experiments/equal_latency.py train DATA RUN --network mobilenet_v2`, or `mobilenet_v2_1.4` |
 | the same plans on other GPUs | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch cuda`, on that GPU |
-| knowledge distillation | the first command; all moves and channel pruning by Taylor expansion are also trained without it |
+| knowledge distillation | the first command, which also trains all moves and channel pruning by Taylor expansion without it |
 | channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
 | VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
 | FLOPs and peak memory | columns of the tables above |
@@ -147,7 +148,7 @@ in its binary layout, RUN a folder for the results, OTHER one with the latency t
 | latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2`, with `--stopwatch onnxruntime` on a CPU |"""  # noqa: E501
 
 LIMITS = """\
-## What was not shown
+## Limitations
 
 - ImageNet and TensorRT were not available. This compresses a network with both:
 
