@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -178,6 +179,11 @@ def _bytes(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+# glibc would raise this threshold, 128 KiB, whenever a larger block is freed. Blocks below it stay in the process, and
+# the peak would contain feature maps that were freed.
+_RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
+
+
 def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """Return the peak memory of a process that only runs the module: PyTorch's CPU allocator has no statistics."""
     module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
@@ -187,7 +193,7 @@ def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
             torch.export.save(torch.export.export(module, inputs), path)
         sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
         command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _RETURN_MEMORY)
     if result.returncode != 0:
         lines = result.stderr.strip().splitlines()[-1:] or ["no message"]
         raise DepthfoldError(f"the process that measures it ended with code {result.returncode}: {lines[0]}")
