@@ -17,12 +17,16 @@ help:  ## show this list
 setup: .venv/installed  ## create .venv and install the pinned requirements
 
 # Modules are compiled on first import, because compiling all of them takes a minute.
-# torch first and pinned, because an unpinned one installs gigabytes of CUDA on machines without a GPU.
+# torch first and pinned, because an unpinned one installs gigabytes of CUDA on machines without a GPU. Then two halves of
+# the rest at the same time, because pip uses one core.
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile $$(grep '^torch==' requirements.txt)
-	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile -c requirements.txt $$(grep '^torch==' requirements.txt)
+	awk '{ print > (".venv/part" NR % 2 ".txt") }' requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r .venv/part0.txt & part0=$$!; \
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r .venv/part1.txt && wait $$part0
 	$(BIN)/python -m pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip check
 	touch $@
 
 demo: setup  ## compress a small network for this machine (4 minutes; RUN=folder)
