@@ -95,6 +95,7 @@ def start(tmp_path_factory):
         parent.stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kill needs /proc, which only Linux has")
 def test_a_run_killed_in_every_stage_resumes_to_the_same_result(start, workshop, compressed, tmp_path):
     run, whole = tmp_path / "killed", workshop / "whole"

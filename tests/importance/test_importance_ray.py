@@ -50,6 +50,7 @@ def right():
     return measure_importance(NETWORK, TinyTask(), RECIPE)
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_path):
     task, found = TinyTask(folder=str(tmp_path), hold=6), []
 

@@ -104,6 +104,7 @@ def test_run_survives_a_lost_node_and_uses_a_new_one(cluster, tmp_path):
     assert {o.key: o.attempts for o in outcomes} == {job.key: 2 if job.key in lost else 1 for job in jobs}
 
 
+@pytest.mark.slow
 def test_ray_is_started_and_shut_down_if_it_was_not_running():
     code = """
 import os, ray

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lacking import needs
 
 FOLDER = Path(__file__).parent / "interpreted"
 
 
+@pytest.mark.slow
 @needs("triton")
 def test_kernels_in_the_interpreter():
     """In a process of its own: all kernels that are loaded after this variable is set are interpreted."""

@@ -78,6 +78,7 @@ def test_scores_of_trained_plans_are_journalled_and_resumed(tmp_path):
     assert Surrogate.loads(found.dumps()) == found
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_surrogate(tmp_path):
     one = fit_surrogate(TRACED, Counting(), LATENCY, IMPORTANCE, RECIPE, plans=4)
     two = fit_surrogate(TRACED, Counting(), LATENCY, IMPORTANCE, RECIPE, plans=4, executor=Processes(workers=2))
