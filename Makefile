@@ -18,7 +18,7 @@ setup: .venv/installed  ## create .venv and install the pinned requirements
 
 # Modules are compiled on first import, because compiling all of them takes a minute.
 # torch first and pinned, because an unpinned one installs gigabytes of CUDA on machines without a GPU. Then two halves of
-# the rest at the same time, because pip uses one core.
+# the rest at the same time, because pip uses one core. Other systems than Linux need a few packages more.
 .venv/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile -c requirements.txt $$(grep '^torch==' requirements.txt)
@@ -26,7 +26,7 @@ setup: .venv/installed  ## create .venv and install the pinned requirements
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r .venv/part0.txt & part0=$$!; \
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r .venv/part1.txt && wait $$part0
 	$(BIN)/python -m pip install --quiet --no-deps -e .
-	$(BIN)/python -m pip check
+	$(BIN)/python -m pip check || $(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
 	touch $@
 
 demo: setup  ## compress a small network for this machine (4 minutes; RUN=folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 from equal_latency_candidates import CONTROL
 from gpu_runs import rows
 
@@ -98,12 +99,10 @@ class NetworkResults:
             one.profile.latency: one.mean for one in self.measured if one.method == OURS and one.scores and one.profile
         }
         points = sorted({**ours, self.original.latency: self.base["test"]}.items())
-        nearest = min(max(latency, points[0][0]), points[-1][0])
-        if abs(latency / nearest - 1) > SAME:
+        latencies, scores = zip(*points, strict=True)
+        if not latencies[0] * (1 - SAME) <= latency <= latencies[-1] * (1 + SAME):
             return None
-        after = next(n for n, (x, _) in enumerate(points) if x >= nearest)
-        (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[after]
-        return y1 if x1 == x0 else y0 + (y1 - y0) * (nearest - x0) / (x1 - x0)
+        return float(np.interp(latency, latencies, scores))
 
     def timed(self, method: str, share: str) -> bool:
         """Whether a method has a network at a latency, trained or not."""

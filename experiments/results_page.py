@@ -194,9 +194,7 @@ def _differences(results: NetworkResults) -> Iterator[str]:
     yield cells("budget", *(TITLES[method] for method in others))
     yield "| --- |" + " ---: |" * len(others)
     for share in SHARES:
-        found = {one.method: one for one in results.at(share)}
-        ours = found.get(OURS)
-        yield cells(budget(share), *(_difference(results, ours, method, share, found) for method in others))
+        yield cells(budget(share), *(_difference(results, method, share) for method in others))
     yield ""
     blocks = [one for one in results.measured if one.method in (PUBLISHED, SEARCHED) and one.scores and one.profile]
     if blocks:
@@ -210,13 +208,12 @@ def _differences(results: NetworkResults) -> Iterator[str]:
     yield ""
 
 
-def _difference(
-    results: NetworkResults, ours: Measured | None, method: str, share: str, found: dict[str, Measured]
-) -> str:
-    other = found.get(method)
-    if other is None:
+def _difference(results: NetworkResults, method: str, share: str) -> str:
+    found = {one.method: one for one in results.at(share)}
+    if method not in found:
         return UNTRAINED if results.timed(method, share) else NO_PLAN
-    return "same plan" if ours is not None and other.plan == ours.plan else _ahead(results, other)
+    same = OURS in found and found[method].plan == found[OURS].plan
+    return "same plan" if same else _ahead(results, found[method])
 
 
 def _ahead(results: NetworkResults, other: Measured) -> str:

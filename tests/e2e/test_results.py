@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lacking import needs
@@ -71,14 +70,26 @@ def test_methods_are_compared_at_the_same_latency(results_page):
     ours = [Measured(OURS, "50%", {0: 92.0, 1: 92.5}, profile=profile(2.0), original=profile(4.0)),
             Measured(OURS, "35%", {0: 90.0}, profile=profile(1.5), original=profile(4.0))]  # fmt: skip
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, tuple(ours), {}, None)
-    for latency in (1.5, 1.6, 1.9, 2.0, 2.5, 3.9, 4.0, 4.05, 1.48):
-        expected = np.interp(latency, [1.5, 2.0, 4.0], [90.0, 92.25, 93.0])
+    known = {1.48: 90.0, 1.5: 90.0, 1.6: 90.45, 1.9: 91.8, 2.0: 92.25, 3.0: 92.625, 4.0: 93.0, 4.05: 93.0}
+    for latency, expected in known.items():
         assert results.ours_at(latency) == pytest.approx(expected)
     assert results.ours_at(1.4) is None and results.ours_at(4.2) is None
     other = Measured("paper", "50%", {0: 92.0}, profile=profile(1.75), original=profile(4.0))
     assert results_page._ahead(results, other) == "-0.88 (1)"
     fast = Measured("paper", "35%", {0: 92.0}, profile=profile(1.0), original=profile(4.0))
     assert results_page._ahead(results, fast) == "faster than all moves"
+
+
+def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page):
+    from equal_latency_results import OURS, Measured, NetworkResults
+
+    ours, timed = (Measured(method, "50%", profile=profile(2.0), original=profile(4.0)) for method in (OURS, "paper"))
+    ours.scores = {0: 92.0}
+    trained = Measured("paper", "80%", {0: 93.0}, profile=profile(3.0), original=profile(4.0))
+    results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, (ours, timed, trained), {}, None)
+    assert results_page._difference(results, "paper", "50%") == "not trained yet"
+    assert results_page._difference(results, "paper", "35%") == "none meets the budget"
+    assert "depthfold, the paper's moves at 50 %" in results_page._missing([results])
 
 
 def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_page, monkeypatch):
