@@ -38,6 +38,7 @@ from cifar_networks import save_base
 from equal_latency_candidates import METHODS, PRUNED, Candidate, Methods
 from gpu_runs import executor, record, rows, short, train_and_score
 from importance_compare import refitted
+from pruned_teacher import show_kept_features
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
@@ -224,6 +225,8 @@ class Experiment:
         recipe = recipe.replace(seed=seed, distillation=recipe.distillation if distil else 0.0)
         teacher = df.rewrite(original, original.vanilla).eval() if distil else None
         student = df.rewrite(candidate.traced, candidate.plan)
+        if teacher is not None and recipe.features and candidate.traced is not original:
+            show_kept_features(teacher, student)
         before = self.task.score(student.to(self.device).eval(), "test")
         row = train_and_score(student, teacher, self.task, short(recipe, self.options), self.device)
         merged = df.merge(student.cpu().eval())

@@ -32,6 +32,7 @@ BAD = [
     (dict(clip=0), "The recipe's clip must be more than 0, found 0."),
     (dict(temperature=-1), "The recipe's temperature must be more than 0, found -1."),
     (dict(weight_decay=-1e-5), "The recipe's weight_decay must be 0 or more, found -1e-05."),
+    (dict(features=-1), "The recipe's features must be 0 or more, found -1."),
     (dict(momentum=1), "The recipe's momentum must be from 0 to less than 1, found 1."),
     (dict(label_smoothing=1.0), "The recipe's label_smoothing must be from 0 to less than 1, found 1.0."),
     (dict(distillation=1.5), "The recipe's distillation must be from 0 to 1, found 1.5."),

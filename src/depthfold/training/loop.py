@@ -28,6 +28,7 @@ from depthfold.training.contexts import (
     teacher_on,
 )
 from depthfold.training.device import DeviceContext, device_context
+from depthfold.training.features import matched_features
 from depthfold.training.forwards import scoring
 from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
@@ -350,6 +351,8 @@ def train(
         stack.enter_context(teacher_on(context.device, teacher, model, in_channels_last=recipe.channels_last))
         reseed = stack.enter_context(fork_rng(context.device))
         stepper = Stepper(model, recipe, context)
+        if teacher is not None and recipe.features:
+            stepper.add_to_loss = stack.enter_context(matched_features(model, teacher, recipe.features))
         runner = StepRunner(stepper, task, teacher, total, capture=capture)
         stack.callback(runner.close)
         run = TrainingRun(

@@ -28,7 +28,8 @@ class Recipe(Document):
     - `warmup` is the number of steps in which the learning rate first rises linearly to `lr`.
     - `weight_decay` applies to all parameters, as in the paper. `clip` is the largest norm of the gradient.
     - With a teacher, the loss is `distillation` times the cross-entropy with the teacher's outputs at `temperature`,
-      plus the rest times the cross-entropy with the labels, without label smoothing.
+      plus the rest times the cross-entropy with the labels, without label smoothing. `features` is the weight of the
+      distance between the features of model and teacher (the inputs of the last linear layer), which is added.
     - `ema` is the decay of an average of the weights; the averaged weights are then scored and kept.
     - The model is scored every `evaluate` steps and at the end (None: only at the end).
     - A training run with a folder writes a checkpoint every `checkpoint` steps (None: about ten in total), after each
@@ -54,6 +55,7 @@ class Recipe(Document):
     erasing: float = 0.0
     distillation: float = 0.3
     temperature: float = 1.0
+    features: float = 0.0
     precision: Precision = "float32"
     channels_last: bool = False
     ema: float | None = None
@@ -72,7 +74,8 @@ class Recipe(Document):
             self._whole(name, least=0)
         for name in ("epochs", "lr", "clip", "temperature"):
             self._number(name, "more than 0", lambda value: value > 0)
-        self._number("weight_decay", "0 or more", lambda value: value >= 0)
+        for name in ("weight_decay", "features"):
+            self._number(name, "0 or more", lambda value: value >= 0)
         for name in ("momentum", "label_smoothing"):
             self._number(name, "from 0 to less than 1", lambda value: 0 <= value < 1)
         for name in ("erasing", "distillation"):

@@ -140,6 +140,7 @@ class Stepper:
         self.average = AveragedWeights(model, recipe.ema) if recipe.ema is not None else None
         self._not_finite_at_start = _not_finite(weights(model))
         self._trained = self._distributed()
+        self.add_to_loss: Callable[[Tensor], Tensor] = lambda loss: loss  # set if the recipe matches features
 
     def train_mode(self) -> None:
         """Put the model into training mode, except for the parts that were in evaluation mode in a training model."""
@@ -164,7 +165,8 @@ class Stepper:
         """Take one step with the loss of the model, and return the loss, still on the device."""
         with torch.autocast(**self.autocast):
             loss = loss_of(self._trained)
-        _check_loss(loss)
+            _check_loss(loss)
+            loss = self.add_to_loss(loss)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip is not None:
             self.scaler.unscale_(self.optimizer)

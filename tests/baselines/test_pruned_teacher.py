@@ -1,0 +1,24 @@
+"""The teacher of a pruned network in the experiments."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def test_the_teacher_shows_the_features_that_its_student_kept(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
+    show_kept_features = importlib.import_module("pruned_teacher").show_kept_features
+    teacher, student = nn.Sequential(nn.ReLU(), nn.Linear(5, 3)), nn.Sequential(nn.ReLU(), nn.Linear(2, 3))
+    kept = [3, 1]
+    student[1].weight.data = teacher[1].weight.data[:, kept].half().float()
+    x, seen = torch.randn(4, 5), []
+    expected = teacher(x)
+    show_kept_features(teacher, student)
+    last = [part for part in teacher.modules() if isinstance(part, nn.Linear)][-1]
+    last.register_forward_pre_hook(lambda part, inputs: seen.append(inputs[0]))
+    assert torch.equal(teacher(x), expected)
+    assert torch.equal(seen[0], x.relu()[:, kept])
