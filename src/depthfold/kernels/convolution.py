@@ -21,7 +21,7 @@ from depthfold.kernels.norm import Norm, apply_coefficients, coefficients_of, st
 
 
 class Depthwise(NamedTuple):
-    """The geometry of a depthwise 3x3 convolution."""
+    """The geometry of a depthwise convolution, whose kernel is square and odd."""
 
     stride: int
     padding: tuple[int, int]
@@ -107,15 +107,16 @@ def _backward(
 def _depthwise_forward(
     x: Tensor, weight: Tensor, before: Before, conv: Depthwise, pivot: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    n, c, h, w = x.shape
-    out_h, out_w = ((size + 2 * pad - 3) // conv.stride + 1 for size, pad in zip((h, w), conv.padding, strict=True))
+    (n, c, h, w), k = x.shape, weight.shape[-1]
+    out_h, out_w = ((size + 2 * pad - k) // conv.stride + 1 for size, pad in zip((h, w), conv.padding, strict=True))
     y = torch.empty((n, c, out_h, out_w), device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
     grid = tiles.depthwise_grid(tiles.DEPTHWISE_FORWARD[n * out_h * out_w < tiles.LARGE], out_w, c, n)
     sums = None if pivot is None else tiles.empty(x, grid.programs, 2, c)
     depthwise_forward[(tiles.ceil(c, grid.block_c), grid.programs)](
         x, weight, _or(before.statistics, x), _or(pivot, x), y, _or(sums, x), n, h, w, out_h, out_w, c // 8,
         *conv.padding, grid.across, grid.images, before.cap or 0.0,
-        STRIDE=conv.stride, NORM=before.statistics is not None, SUMS=pivot is not None, **before.launch, **grid.launch,
+        K=k, STRIDE=conv.stride, NORM=before.statistics is not None, SUMS=pivot is not None,
+        **before.launch, **grid.launch,
     )  # fmt: skip
     return y, sums
 
@@ -123,18 +124,18 @@ def _depthwise_forward(
 def _depthwise_backward(
     x: Tensor, weight: Tensor, dy: Tensor, before: Before, conv: Depthwise
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    n, c, h, w = x.shape
+    (n, c, h, w), k = x.shape, weight.shape[-1]
     dx = torch.empty_like(x)
     grid = tiles.depthwise_grid(tiles.DEPTHWISE_BACKWARD[n * h * w < tiles.LARGE], w, c, n, conv.stride)
-    weight_sums = tiles.empty(x, grid.programs, 9, c)
+    weight_sums = tiles.empty(x, grid.programs, k * k, c)
     norm_sums = None if before.statistics is None else tiles.empty(x, grid.programs, 2, c)
     depthwise_backward[(tiles.ceil(c, grid.block_c), grid.programs)](
         x, weight, _or(before.statistics, x), dy, dx, weight_sums, _or(norm_sums, x), n, h, w, *dy.shape[2:], c // 8,
         *conv.padding, grid.across, grid.images, before.cap or 0.0,
-        STRIDE=conv.stride, PHASE_H=conv.padding[0] % conv.stride, PHASE_W=conv.padding[1] % conv.stride,
+        K=k, STRIDE=conv.stride, PHASE_H=conv.padding[0] % conv.stride, PHASE_W=conv.padding[1] % conv.stride,
         NORM=before.statistics is not None, **before.launch, **grid.launch,
     )  # fmt: skip
-    return dx, _weight_gradient(weight_sums, weight, nine=True), norm_sums
+    return dx, _weight_gradient(weight_sums, weight, taps=k * k), norm_sums
 
 
 def _pointwise_forward(x: Tensor, weight: Tensor, before: Before, pivot: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -174,11 +175,11 @@ def _pointwise_backward(x: Tensor, weight: Tensor, dy: Tensor, before: Before) -
     return dx, _weight_gradient(weight_sums, weight), norm_sums
 
 
-def _weight_gradient(sums: Tensor, weight: Tensor, *, nine: bool = False) -> Tensor:
-    """Return the sum over all programs. With `nine`, the sums have a row of channels for each of the nine weights."""
+def _weight_gradient(sums: Tensor, weight: Tensor, *, taps: int = 0) -> Tensor:
+    """Return the sum over all programs. With `taps`, the sums have a row of channels for each weight of a kernel."""
     gradient = torch.empty_like(weight)
     add_partials[(tiles.ceil(weight.numel(), 32),)](
-        sums, gradient, len(sums), weight.numel(), len(weight), NINE=nine, BLOCK_P=64, BLOCK_X=32, num_warps=4
+        sums, gradient, len(sums), weight.numel(), len(weight), TAPS=taps, BLOCK_P=64, BLOCK_X=32, num_warps=4
     )
     return gradient
 

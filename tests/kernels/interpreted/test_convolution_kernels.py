@@ -52,6 +52,24 @@ def test_depthwise_unit_equals_pytorch(stride, padding, cap, size):
     run_unit(x, weight, cap, Depthwise(stride, padding))
 
 
+@pytest.mark.parametrize(
+    ("stride", "padding", "cap", "size"),
+    [
+        (1, (2, 2), 1.5, (3, 4)),
+        (1, (0, 1), None, (6, 5)),
+        (1, (5, 3), inf, (2, 3)),
+        (2, (2, 2), 1.5, (5, 6)),
+        (2, (1, 0), None, (4, 7)),
+        (2, (0, 3), inf, (6, 3)),
+        (2, (5, 1), 1.5, (2, 5)),
+    ],
+)
+def test_depthwise_unit_of_size_five_equals_pytorch(stride, padding, cap, size):
+    torch.manual_seed(0)
+    x, weight = random_map(3, 8, *size), torch.randn(8, 1, 5, 5, requires_grad=True)
+    run_unit(x, weight, cap, Depthwise(stride, padding))
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_depthwise_unit_equals_pytorch_with_other_tiles(stride, monkeypatch):
     torch.manual_seed(0)
@@ -111,4 +129,4 @@ def test_weight_gradient_is_the_sum_over_many_programs():
     sums = torch.randn(130, 16, 8)
     close(_weight_gradient(sums, torch.empty(16, 8, 1, 1)), sums.double().sum(0)[:, :, None, None])
     sums = torch.randn(130, 9, 8)
-    close(_weight_gradient(sums, torch.empty(8, 1, 3, 3), nine=True), sums.double().sum(0).t().reshape(8, 1, 3, 3))
+    close(_weight_gradient(sums, torch.empty(8, 1, 3, 3), taps=9), sums.double().sum(0).t().reshape(8, 1, 3, 3))

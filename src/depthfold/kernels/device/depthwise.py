@@ -1,4 +1,4 @@
-"""Kernels for depthwise 3x3 convolutions, with the batch norm and the clamp before them.
+"""Kernels for depthwise convolutions of an odd size K x K, with the batch norm and the clamp before them.
 
 A program walks down the rows of some images. Its tile has strips and channels: a strip is a few neighbouring pixels of
 a row, so that a pixel is loaded once for all columns of the weights. The next row is loaded before the current one is
@@ -24,11 +24,11 @@ def _zeros(NUMBER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _taps(weight, c, C):
-    """Load the nine weights of the channels; the weights are [C, 9]."""
+def _taps(weight, c, C, K: tl.constexpr):
+    """Load the weights of the channels, which are [C, K * K]."""
     taps = ()
-    for k in tl.static_range(9):
-        taps = taps + (tl.load(weight + c * 9 + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
+    for k in tl.static_range(K * K):
+        taps = taps + (tl.load(weight + c * (K * K) + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
     return taps
 
 
@@ -74,35 +74,42 @@ def _activate(
 
 
 @triton.jit
-def _add_row(total, row, taps, START: tl.constexpr, TAP: tl.constexpr):
-    """Add three neighbouring pixels times one row of the weights."""
-    for j in tl.static_range(3):
+def _add_row(total, row, taps, START: tl.constexpr, TAP: tl.constexpr, K: tl.constexpr):
+    """Add K neighbouring pixels times one row of the weights."""
+    for j in tl.static_range(K):
         total += row[START + j] * taps[TAP + j]
     return total
 
 
 @triton.jit
-def _advance(carry, row, taps, zero, STRIDE: tl.constexpr, STRIP: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the output row that the new input rows complete, and the sums of the rows that are not complete yet."""
+def _advance(carry, row, taps, zero, K: tl.constexpr, STRIDE: tl.constexpr, STRIP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the output row that the new input rows complete, and the sums of the rows that are not complete yet.
+
+    The sums are in the order of the output rows. Row i of the new ones meets row AGE * STRIDE + i of the weights, where
+    AGE is the number of steps since the output row began.
+    """
     done = ()
     rest = ()
-    if STRIDE == 1:
+    DELAY: tl.constexpr = (K - 1) // STRIDE
+    for slot in tl.static_range(DELAY + 1):
         for p in tl.static_range(STRIP):
-            done = done + (_add_row(carry[p], row, taps, p, 6),)
-            rest = rest + (_add_row(carry[STRIP + p], row, taps, p, 3),)
-        for p in tl.static_range(STRIP):
-            rest = rest + (_add_row(zero, row, taps, p, 0),)
-    else:
-        for p in tl.static_range(STRIP):
-            done = done + (_add_row(carry[p], row, taps, 2 * p, 6),)
-            rest = rest + (_add_row(_add_row(zero, row, taps, 2 * p, 0), row, taps, COLUMNS + 2 * p, 3),)
+            total = zero
+            if slot < DELAY:
+                total = carry[slot * STRIP + p]
+            for i in tl.static_range(STRIDE):
+                if (DELAY - slot) * STRIDE + i < K:
+                    total = _add_row(total, row, taps, i * COLUMNS + STRIDE * p, ((DELAY - slot) * STRIDE + i) * K, K)
+            if slot == 0:
+                done = done + (total,)
+            else:
+                rest = rest + (total,)
     return done, rest
 
 
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_forward(
     x, weight, statistics, pivot, y, sums, N, H, W, out_h, out_w, eights, pad_h, pad_w, blocks, images, cap,
-    STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SUMS: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr, SUMS: tl.constexpr,
     STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and sum y - pivot and its square over the pixels of each program."""
@@ -111,17 +118,17 @@ def depthwise_forward(
     program = tl.program_id(1)
     w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
     left = w * STRIDE - pad_w
-    COLUMNS: tl.constexpr = (STRIP - 1) * STRIDE + 3
-    DELAY: tl.constexpr = 3 - STRIDE  # rows of x that are read before the first row of y is complete
+    COLUMNS: tl.constexpr = (STRIP - 1) * STRIDE + K
+    DELAY: tl.constexpr = (K - 1) // STRIDE  # rows of x that are read before the first row of y is complete
     scale, shift = _scale_and_shift(statistics, c, C, NORM)
     centre = tl.load(pivot + c, mask=(c < C) & SUMS, other=0.0).to(tl.float32)[None, :]
-    taps = _taps(weight, c, C)
+    taps = _taps(weight, c, C, K)
     zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     total, square = zero, zero
     carry = _zeros(STRIP * DELAY, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
-    first = tl.minimum(pad_h, 2) if STRIDE == 1 else 0  # rows of padding leave the sums at zero
+    first = tl.minimum(pad_h, K - 1) if STRIDE == 1 else 0  # rows of padding leave the sums at zero
     r = first
     loaded = _load(x, n, r * STRIDE - pad_h, left, c, H, W, C, n < end, STRIDE, COLUMNS)
     for _ in range((end - n) * (out_h + DELAY - first)):
@@ -130,7 +137,7 @@ def depthwise_forward(
         r = tl.where(r == out_h + DELAY - 1, first, r + 1)
         loaded = _load(x, n, r * STRIDE - pad_h, left, c, H, W, C, n < end, STRIDE, COLUMNS)
         values = _activate(raw, h * STRIDE - pad_h, left, H, W, scale, shift, cap, NORM, CAP, STRIDE, COLUMNS)
-        done, carry = _advance(carry, values, taps, zero, STRIDE, STRIP, COLUMNS)
+        done, carry = _advance(carry, values, taps, zero, K, STRIDE, STRIP, COLUMNS)
         row = y + (image * out_h + h - DELAY).to(tl.int64) * out_w * C
         for p in tl.static_range(STRIP):
             mask = ((w + p < out_w) & (h >= DELAY))[:, None] & (c < C)[None, :]
@@ -172,18 +179,18 @@ def _clamp(raw, inside, scale, shift, cap, NORM: tl.constexpr, CAP: tl.constexpr
 
 @triton.jit
 def _multiply(
-    window, taps, dw, v, live, zero, I: tl.constexpr, J: tl.constexpr, STRIDE: tl.constexpr, PHASE_H: tl.constexpr,
-    PHASE_W: tl.constexpr, COLUMNS: tl.constexpr,
+    window, taps, dw, v, live, zero, I: tl.constexpr, J: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr,
+    PHASE_H: tl.constexpr, PHASE_W: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Visit the outputs that read pixel (I, J), each with one weight: add to the gradients of pixel and weight."""
     d = zero
     TOP: tl.constexpr = (STRIDE - 1 + PHASE_H) // STRIDE
-    LEFT: tl.constexpr = (2 - PHASE_W) // STRIDE
+    LEFT: tl.constexpr = (K - 1 - PHASE_W) // STRIDE
     result = ()
-    for k in tl.static_range(9):
+    for k in tl.static_range(K * K):
         new = dw[k]
-        if (I + PHASE_H - k // 3) % STRIDE == 0 and (J + PHASE_W - k % 3) % STRIDE == 0:
-            g = window[(TOP - (I + PHASE_H - k // 3) // STRIDE) * COLUMNS + LEFT + (J + PHASE_W - k % 3) // STRIDE]
+        if (I + PHASE_H - k // K) % STRIDE == 0 and (J + PHASE_W - k % K) % STRIDE == 0:
+            g = window[(TOP - (I + PHASE_H - k // K) // STRIDE) * COLUMNS + LEFT + (J + PHASE_W - k % K) // STRIDE]
             d += g * taps[k]
             new += v * g
         result = result + (new,)
@@ -191,9 +198,11 @@ def _multiply(
 
 
 @triton.jit
-def _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM: tl.constexpr):
-    base = dw_sums + program.to(tl.int64) * 9 * C + c
-    for k in tl.static_range(9):
+def _store_sums(
+    dw_sums, dw, norm_sums, one, two, statistics, c, C, program, TAPS: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    base = dw_sums + program.to(tl.int64) * TAPS * C + c
+    for k in tl.static_range(TAPS):
         tl.store(base + k * C, tl.sum(dw[k], 0), mask=c < C)
     if NORM:
         mean = tl.load(statistics + c, mask=c < C, other=0.0)
@@ -206,8 +215,8 @@ def _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NOR
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_backward(
     x, weight, statistics, dy, dx, dw_sums, norm_sums, N, H, W, out_h, out_w, eights, pad_h, pad_w, blocks, images, cap,
-    STRIDE: tl.constexpr, PHASE_H: tl.constexpr, PHASE_W: tl.constexpr, NORM: tl.constexpr, CAP: tl.constexpr,
-    STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, PHASE_H: tl.constexpr, PHASE_W: tl.constexpr, NORM: tl.constexpr,
+    CAP: tl.constexpr, STRIP: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the map and of the weights, and the sums for the gradient of the batch norm.
 
@@ -218,14 +227,14 @@ def depthwise_backward(
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     program = tl.program_id(1)
     w = ((program % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)) * STRIP
-    left = w // STRIDE + pad_w // STRIDE - (2 - PHASE_W) // STRIDE
-    COLUMNS: tl.constexpr = (STRIP - 1 + PHASE_W) // STRIDE + (2 - PHASE_W) // STRIDE + 1
-    OLDER: tl.constexpr = 2 // STRIDE  # rows of the window from earlier steps
+    left = w // STRIDE + pad_w // STRIDE - (K - 1 - PHASE_W) // STRIDE
+    COLUMNS: tl.constexpr = (STRIP - 1 + PHASE_W) // STRIDE + (K - 1 - PHASE_W) // STRIDE + 1
+    OLDER: tl.constexpr = (K - 1) // STRIDE  # rows of the window from earlier steps
     scale, shift = _scale_and_shift(statistics, c, C, NORM)
-    taps = _taps(weight, c, C)
+    taps = _taps(weight, c, C, K)
     zero = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     one, two = zero, zero
-    dw, window = _zeros(9, BLOCK_W, BLOCK_C), _zeros(OLDER * COLUMNS, BLOCK_W, BLOCK_C)
+    dw, window = _zeros(K * K, BLOCK_W, BLOCK_C), _zeros(OLDER * COLUMNS, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
     top = pad_h // STRIDE + (STRIDE - 1 + PHASE_H) // STRIDE  # the last row of dy that reads the first rows of x
@@ -246,11 +255,11 @@ def depthwise_backward(
             for j in tl.static_range(STRIP):
                 inside = ((w + j < W) & (h >= 0) & (h + i < H))[:, None]
                 v, live = _clamp(raw[i * STRIP + j], inside, scale, shift, cap, NORM, CAP)
-                d, dw = _multiply(window, taps, dw, v, live, zero, i, j, STRIDE, PHASE_H, PHASE_W, COLUMNS)
+                d, dw = _multiply(window, taps, dw, v, live, zero, i, j, K, STRIDE, PHASE_H, PHASE_W, COLUMNS)
                 at = row + (w + j)[:, None] * C + c[None, :]
                 tl.store(at, d.to(dx.dtype.element_ty), mask=inside & (c < C)[None, :])
                 if NORM:
                     one += d
                     two += d * raw[i * STRIP + j]
         window = window[: OLDER * COLUMNS]
-    _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, NORM)
+    _store_sums(dw_sums, dw, norm_sums, one, two, statistics, c, C, program, K * K, NORM)
