@@ -84,13 +84,10 @@ class Experiment:
             self.measure("importance", lambda: self.importance(traced))
             if not self.options.plain_sum:
                 self.measure("surrogate", lambda: self.fitted(traced))
-            for candidate, seed, distil in self.order(self.methods(model, traced)):
-                name, text = f"{candidate.method} {candidate.at}", "" if distil else " without distillation"
-                started = time.perf_counter()
-                self.measure(
-                    f"train {name} {seed}{text}",
-                    lambda c=candidate, s=seed, d=distil: self.candidate(traced, c, s, distil=d),
-                )
+            text = f" without {self.options.without}" if self.options.without else ""
+            for candidate, seed in self.order(self.methods(model, traced)):
+                name, started = f"{candidate.method} {candidate.at}", time.perf_counter()
+                self.measure(f"train {name} {seed}{text}", lambda c=candidate, s=seed: self.candidate(traced, c, s))
                 self.longest = max(self.longest, time.perf_counter() - started)
                 if self.options.profiles and not self.options.shared:
                     key = f"profile {name} {self.options.stopwatch}"
@@ -105,7 +102,7 @@ class Experiment:
         """Time all candidates that were not timed with this stopwatch."""
         model = self.subject.load(self.weights)
         traced = self.subject.trace(model)
-        for candidate, _, _ in self.order(self.methods(model, traced)):
+        for candidate, _ in self.order(self.methods(model, traced)):
             key = f"profile {candidate.method} {candidate.at} {self.options.stopwatch}"
             self.measure(key, lambda c=candidate: self.timing(traced, c))
 
@@ -133,20 +130,20 @@ class Experiment:
             raise OutOfTime(key)
         record(self.run, key, work())
 
-    def order(self, methods: Methods) -> Iterator[tuple[Candidate, int, bool]]:
-        """Yield what is trained: two seeds of the searches, other methods, more seeds, then without distillation."""
+    def order(self, methods: Methods) -> Iterator[tuple[Candidate, int]]:
+        """Yield what is trained, and its seed: two seeds of the searches, the other methods, then more seeds."""
 
-        def searches(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
+        def searches(seed: int) -> Iterator[tuple[Candidate, int]]:
             for share in SHARES:
-                yield from ((candidate, seed, True) for candidate in methods.solved(share))
+                yield from ((candidate, seed) for candidate in methods.solved(share))
 
-        def rivals(seed: int) -> Iterator[tuple[Candidate, int, bool]]:
-            yield from ((candidate, seed, True) for candidate in methods.original())
+        def rivals(seed: int) -> Iterator[tuple[Candidate, int]]:
+            yield from ((candidate, seed) for candidate in methods.original())
             for share in SHARES:
-                yield from ((candidate, seed, True) for candidate in methods.others(share))
-            yield from ((candidate, seed, True) for candidate in methods.published())
+                yield from ((candidate, seed) for candidate in methods.others(share))
+            yield from ((candidate, seed) for candidate in methods.published())
 
-        seeds = self.subject.seeds
+        seeds = 1 if self.options.without else self.subject.seeds
         for part in map(searches, range(min(seeds, 2))):
             yield from part
         if self.options.plain_sum:
@@ -155,9 +152,6 @@ class Experiment:
         if seeds > 2:
             for part in (rivals(1), searches(2), rivals(2)):
                 yield from part
-            for share in SHARES:
-                both = (*methods.solved(share), *methods.others(share))
-                yield from ((one, 0, False) for one in both if one.method in ("all moves", "channels, Taylor"))
 
     def timed(self, model: torch.nn.Module) -> TracedNetwork:
         return self.subject.trace(model, timed_batch(self.options.stopwatch, self.subject))
@@ -214,16 +208,16 @@ class Experiment:
         (self.run / "surrogate.json").write_text(surrogate.dumps())
         return {"seconds": time.perf_counter() - started, "fit": str(surrogate), "recipe": recipe.to_json()}
 
-    def candidate(self, original: TracedNetwork, candidate: Candidate, seed: int, *, distil: bool) -> Row:
+    def candidate(self, original: TracedNetwork, candidate: Candidate, seed: int) -> Row:
         """Fine-tune and merge a candidate, and score the merged network. Methods that choose the same plan share it."""
+        without = self.options.without
         plan = str(candidate.plan) if candidate.traced is original else f"{candidate.method} {candidate.at}"
-        named = {"method": candidate.method, "at": candidate.at, "seed": seed, "distilled": distil, "plan": plan}
+        named = {"method": candidate.method, "at": candidate.at, "seed": seed, "without": without, "plan": plan}
         for row in rows(self.run).values():
-            if all(row.get(name) == named[name] for name in ("plan", "seed", "distilled")):
+            if all(row.get(name) == named[name] for name in ("plan", "seed", "without")):
                 return row | named
-        recipe = self.subject.finetuning
-        recipe = recipe.replace(seed=seed, distillation=recipe.distillation if distil else 0.0)
-        teacher = df.rewrite(original, original.vanilla).eval() if distil else None
+        recipe = self.subject.finetuning.replace(seed=seed, **({without: 0.0} if without else {}))
+        teacher = None if without == "distillation" else df.rewrite(original, original.vanilla).eval()
         student = df.rewrite(candidate.traced, candidate.plan)
         if teacher is not None and recipe.features and candidate.traced is not original:
             show_kept_features(teacher, student)
@@ -263,6 +257,9 @@ def main() -> None:
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=f"only these of {METHODS}")
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
+    parser.add_argument(
+        "--without", choices=("distillation", "features"), default="", help="leave out a part of the loss"
+    )
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
     parser.add_argument("--shared", action="store_true", help="train beside other processes, and time nothing")

@@ -41,8 +41,8 @@ class Measured:
 
     method: str
     at: str
-    scores: dict[int, float] = field(default_factory=dict)  # by seed, fine-tuned with the original as the teacher
-    alone: dict[int, float] = field(default_factory=dict)  # the same without a teacher
+    scores: dict[int, float] = field(default_factory=dict)  # by seed, fine-tuned with the recipe of the network
+    without: dict[str, dict[int, float]] = field(default_factory=dict)  # the same without a part of the loss
     holdout: dict[int, float] = field(default_factory=dict)  # like `scores`, on the hold-out set
     profile: Profile | None = None
     original: Profile | None = None
@@ -130,9 +130,10 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             continue
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
-            (one.scores if row["distilled"] else one.alone)[row["seed"]] = row["merged"]
+            scores = one.without.setdefault(row["without"], {}) if row["without"] else one.scores
+            scores[row["seed"]] = row["merged"]
             one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
-            if row["distilled"]:
+            if not row["without"]:
                 one.holdout[row["seed"]] = row["holdout"]
                 recipe = row["recipe"]
                 seconds += [row["seconds"]] if "seconds" in row else []

@@ -20,6 +20,10 @@ from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 from depthfold.core import Profile
 
 NO_PLAN, UNTRAINED, TOO_FAST = "none meets the budget", "not trained yet", "faster than all moves"
+PARTS = {
+    "distillation": "the original as the teacher (distillation)",
+    "features": "matching the features of the original (`features` of the recipe)",
+}
 CLOSE = 0.2  # points below the original that count as none
 ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
@@ -50,7 +54,7 @@ def _network(results: NetworkResults) -> str:
         "",
         f"The original: {section.origin}. Measured on {target(results.original.environment)}. Fine-tuning: "
         f"{recipe['epochs']:g} epochs of batch {recipe['batch']}, learning rate {recipe['lr']:g}, distillation "
-        f"{recipe['distillation']:g}.",
+        f"{recipe['distillation']:g}" + (f", features {recipe['features']:g}." if recipe.get("features") else "."),
         "",
         *_headline(results),
         *_table(results, plain=False),
@@ -58,7 +62,7 @@ def _network(results: NetworkResults) -> str:
         *_differences(results),
         *([section.remark, ""] if section.remark else []),
         *_without_surrogate(results),
-        *_without_teacher(results),
+        *_without_parts(results),
         f"    {section.command}",
         *([f"    {section.command} --plain-sum"] if results.has(f"{OURS}, {PLAIN}") else []),
     ])  # fmt: skip
@@ -72,16 +76,19 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
         yield ""
 
 
-def _without_teacher(results: NetworkResults) -> Iterator[str]:
-    both = [one for share in SHARES for one in results.at(share) if one.alone]
-    if both:
-        yield "Fine-tuned with the original as the teacher (distillation) and without it, accuracy with the same seeds:"
+def _without_parts(results: NetworkResults) -> Iterator[str]:
+    for part, text in PARTS.items():
+        both = [one for share in SHARES for one in results.at(share) if part in one.without]
+        if not both:
+            continue
+        yield f"Fine-tuned with and without {text}, accuracy with the same seeds:"
         yield ""
         yield cells("budget", "method", "with", "without")
         yield "| --- | --- | ---: | ---: |"
         for one in both:
-            taught = fmean(one.scores[seed] for seed in one.alone)
-            yield cells(budget(one.at), TITLES[one.method], f"{taught:.2f}", f"{fmean(one.alone.values()):.2f}")
+            less = one.without[part]
+            full = fmean(one.scores[seed] for seed in less)
+            yield cells(budget(one.at), TITLES[one.method], f"{full:.2f}", f"{fmean(less.values()):.2f}")
         yield ""
 
 
@@ -252,7 +259,7 @@ def _missing(found: list[NetworkResults]) -> str:
             wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
         rest = [TITLES[method] for method in wanted if not results.has(method)]
         rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.untrained if results.has(one.method)]
-        if section.network == "mobilenet_v2" and not any(one.alone for one in results.measured):
+        if section.network == "mobilenet_v2" and not any(one.without for one in results.measured):
             rest.append("fine-tuning without distillation")
         if rest:
             lines.append(f"- {section.name} has no results yet for: {'; '.join(rest)}.")
