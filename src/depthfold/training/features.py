@@ -14,11 +14,13 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 @contextlib.contextmanager
-def matched_features(model: nn.Module, teacher: nn.Module, weight: float) -> Iterator[Callable[[Tensor], Tensor]]:
+def matched_features(
+    model: nn.Module, teacher: nn.Module, weight: float, mean: Callable[[Tensor], Tensor]
+) -> Iterator[Callable[[Tensor], Tensor]]:
     """Yield a function that adds `weight` times the distance between the features of model and teacher to a loss.
 
     Call it after both have run. The distance is the mean squared difference, divided by the mean square of the
-    teacher's features, so it does not depend on their scale.
+    teacher's features, so it does not depend on their scale. `mean` returns the mean over the processes.
     """
     with _watched(model, "model") as own, _watched(teacher, "teacher") as taught:
 
@@ -29,7 +31,7 @@ def matched_features(model: nn.Module, teacher: nn.Module, weight: float) -> Ite
                     f"The model's features have the shape {tuple(ours.shape)} and those of its teacher "
                     f"{tuple(theirs.shape)}, so they cannot be matched. Set the recipe's features to 0."
                 )
-            return loss + weight * (ours - theirs).square().mean() / theirs.square().mean()
+            return loss + weight * (ours - theirs).square().mean() / mean(theirs.square().mean())
 
         yield add
 

@@ -352,7 +352,8 @@ def train(
         reseed = stack.enter_context(fork_rng(context.device))
         stepper = Stepper(model, recipe, context)
         if teacher is not None and recipe.features:
-            stepper.add_to_loss = stack.enter_context(matched_features(model, teacher, recipe.features))
+            matched = matched_features(model, teacher, recipe.features, context.mean)
+            stepper.add_to_loss = stack.enter_context(matched)
         runner = StepRunner(stepper, task, teacher, total, capture=capture)
         stack.callback(runner.close)
         run = TrainingRun(
