@@ -19,8 +19,9 @@ surrogate, and `prune`, which takes all steps of channel pruning; on the other m
 picks those that meet the targets; `train --no-profiles` on the GPU; and `profile` on the other machine.
 
 Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
-nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
-test set. It is timed in the same rounds as the original, once for all seeds.
+nothing. All are fine-tuned alike with the original as their teacher, then merged. With `--without features`, the
+teacher's features are not matched; with `--without distillation`, there is no teacher. The merged network is scored on
+the test set. It is timed in the same rounds as the original, once for all seeds.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ class Experiment:
             yield from ((candidate, seed) for candidate in methods.original())
             for share in SHARES:
                 yield from ((candidate, seed) for candidate in methods.others(share))
-            yield from ((candidate, seed) for candidate in methods.published())
+            if not self.options.without:  # only networks at a share of the latency are on the page
+                yield from ((candidate, seed) for candidate in methods.published())
 
         seeds = 1 if self.options.without else self.subject.seeds
         for part in map(searches, range(min(seeds, 2))):
@@ -216,8 +218,10 @@ class Experiment:
         for row in rows(self.run).values():
             if all(row.get(name) == named[name] for name in ("plan", "seed", "without")):
                 return row | named
-        recipe = self.subject.finetuning.replace(seed=seed, **({without: 0.0} if without else {}))
+        recipe = self.subject.finetuning.replace(seed=seed)
         teacher = None if without == "distillation" else df.rewrite(original, original.vanilla).eval()
+        if without:
+            recipe = recipe.replace(features=0.0, **({} if teacher else {"distillation": 0.0}))
         student = df.rewrite(candidate.traced, candidate.plan)
         if teacher is not None and recipe.features and candidate.traced is not original:
             show_kept_features(teacher, student)
@@ -272,6 +276,8 @@ def main() -> None:
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     experiment = Experiment(options)
+    if options.without == "features" and not experiment.subject.finetuning.features:
+        parser.error(f"The recipe of {options.network} does not match features, so there is nothing to leave out.")
     if options.what == "latency":  # latencies do not depend on the weights
         experiment.table_of_latencies(experiment.subject.build())
     else:

@@ -1,4 +1,4 @@
-"""The teacher of a network whose channels were pruned: it shows its student only the features that the student kept."""
+"""The teacher of a network whose channels were pruned: its last linear layer reads only what the student kept."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def show_kept_features(teacher: nn.Module, student: nn.Module) -> None:
     name, last = _last_linear(teacher)
     # The steps of pruning are kept in float16.
     columns = {tuple(column): number for number, column in enumerate(last.weight.half().T.tolist())}
+    assert len(columns) == last.in_features, "Columns of the last layer are equal, so they cannot be told apart."
     kept = [columns[tuple(column)] for column in _last_linear(student)[1].weight.half().T.tolist()]
     teacher.set_submodule(name, KeptFeatures(last, kept))
 

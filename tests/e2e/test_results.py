@@ -135,6 +135,8 @@ def test_page_shows_training_without_a_part_of_the_loss_and_the_patterns_of_dept
     text = results_page._network(equal_latency_results.load("mobilenet_v2"))
     assert "distillation 0.5, features 2." in text
     assert text.count("Fine-tuned with and without") == 1
+    missing = results_page._missing([equal_latency_results.load("mobilenet_v2")])
+    assert ("fine-tuning without distillation" in missing) == (part == "features")
     assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
     assert "published and searched: +0.50 (1) at DS-A-1.0" in text  # both have the latency of all moves at 50 %
 

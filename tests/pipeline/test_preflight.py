@@ -191,6 +191,15 @@ def test_invalid_arguments_are_refused(changed, said, compress, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["recipe", "importance_recipe"])
+def test_features_of_a_network_without_linear_layers_are_refused(name, tmp_path):
+    convolutional = nn.Sequential(*model()[:4], nn.Conv2d(4, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    options = df.Options(**{name: df.Recipe(steps=2, batch=4, features=2), "importance_method": "brief"})
+    with pytest.raises(InvalidValue, match=r"\(features=2\), but Sequential has no linear layer"):
+        df.compress(convolutional, task(), "cost_model", "80%", run=tmp_path / "run", options=options)
+    assert not (tmp_path / "run").exists()
+
+
 class Undecided(nn.Sequential):
     def forward(self, x):
         return super().forward(x if x.sum() > 0 else -x)

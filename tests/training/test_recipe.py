@@ -107,6 +107,13 @@ def test_replace_returns_a_changed_copy():
         recipe.replace(lr=-1)
 
 
+def test_recipes_without_features_are_written_as_before_there_were_features():
+    """So that journals and folders of earlier versions are still used."""
+    assert "features" not in Recipe(steps=1).to_json()
+    recipe = Recipe(steps=1, features=2)
+    assert Recipe.from_json(recipe.to_json()) == recipe
+
+
 def test_presets_match_the_paper():
     plain = dict(batch=256, momentum=0.9, nesterov=True, weight_decay=1e-5, warmup=0, crop="resized", flip=True)
     rich = dict(lr=0.1, label_smoothing=0.1, clip=5.0, erasing=0.25, randaugment=(2, 15))

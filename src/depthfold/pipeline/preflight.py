@@ -38,7 +38,7 @@ from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
 from depthfold.tasks import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, TracedNetwork, device_of, dtype_of, require_traced
-from depthfold.training import Recipe, Task, check_has_holdout, check_task, preserve_modes, preset
+from depthfold.training import Recipe, Task, check_features, check_has_holdout, check_task, preserve_modes, preset
 
 # The libraries that write and check the files of each suffix, and the extras that install them.
 _EXPORTERS = {
@@ -97,6 +97,9 @@ def checked_inputs(
     check_task(task)
     get(target)
     check_libraries(options.exports, options.executor if measures_importance else None)
+    for recipe in (options.recipe if options.distil else None, options.importance_recipe):
+        if isinstance(recipe, Recipe):
+            check_features(model, recipe)
     if traced is not None:
         check_network(traced, model, options)
     inputs = inputs_of(task, example_inputs)

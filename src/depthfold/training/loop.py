@@ -28,7 +28,7 @@ from depthfold.training.contexts import (
     teacher_on,
 )
 from depthfold.training.device import DeviceContext, device_context
-from depthfold.training.features import matched_features
+from depthfold.training.features import check_features, matched_features
 from depthfold.training.forwards import scoring
 from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
@@ -352,6 +352,8 @@ def train(
         reseed = stack.enter_context(fork_rng(context.device))
         stepper = Stepper(model, recipe, context)
         if teacher is not None and recipe.features:
+            for network in (model, teacher):
+                check_features(network, recipe)
             matched = matched_features(model, teacher, recipe.features, context.mean)
             stepper.add_to_loss = stack.enter_context(matched)
         runner = StepRunner(stepper, task, teacher, total, capture=capture)

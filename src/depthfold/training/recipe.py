@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from depthfold.core import Document
 from depthfold.errors import InvalidValue
 from depthfold.support.coerce import as_float, as_tuple, as_whole
+from depthfold.support.document import SPARSE
 from depthfold.support.text import did_you_mean
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -29,7 +30,8 @@ class Recipe(Document):
     - `weight_decay` applies to all parameters, as in the paper. `clip` is the largest norm of the gradient.
     - With a teacher, the loss is `distillation` times the cross-entropy with the teacher's outputs at `temperature`,
       plus the rest times the cross-entropy with the labels, without label smoothing. `features` is the weight of the
-      distance between the features of model and teacher (the inputs of the last linear layer), which is added.
+      distance between the features of model and teacher, which is added: the inputs of the linear layer that runs last,
+      before dropout, in the last forward of each.
     - `ema` is the decay of an average of the weights; the averaged weights are then scored and kept.
     - The model is scored every `evaluate` steps and at the end (None: only at the end).
     - A training run with a folder writes a checkpoint every `checkpoint` steps (None: about ten in total), after each
@@ -55,7 +57,7 @@ class Recipe(Document):
     erasing: float = 0.0
     distillation: float = 0.3
     temperature: float = 1.0
-    features: float = 0.0
+    features: float = field(default=0.0, metadata=SPARSE)
     precision: Precision = "float32"
     channels_last: bool = False
     ema: float | None = None
