@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class KeptFeatures(nn.Module):
-    """The last layer of a teacher. The input of `kept`, its last linear layer, has the features that a student kept."""
+    """The last layer of a teacher. Its linear layer that runs last, `kept`, reads the features that a student kept."""
 
     def __init__(self, last: nn.Linear, kept: list[int]) -> None:
         super().__init__()
@@ -16,8 +16,9 @@ class KeptFeatures(nn.Module):
         self.register_buffer("indices", torch.tensor(kept))
 
     def forward(self, x: Tensor) -> Tensor:
+        outputs = self.last(x)
         self.kept(x[:, self.indices])  # the training matches its input
-        return self.last(x)  # type: ignore[no-any-return]
+        return outputs  # type: ignore[no-any-return]
 
 
 def show_kept_features(teacher: nn.Module, student: nn.Module) -> None:

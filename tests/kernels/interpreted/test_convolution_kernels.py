@@ -53,20 +53,22 @@ def test_depthwise_unit_equals_pytorch(stride, padding, cap, size):
 
 
 @pytest.mark.parametrize(
-    ("stride", "padding", "cap", "size"),
+    ("kernel", "stride", "padding", "cap", "size"),
     [
-        (1, (2, 2), 1.5, (3, 4)),
-        (1, (0, 1), None, (6, 5)),
-        (1, (5, 3), inf, (2, 3)),
-        (2, (2, 2), 1.5, (5, 6)),
-        (2, (1, 0), None, (4, 7)),
-        (2, (0, 3), inf, (6, 3)),
-        (2, (5, 1), 1.5, (2, 5)),
+        (5, 1, (2, 2), 1.5, (3, 4)),
+        (5, 1, (0, 1), None, (6, 5)),
+        (5, 1, (5, 3), inf, (2, 3)),
+        (5, 2, (2, 2), 1.5, (5, 6)),
+        (5, 2, (1, 0), None, (4, 7)),
+        (5, 2, (0, 3), inf, (6, 3)),
+        (5, 2, (5, 1), 1.5, (2, 5)),
+        (7, 1, (3, 2), 1.5, (4, 5)),
+        (7, 2, (3, 4), None, (5, 4)),
     ],
 )
-def test_depthwise_unit_of_size_five_equals_pytorch(stride, padding, cap, size):
+def test_depthwise_unit_of_a_larger_size_equals_pytorch(kernel, stride, padding, cap, size):
     torch.manual_seed(0)
-    x, weight = random_map(3, 8, *size), torch.randn(8, 1, 5, 5, requires_grad=True)
+    x, weight = random_map(3, 8, *size), torch.randn(8, 1, kernel, kernel, requires_grad=True)
     run_unit(x, weight, cap, Depthwise(stride, padding))
 
 
