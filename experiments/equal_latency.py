@@ -277,7 +277,7 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     experiment = Experiment(options)
     if options.without == "features" and not experiment.subject.finetuning.features:
-        parser.error(f"The recipe of {options.network} does not match features, so there is nothing to leave out.")
+        parser.error(f"The recipe of {options.network} does not match features. Leave out --without.")
     if options.what == "latency":  # latencies do not depend on the weights
         experiment.table_of_latencies(experiment.subject.build())
     else:

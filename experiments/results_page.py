@@ -262,7 +262,7 @@ def _missing(found: list[NetworkResults]) -> str:
         if section.network == "mobilenet_v2" and not any("distillation" in one.without for one in results.measured):
             rest.append("fine-tuning without distillation")
         if rest:
-            lines.append(f"- {section.name} has no results yet for: {'; '.join(rest)}.")
+            lines.append(f"- {section.name} is not trained, or not timed, yet for: {'; '.join(rest)}.")
     rest = [section.heading for name, section in SECTIONS.items() if name not in done]
     if rest:
         lines.append(f"- Not measured yet: {'; '.join(rest)}.")

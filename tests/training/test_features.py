@@ -51,15 +51,15 @@ FEATURES_ONLY = FunctionTask(loss=features_loss, score=lambda model, split: 0.0,
 @pytest.mark.parametrize("options", [dict(), dict(inplace=True), dict(flatten=True)], ids=str)
 def test_weights_match_a_plain_loop(options):
     teacher, ours, plain = Head(1), Head(**options), Head()
-    rates = []
+    steps = []
 
     def watched(model, step):
-        rates.append(step)
+        steps.append(step)
         return features_loss(model, step)
 
     task = FunctionTask(loss=watched, score=lambda model, split: 0.0, epoch_steps=4)
     train(ours, task, RECIPE, teacher=teacher)
-    for step, rate in zip(rates, (1.0, 0.75, 0.25), strict=True):  # half a cosine over three steps
+    for step, rate in zip(steps, (1.0, 0.75, 0.25), strict=True):  # half a cosine over three steps
         x, _ = batch_of(step)
         with torch.no_grad():
             target = teacher.features(x)
@@ -142,7 +142,6 @@ def test_hooks_are_removed():
     for part in (*model.modules(), *teacher.modules()):
         assert not part._forward_hooks
         assert not part._forward_pre_hooks
-    copy.deepcopy(model)
 
 
 def without_teacher(model, step):
