@@ -36,7 +36,7 @@ Job = tuple[str, tiles.DepthwiseTile]
 
 def work(kernel: str, channels: int, size: int, stride: int) -> Callable[[], Any]:
     """Return a function that launches the kernel."""
-    conv = Depthwise(stride, (1, 1))
+    conv = Depthwise(stride, (1, 1), (1, 1))
     x = torch.randn(BATCH, size, size, channels, device=DEVICE).to(torch.bfloat16).permute(0, 3, 1, 2)
     weight = torch.randn(channels, 1, 3, 3, device=DEVICE).to(torch.bfloat16)
     before = Before(torch.rand(4, channels, device=DEVICE), 6.0)

@@ -64,7 +64,7 @@ def batch_norm(channels):
 x = bfloat16(2, 16, 4, 4)
 for cap in (None, 6.0):
     for stride, size in ((1, 3), (2, 3), (1, 5), (2, 5)):
-        weight, geometry = bfloat16(16, 1, size, size), convolution.Depthwise(stride, (1, 1))
+        weight, geometry = bfloat16(16, 1, size, size), convolution.Depthwise(stride, (1, 1), (1, 1))
         convolution.convolve(x, None, batch_norm(16), cap, weight, geometry, torch.zeros(16))[0].sum().backward()
     convolution.convolve(x, None, batch_norm(16), cap, bfloat16(8, 16, 1, 1), None, torch.zeros(8))[0].sum().backward()
     norm.norm_act(x, None, batch_norm(16), cap, x).sum().backward()

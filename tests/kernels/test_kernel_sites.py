@@ -122,7 +122,8 @@ def test_only_norms_in_evaluation_mode_are_folded():
         (depthwise(), "depthwise"), (depthwise(stride=2), "depthwise"), (depthwise(padding=(2, 0)), "depthwise"),
         (depthwise(stride=3), "other"), (depthwise(dilation=2), "other"), (depthwise(bias=True), "other"),
         (depthwise(stride=(1, 2)), "other"), (depthwise(12), "other"),
-        (nn.Conv2d(16, 16, 5, groups=16), "other"), (nn.Conv2d(16, 32, 3, groups=16), "other"),
+        (nn.Conv2d(16, 16, 5, groups=16, bias=False), "depthwise"),
+        (nn.Conv2d(16, 16, 7, groups=16, bias=False), "other"), (nn.Conv2d(16, 32, 3, groups=16), "other"),
         (nn.Conv2d(16, 16, 3, groups=8), "other"), (nn.Conv2d(16, 24, 1), "pointwise"),
         (nn.Conv2d(16, 24, 1, stride=2), "other"), (nn.Conv2d(16, 12, 1), "other"), (nn.Conv2d(3, 8, 1), "other"),
         (nn.Conv2d(16, 8, 1, groups=2), "other"), (nn.Conv2d(16, 8, 1, padding="same"), "other"),
@@ -150,6 +151,50 @@ def test_convolutions_take_over_the_norm_before_them(conv, taken):
     (site,) = sites.convs.values()
     assert (site.norm is not None) == taken
     assert len(sites.inside) == (2 if taken else 1)
+
+
+@pytest.mark.parametrize(
+    ("pad", "conv", "padding"),
+    [
+        (nn.ZeroPad2d((0, 1, 2, 3)), depthwise(stride=2), ((3, 1), (4, 2))),
+        (nn.ZeroPad2d(1), nn.Conv2d(16, 8, 3, padding=(2, 0)), ((3, 1), (3, 1))),
+        (nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(16, 8, 3), None),
+        (nn.ZeroPad2d((0, 1, 0, 1)), depthwise(bias=True), None),
+        (nn.ZeroPad2d(-1), depthwise(), None), (nn.ConstantPad2d(1, 0.5), depthwise(), None),
+        (nn.ZeroPad2d(1), nn.Conv2d(16, 8, 1), None), (nn.ZeroPad2d(1), nn.Conv2d(16, 8, 3, padding="same"), None),
+    ],
+)  # fmt: skip
+def test_convolutions_take_over_the_zero_padding_before_them(pad, conv, padding):
+    sites = sites_of(pad, conv)
+    (site,) = sites.convs.values()
+    assert (site.pad is not None) == (padding is not None) == bool(sites.inside)
+    assert padding is None or site.padding == padding
+
+
+@pytest.mark.parametrize(
+    ("pad", "taken"),
+    [
+        (lambda x: F.pad(x, (1, 0, 1, 0)), True), (lambda x: F.pad(x, [1, 1, 1, 1]), True),
+        (lambda x: F.pad(x, (1, 1)), False), (lambda x: F.pad(x, (1, 0, 1, 0), value=1.0), False),
+        (lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), False), (lambda x: F.pad(x, (1, 1, -1, 1)), False),
+    ],
+)  # fmt: skip
+def test_depthwise_convolution_takes_over_a_functional_zero_padding(pad, taken):
+    (site,) = sites_of(Net(lambda net, x: net.conv(pad(x)), conv=depthwise())).convs.values()
+    assert (site.pad is not None) == taken
+
+
+def test_padding_between_a_norm_and_a_convolution_is_taken_over_with_the_norm():
+    sites = sites_of(nn.BatchNorm2d(16), nn.ReLU6(), nn.ZeroPad2d((0, 1, 0, 1)), depthwise(stride=2, padding=0))
+    (site,) = sites.convs.values()
+    assert site.norm is not None and site.norm.cap == 6.0
+    assert len(sites.inside) == 3
+
+
+def test_padding_that_is_read_twice_is_not_taken_over():
+    run = lambda net, x: (lambda y: net.conv(y) + y)(F.pad(x, (1, 1, 1, 1)))  # noqa: E731
+    (site,) = sites_of(Net(run, conv=depthwise())).convs.values()
+    assert site.pad is None
 
 
 @pytest.mark.parametrize("layers", [(nn.ReLU(), nn.MaxPool2d(2)), (nn.SiLU(),)])

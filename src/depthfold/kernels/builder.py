@@ -47,7 +47,7 @@ class Builder:
         if node in self._sites.norms:
             return self._norm(self._sites.norms[node])
         if node in self._sites.linears:
-            return self._call(F.linear, self._input(node), *self._layer_weights(node))
+            return self._call(F.linear, self._values[node.all_input_nodes[0]], *self._layer_weights(node))
         if node.op in ("call_module", "get_attr"):
             self._attributes[str(node.target)] = operator.attrgetter(str(node.target))(self._source)
         return self._graph.node_copy(node, self._values.__getitem__)
@@ -56,13 +56,15 @@ class Builder:
         conv: Any = site.module
         weight, bias = self._layer_weights(node)
         if not site.has_kernel and site.kind == "pointwise":
-            return self._call(pointwise, self._input(node), weight, bias, conv.padding)
+            return self._call(pointwise, self._values[site.source], weight, bias, conv.padding)
         if not site.has_kernel:
-            settings = (conv.stride, conv.padding, conv.dilation, conv.groups)
-            return self._call(F.conv2d, self._input(node), weight, bias, *settings)
-        depthwise = Depthwise(conv.stride[0], conv.padding) if site.kind == "depthwise" else None
+            padding = conv.padding if site.pad is None else site.padding[0]
+            settings = (conv.stride, padding, conv.dilation, conv.groups)
+            return self._call(F.conv2d, self._values[site.source], weight, bias, *settings)
+        depthwise = Depthwise(conv.stride[0], *site.padding) if site.kind == "depthwise" else None
         pivot = None if site.following is None else self._pivot(site.following)
-        before = (self._input(node), None, None, None) if site.norm is None else self._norm_arguments(site.norm)
+        norm = site.norm
+        before = (self._values[site.source], None, None, None) if norm is None else self._norm_arguments(norm)
         outputs = self._call(convolve, *before, weight, depthwise, pivot)
         if pivot is not None:
             self._sums[node] = self._call(operator.getitem, outputs, 1)
@@ -105,9 +107,6 @@ class Builder:
 
     def _layer_weights(self, node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
         return self._weights[node, "weight"], self._weights.get((node, "bias"))
-
-    def _input(self, node: fx.Node) -> fx.Node:
-        return self._values[node.all_input_nodes[0]]
 
     def _call(self, function: Any, *arguments: Any) -> fx.Node:
         return self._graph.call_function(function, arguments)

@@ -21,10 +21,21 @@ from depthfold.kernels.norm import Norm, apply_coefficients, coefficients_of, st
 
 
 class Depthwise(NamedTuple):
-    """The geometry of a depthwise convolution, whose kernel is square and odd."""
+    """The geometry of a depthwise convolution, whose kernel is square and odd.
+
+    `before` and `after` are the rows and the columns of zeros before and after the map.
+    """
 
     stride: int
-    padding: tuple[int, int]
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    def output_size(self, size: tuple[int, int], kernel: int) -> tuple[int, int]:
+        rows, columns = (
+            (pixels + first + last - kernel) // self.stride + 1
+            for pixels, first, last in zip(size, self.before, self.after, strict=True)
+        )
+        return rows, columns
 
 
 class Before(NamedTuple):
@@ -108,13 +119,13 @@ def _depthwise_forward(
     x: Tensor, weight: Tensor, before: Before, conv: Depthwise, pivot: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     (n, c, h, w), k = x.shape, weight.shape[-1]
-    out_h, out_w = ((size + 2 * pad - k) // conv.stride + 1 for size, pad in zip((h, w), conv.padding, strict=True))
+    out_h, out_w = conv.output_size((h, w), k)
     y = torch.empty((n, c, out_h, out_w), device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
     grid = tiles.depthwise_grid(tiles.DEPTHWISE_FORWARD[n * out_h * out_w < tiles.LARGE], out_w, c, n)
     sums = None if pivot is None else tiles.empty(x, grid.programs, 2, c)
     depthwise_forward[(tiles.ceil(c, grid.block_c), grid.programs)](
         x, weight, _or(before.statistics, x), _or(pivot, x), y, _or(sums, x), n, h, w, out_h, out_w, c // 8,
-        *conv.padding, grid.across, grid.images, before.cap or 0.0,
+        *conv.before, grid.across, grid.images, before.cap or 0.0,
         K=k, STRIDE=conv.stride, NORM=before.statistics is not None, SUMS=pivot is not None,
         **before.launch, **grid.launch,
     )  # fmt: skip
@@ -131,8 +142,8 @@ def _depthwise_backward(
     norm_sums = None if before.statistics is None else tiles.empty(x, grid.programs, 2, c)
     depthwise_backward[(tiles.ceil(c, grid.block_c), grid.programs)](
         x, weight, _or(before.statistics, x), dy, dx, weight_sums, _or(norm_sums, x), n, h, w, *dy.shape[2:], c // 8,
-        *conv.padding, grid.across, grid.images, before.cap or 0.0,
-        K=k, STRIDE=conv.stride, PHASE_H=conv.padding[0] % conv.stride, PHASE_W=conv.padding[1] % conv.stride,
+        *conv.before, grid.across, grid.images, before.cap or 0.0,
+        K=k, STRIDE=conv.stride, PHASE_H=conv.before[0] % conv.stride, PHASE_W=conv.before[1] % conv.stride,
         NORM=before.statistics is not None, **before.launch, **grid.launch,
     )  # fmt: skip
     return dx, _weight_gradient(weight_sums, weight, taps=k * k), norm_sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import os
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.kernels.sites import find_sites
+from depthfold.kernels.sites import find_sites, plain_module
 
 
 def fuse(model: nn.Module) -> Fused | None:
@@ -108,11 +109,27 @@ def _graph(model: nn.Module) -> fx.GraphModule | None:
     if model._forward_hooks or model._forward_pre_hooks:
         return None
     if isinstance(model, fx.GraphModule):
-        return model
+        return _without_identities(fx.GraphModule(model, copy.deepcopy(model.graph)))
     try:
-        return fx.symbolic_trace(model)
+        return _without_identities(fx.symbolic_trace(model))
     except Exception:  # noqa: BLE001 - any error of the user's code, which runs with proxies
         return None
+
+
+def _without_identities(graph: fx.GraphModule) -> fx.GraphModule:
+    """Remove the calls of modules that return their input. A removed activation leaves one before a convolution."""
+    for node in list(graph.graph.nodes):
+        module = plain_module(graph, node)
+        if module is not None and _returns_input(module):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.graph.erase_node(node)
+    return graph
+
+
+def _returns_input(module: nn.Module) -> bool:
+    """Return True for nn.Identity, and for other classes with the same forward."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and code.co_code == nn.Identity.forward.__code__.co_code
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+# Sizes of the depthwise kernels that are faster than cuDNN's on a GPU.
+SIZES = ((3, 3), (5, 5))
+
 # Output channels of a 1x1 convolution that normalises the map as it reads it: a tile of its backward holds all of them.
 MOST_OUTPUTS = 128
 
@@ -45,12 +48,25 @@ class NormSite:
 
 @dataclass(slots=True, eq=False)
 class ConvSite:
-    """A convolution. It takes over `norm`, the batch norm before it. `following` is the batch norm after it."""
+    """A convolution of the map `source`. `following` is the batch norm after it.
+
+    It takes over `pad`, a zero padding before it with widths as in F.pad, and `norm`, the batch norm before that.
+    """
 
     module: nn.Conv2d
     kind: Kind
+    source: fx.Node
+    pad: fx.Node | None = None
+    widths: tuple[int, int, int, int] = (0, 0, 0, 0)
     norm: NormSite | None = None
     following: NormSite | None = None
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The rows and columns of zeros before the map, and those after it."""
+        own: Any = self.module.padding
+        left, right, top, bottom = self.widths
+        return (own[0] + top, own[1] + left), (own[0] + bottom, own[1] + right)
 
     @property
     def adds_bias(self) -> bool:
@@ -88,7 +104,7 @@ class Sites:
 
 def find_sites(graph: fx.GraphModule, *, training: bool) -> Sites:
     """Find the convolutions, the linear layers, and the batch norms that are in this mode."""
-    modules = {node: module for node in graph.graph.nodes if (module := _plain_module(graph, node)) is not None}
+    modules = {node: module for node in graph.graph.nodes if (module := plain_module(graph, node)) is not None}
     calls = Counter(id(module) for module in modules.values())
     norms: dict[fx.Node, NormSite] = {}
     for node, module in modules.items():
@@ -97,17 +113,18 @@ def find_sites(graph: fx.GraphModule, *, training: bool) -> Sites:
             site = _norm_site(module, node, modules)
             norms[site.last] = site
     convs = {
-        node: ConvSite(module, _kind(module))
+        node: ConvSite(module, _kind(module), node.all_input_nodes[0])
         for node, module in modules.items()
         if type(module) is nn.Conv2d and module.padding_mode == "zeros"
     }
-    _connect(convs, norms)
+    _connect(convs, norms, modules)
     inside = {node for site in norms.values() for node in site.chain[:-1]}
     inside |= {conv.norm.last for conv in convs.values() if conv.norm is not None}
+    inside |= {conv.pad for conv in convs.values() if conv.pad is not None}
     return Sites(convs, {n: m for n, m in modules.items() if type(m) is nn.Linear}, norms, inside)
 
 
-def _plain_module(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+def plain_module(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     """Return the module that a node calls with one argument, unless it has hooks or a forward of its own."""
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], fx.Node):
         return None
@@ -133,7 +150,7 @@ def _kind(conv: nn.Conv2d) -> Kind:
         return "other"
     if conv.kernel_size == (1, 1) and conv.groups == 1 and conv.stride == (1, 1):
         return "pointwise"
-    depthwise = conv.groups == conv.in_channels == conv.out_channels and conv.kernel_size == (3, 3)
+    depthwise = conv.groups == conv.in_channels == conv.out_channels and conv.kernel_size in SIZES
     return "depthwise" if depthwise and conv.stride[0] in (1, 2) else "other"
 
 
@@ -155,20 +172,42 @@ def _norm_site(norm: nn.BatchNorm2d, node: fx.Node, modules: Modules) -> NormSit
     return site
 
 
-def _connect(convs: dict[fx.Node, ConvSite], norms: dict[fx.Node, NormSite]) -> None:
-    """Connect the convolutions with the batch norms before and after them."""
+def _connect(convs: dict[fx.Node, ConvSite], norms: dict[fx.Node, NormSite], modules: Modules) -> None:
+    """Connect the convolutions with the batch norms before and after them, and with the zero padding before them."""
     readers = {site.source: site for site in norms.values()}
     for node, conv in convs.items():
         if _only_user(node) is not None:
             conv.following = readers.get(node)
         if conv.kind == "depthwise" and conv.adds_bias:
             conv.kind = "other"
-        before = norms.get(node.all_input_nodes[0])
+        _take_over_pad(conv, modules)
+        before = norms.get(conv.source)
         if before is None or before.residual is not None or before.pool or _only_user(before.last) is None:
             continue
         small = conv.module.out_channels <= MOST_OUTPUTS and not any(conv.module.padding) and not conv.adds_bias
         if conv.kind == "depthwise" or (conv.kind == "pointwise" and small):
             conv.norm = before
+
+
+def _take_over_pad(conv: ConvSite, modules: Modules) -> None:
+    """Let a convolution pad its input itself. Only the depthwise kernels pad the two sides by different widths."""
+    pad = conv.source
+    widths = _zero_padding(pad, modules.get(pad))
+    if widths is None or _only_user(pad) is None or isinstance(conv.module.padding, str):
+        return
+    left, right, top, bottom = widths
+    if conv.kind == "depthwise" or (conv.kind == "other" and left == right and top == bottom):
+        conv.pad, conv.widths, conv.source = pad, widths, pad.all_input_nodes[0]
+
+
+def _zero_padding(node: fx.Node, module: nn.Module | None) -> tuple[int, int, int, int] | None:
+    """Return the widths by which a node pads rows and columns with zeros, or None if it does something else."""
+    widths: Any = module.padding if type(module) is nn.ZeroPad2d else None
+    zeros = node.kwargs.get("mode", "constant") == "constant" and not node.kwargs.get("value")
+    if node.target is F.pad and len(node.args) == 2 and zeros:
+        widths = node.args[1]
+    valid = isinstance(widths, (tuple, list)) and len(widths) == 4 and all(type(w) is int and w >= 0 for w in widths)
+    return tuple(widths) if valid else None
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

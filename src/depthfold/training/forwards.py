@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -11,6 +12,8 @@ import torch
 from torch import fx, nn
 
 from depthfold.kernels import Fused, fuse, fuse_eval
+from depthfold.tracing.functional import use_plain_convolutions
+from depthfold.tracing.modules import is_hooked
 from depthfold.training.contexts import HALF, channels_last
 from depthfold.training.recipe import Recipe
 
@@ -51,9 +54,11 @@ class FusedForwards:
 
 def _fused(model: nn.Module) -> Fused | None:
     # The trace of any other model may contain what its Python code computed for the trace, such as random numbers.
-    if not isinstance(model, fx.GraphModule) or "forward" in vars(model):
+    if not isinstance(model, fx.GraphModule) or "forward" in vars(model) or is_hooked(model):
         return None
-    return fuse(model) if model.training else fuse_eval(model)
+    plain = fx.GraphModule(model, copy.deepcopy(model.graph))
+    use_plain_convolutions(plain)
+    return fuse(plain) if plain.training else fuse_eval(plain)
 
 
 def _set_forward(model: nn.Module, forward: Callable[..., Any]) -> None:

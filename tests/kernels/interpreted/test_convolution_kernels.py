@@ -23,7 +23,8 @@ def run_unit(x, weight, cap, depthwise):
     if depthwise is None:
         z64 = F.conv2d(z64, weight64)
     else:
-        z64 = F.conv2d(z64, weight64, None, depthwise.stride, depthwise.padding, groups=len(weight))
+        (top, left), (bottom, right) = depthwise.before, depthwise.after
+        z64 = F.conv2d(F.pad(z64, (left, right, top, bottom)), weight64, None, depthwise.stride, groups=len(weight))
     z64 = norms64[1](z64)
     gradient = torch.randn_like(z)
     z.backward(gradient)
@@ -49,7 +50,7 @@ def run_unit(x, weight, cap, depthwise):
 def test_depthwise_unit_equals_pytorch(stride, padding, cap, size):
     torch.manual_seed(0)
     x, weight = random_map(3, 8, *size), torch.randn(8, 1, 3, 3, requires_grad=True)
-    run_unit(x, weight, cap, Depthwise(stride, padding))
+    run_unit(x, weight, cap, Depthwise(stride, padding, padding))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,23 @@ def test_depthwise_unit_equals_pytorch(stride, padding, cap, size):
 def test_depthwise_unit_of_a_larger_size_equals_pytorch(kernel, stride, padding, cap, size):
     torch.manual_seed(0)
     x, weight = random_map(3, 8, *size), torch.randn(8, 1, kernel, kernel, requires_grad=True)
-    run_unit(x, weight, cap, Depthwise(stride, padding))
+    run_unit(x, weight, cap, Depthwise(stride, padding, padding))
+
+
+# Networks from TensorFlow pad a row and a column more after the map than before it.
+@pytest.mark.parametrize(
+    ("kernel", "stride", "before", "after", "cap", "size"),
+    [
+        (3, 2, (0, 0), (1, 1), 1.5, (4, 6)),
+        (3, 1, (0, 1), (2, 0), inf, (3, 4)),
+        (5, 2, (1, 1), (2, 2), 1.5, (4, 6)),
+        (5, 1, (3, 0), (0, 4), None, (5, 4)),
+    ],
+)
+def test_depthwise_unit_with_different_padding_on_both_sides_equals_pytorch(kernel, stride, before, after, cap, size):
+    torch.manual_seed(0)
+    x, weight = random_map(3, 8, *size), torch.randn(8, 1, kernel, kernel, requires_grad=True)
+    run_unit(x, weight, cap, Depthwise(stride, before, after))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -79,7 +96,7 @@ def test_depthwise_unit_equals_pytorch_with_other_tiles(stride, monkeypatch):
     monkeypatch.setattr(tiles, "DEPTHWISE_FORWARD", (tile, tile))
     monkeypatch.setattr(tiles, "DEPTHWISE_BACKWARD", (tile, tile))
     x, weight = random_map(1, 24, 2, 5), torch.randn(24, 1, 3, 3, requires_grad=True)
-    run_unit(x, weight, 1.5, Depthwise(stride, (1, 1)))
+    run_unit(x, weight, 1.5, Depthwise(stride, (1, 1), (1, 1)))
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "cap"), [(24, 8, 1.5), (8, 40, inf), (40, 24, None)])
@@ -94,7 +111,7 @@ def test_depthwise_convolution_without_norm_equals_pytorch(stride):
     torch.manual_seed(0)
     x, weight = random_map(2, 8, 3, 4), torch.randn(8, 1, 3, 3, requires_grad=True)
     x64, weight64 = exact(x, weight)
-    y, sums = convolve(x, None, None, None, weight, Depthwise(stride, (1, 1)), None)
+    y, sums = convolve(x, None, None, None, weight, Depthwise(stride, (1, 1), (1, 1)), None)
     assert sums is None
     y64 = F.conv2d(x64, weight64, None, stride, 1, groups=8)
     gradient = torch.randn_like(y)
@@ -105,7 +122,7 @@ def test_depthwise_convolution_without_norm_equals_pytorch(stride):
     close(weight.grad, weight64.grad)
 
 
-@pytest.mark.parametrize("depthwise", [Depthwise(2, (1, 1)), None])
+@pytest.mark.parametrize("depthwise", [Depthwise(2, (1, 1), (1, 1)), None])
 def test_unit_in_evaluation_mode_equals_pytorch(depthwise):
     torch.manual_seed(0)
     x, norm = random_map(2, 16, 3, 5).detach(), random_norm(16).eval()

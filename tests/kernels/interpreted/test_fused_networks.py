@@ -17,6 +17,7 @@ from depthfold.kernels import fuse, fuse_eval, tiles
 from depthfold.kernels.convolution import convolve
 from depthfold.kernels.norm import norm_act
 from depthfold.testing import randomise_statistics
+from depthfold.training.forwards import FusedForwards
 from kernel_cases import close
 from nets import Net
 
@@ -84,6 +85,58 @@ def test_fused_student_equals_the_student(inside):
             source, sums = node.args[:2]
             assert (sums is not None) == (source.target is operator.getitem)  # a convolution has computed them
     step(student, reference, fused, x)
+
+
+class PaddedConv(nn.Conv2d):
+    """A convolution as in networks from TensorFlow: it pads its input itself, on two sides, or on none."""
+
+    def __init__(self, *given, pad=None, **more):
+        super().__init__(*given, bias=False, **more)
+        self.pad = Nothing() if pad is None else nn.ZeroPad2d(pad)
+
+    def forward(self, x):
+        return F.conv2d(self.pad(x), self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Nothing(nn.Module):
+    def forward(self, input):
+        return input
+
+
+def padded_network():
+    return nn.Sequential(
+        PaddedConv(3, 8, 3, pad=1), nn.BatchNorm2d(8), nn.ReLU6(),
+        PaddedConv(8, 8, 5, stride=2, groups=8, pad=(1, 2, 1, 2)), nn.BatchNorm2d(8), nn.ReLU6(),
+        PaddedConv(8, 16, 1), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(256, 5),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("inside", "pads"), [((), 0), ((1,), 1), ((2,), 0)])
+def test_student_with_functional_convolutions_and_separate_padding_is_fused(inside, pads):
+    """In a forward of the training, which knows functional convolutions.
+
+    Merging the first two layers pads the first one, which is dense, by different widths, so that this stays an F.pad.
+    """
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    student = student_of(randomise_statistics(padded_network()), x, inside=inside).train()
+    reference = copy.deepcopy(student).double()
+    forwards = FusedForwards((student,), df.Recipe(epochs=1, lr=0.1, precision="bfloat16", channels_last=True))
+    with forwards:
+        graph = student.forward.__self__.module.graph
+        assert [node.target for node in graph.nodes].count(convolve) == 2
+        assert [node.target for node in graph.nodes].count(F.pad) == pads
+        assert [str(node.target) for node in graph.nodes if node.op == "call_module"] == ["8"]  # the flatten
+        step(student, reference, student, x)
+
+
+def test_identity_with_a_hook_is_still_called():
+    model, calls = nn.Sequential(nn.BatchNorm2d(8), nn.Identity(), nn.Identity()).train(), []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    fused = fuse(model)
+    assert [node.target for node in fused.module.graph.nodes if node.op == "call_module"] == ["1"]
+    fused(torch.randn(2, 8, 2, 2))
+    assert calls
 
 
 def test_two_fused_steps_of_a_plain_network_equal_its_own():

@@ -128,7 +128,8 @@ def depthwise_forward(
     carry = _zeros(STRIP * DELAY, BLOCK_W, BLOCK_C)
     n = program // blocks * images
     end = tl.minimum(n + images, N)
-    first = tl.minimum(pad_h, K - 1) if STRIDE == 1 else 0  # rows of padding leave the sums at zero
+    # Rows of zeros above the map can be left out if as many below the image before leave the sums at zero.
+    first = tl.minimum(tl.minimum(pad_h, out_h + K - 1 - H - pad_h), K - 1) if STRIDE == 1 else 0
     r = first
     loaded = _load(x, n, r * STRIDE - pad_h, left, c, H, W, C, n < end, STRIDE, COLUMNS)
     for _ in range((end - n) * (out_h + DELAY - first)):
@@ -238,8 +239,9 @@ def depthwise_backward(
     n = program // blocks * images
     end = tl.minimum(n + images, N)
     top = pad_h // STRIDE + (STRIDE - 1 + PHASE_H) // STRIDE  # the last row of dy that reads the first rows of x
-    first = tl.maximum(-OLDER, -top)  # rows above dy are zeros, which the last rows of the image before leave
     last = (H - 1) // STRIDE
+    # The rows above dy are zeros: those that the image before leaves in the window, or else rows that are loaded.
+    first = -tl.minimum(tl.maximum(top, OLDER - tl.maximum(last + top + 1 - out_h, 0)), OLDER)
     r = first
     new_dy = _load(dy, n, r + top, left, c, out_h, out_w, C, n < end, 1, COLUMNS)
     new_x = _load(x, n, r * STRIDE, w, c, H, W, C, n < end, STRIDE, STRIP)
