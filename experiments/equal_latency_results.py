@@ -42,8 +42,8 @@ class Measured:
     method: str
     at: str
     scores: dict[int, float] = field(default_factory=dict)  # by seed, fine-tuned with the recipe of the network
-    without: dict[str, dict[int, float]] = field(default_factory=dict)  # the same without a part of the loss
     holdout: dict[int, float] = field(default_factory=dict)  # like `scores`, on the hold-out set
+    without: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # both, without a part of the loss
     profile: Profile | None = None
     original: Profile | None = None
     plan: str = ""
@@ -130,11 +130,11 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             continue
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
-            scores = one.without.setdefault(row["without"], {}) if row["without"] else one.scores
-            scores[row["seed"]] = row["merged"]
             one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
-            if not row["without"]:
-                one.holdout[row["seed"]] = row["holdout"]
+            if row["without"]:
+                one.without.setdefault(row["without"], {})[row["seed"]] = row["merged"], row["holdout"]
+            else:
+                one.scores[row["seed"]], one.holdout[row["seed"]] = row["merged"], row["holdout"]
                 recipe = row["recipe"]
                 seconds += [row["seconds"]] if "seconds" in row else []
         elif row["stopwatch"] == stopwatch:

@@ -81,15 +81,22 @@ def _without_parts(results: NetworkResults) -> Iterator[str]:
         both = [one for share in SHARES for one in results.at(share) if part in one.without]
         if not both:
             continue
-        yield f"Fine-tuned with and without {text}, accuracy with the same seeds:"
+        yield f"Fine-tuned with and without {text}, accuracy on both sets with the same seeds:"
         yield ""
-        yield cells("budget", "method", "with", "without")
-        yield "| --- | --- | ---: | ---: |"
-        for one in both:
-            less = one.without[part]
-            full = fmean(one.scores[seed] for seed in less)
-            yield cells(budget(one.at), TITLES[one.method], f"{full:.2f}", f"{fmean(less.values()):.2f}")
+        yield cells("budget", "method", "with", "without", "hold-out, with", "without")
+        yield "| --- | --- | ---: | ---: | ---: | ---: |"
+        compared = [_compared(one, part) for one in both]
+        for one, scores in zip(both, compared, strict=True):
+            yield cells(budget(one.at), TITLES[one.method], *(f"{score:.2f}" for score in scores))
+        yield cells("mean", "", *(f"{fmean(column):.2f}" for column in zip(*compared, strict=True)))
         yield ""
+
+
+def _compared(one: Measured, part: str) -> tuple[float, float, float, float]:
+    """Return the accuracies with and without a part of the loss on the test set, then on the hold-out set."""
+    less = one.without[part]
+    tests, holdouts = zip(*less.values(), strict=True)
+    return fmean(one.scores[seed] for seed in less), fmean(tests), fmean(one.holdout[s] for s in less), fmean(holdouts)
 
 
 def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:

@@ -106,7 +106,7 @@ SUBJECTS = {
             "efficientnet_lite0", efficientnet_lite0, normalise=LITE, size=224, batch=128,
             base=Recipe(epochs=6, lr=0.005, warmup=50, weight_decay=1e-4, **_AT_224),
             finetuning=Recipe(epochs=60, lr=0.05, warmup=60, weight_decay=1e-4, clip=5.0, distillation=0.5,
-                              temperature=2.0, **_AT_224),
+                              temperature=2.0, features=2.0, **_AT_224),
             plans=PLANS.replace(epochs=3, lr=0.01, **_AT_224),
         ),
     )
