@@ -22,7 +22,7 @@ from depthfold.core import (
     Span,
     Timing,
 )
-from depthfold.core.options import Move, span_options
+from depthfold.core.options import Move, block_options, span_options
 from depthfold.errors import PlanError
 from structures import Builder
 from structures import shape as square
@@ -89,12 +89,11 @@ def tables_with_moves(
             kept = [l for l in span.layers if l not in dropped.missing]
             time = sum(single[l - 1] for l in kept) * (rng.uniform(0.35, 1.2) if len(kept) > 1 else 1.0)
             timings.append(Timing(span=span, times=(time, time + 0.05), shape=shape if dropped else None))
-    for block in network.flagged_spans(space):
+    for block, dropped in block_options(network, space, moves):
         removed = sum(damage[l - 1] for l in block.span.inner)
-        for dropped in options[block.span].values():
-            lost = rng.uniform(0.5, 1.5) * (removed + sum(2 * damage[l - 1] for l in dropped.missing))
-            value = rng.gauss(0.003 * (block.a + block.b), 0.002) - lost
-            scores.append(Score(span=block, samples=(value,), dropped=dropped))
+        lost = rng.uniform(0.5, 1.5) * (removed + sum(2 * damage[l - 1] for l in dropped.missing))
+        value = rng.gauss(0.003 * (block.a + block.b), 0.002) - lost
+        scores.append(Score(span=block, samples=(value,), dropped=dropped))
     return LatencyTable(entries=tuple(timings)), ImportanceTable(entries=tuple(scores))
 
 
@@ -156,8 +155,11 @@ def moves_instance(seed: int) -> tuple[Network, LatencyTable, ImportanceTable]:
                 time = abs(value()) if rng.random() > 0.1 else 0.0
                 without = rng.choice((time, time, max(time - 0.25, 0.0), time / 2, time + 0.5))
                 timings.append(Timing(span=span, times=(without, time), shape=own))
-    for block in network.flagged_spans(space):
+    merged = frozenset(network.flagged_spans(space))
+    for block in network.flagged_spans(space, exclusion=False):
         for dropped in options[block.span]:
+            if block not in merged and not dropped.missing.issuperset(block.span.layers):
+                continue
             if dropped and rng.random() < 0.1:
                 scores.append(Score(span=block, reason="not measured", dropped=dropped))
             else:

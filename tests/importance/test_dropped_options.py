@@ -14,7 +14,7 @@ from torch import nn
 from torchvision import models
 
 import depthfold as df
-from depthfold.core import BlockOption, Drops, FlaggedSpan, Move, Span, Timing
+from depthfold.core import BlockOption, Drops, FlaggedSpan, Move, Span, Timing, block_options
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance import entry as entries
 from depthfold.importance import importance_options, importance_plan, layer_weights, measure_importance
@@ -24,6 +24,7 @@ from depthfold.jobs import Outcome, Processes
 from depthfold.stage_one import DROPS_SAVE_NO_TIME, LEFT_OUT, useless_options
 from depthfold.training import recalibrate
 from nets import Net, conv, image
+from structures import mobilenet_v2
 from tiny_importance import RECIPE, Tiny, TinyTask, holdout_score, scores_in, tiny_network
 
 MOVES = get_args(Move)
@@ -49,12 +50,30 @@ def test_counts_of_mobilenet_v2():
     blocks = models.mobilenet_v2(weights=None).features[1:18]
     model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(320, 3))
     traced = df.trace(model, torch.zeros(1, 32, 32, 32))
-    for moves, number in ((MOVES[:1], 315), (MOVES[:2], 741), (MOVES, 773)):
+    for moves, number in ((MOVES[:1], 315), (MOVES[:2], 741), (MOVES, 805)):
         executor = Counting()
         table = measure_importance(traced, TinyTask(), RECIPE, moves=moves, executor=executor)
         assert len(table.entries) == number
         assert len(set(executor.keys)) == number + 1  # the original network
         assert sum(bool(entry.dropped) for entry in table.entries) == number - 315
+
+
+def test_an_inverted_residual_can_be_dropped_without_inserting_an_activation():
+    """The exclusion rule of Appendix B.2 would insert one at the end of each, because both ends are linear."""
+    network = mobilenet_v2()
+    residual = Span(5, 8)
+    dropped, merged = (
+        {
+            (block.a, block.b)
+            for block, drops in block_options(network, "paper", MOVES)
+            if block.span == residual and which(drops)
+        }
+        for which in (lambda drops: drops.branches, lambda drops: not drops.branches)
+    )
+    assert dropped == {(False, False), (False, True), (True, False), (True, True)}
+    assert merged == {(False, True), (True, True)}
+    chain = [(block.a, block.b) for block, drops in block_options(network, "paper", MOVES) if len(drops.branches) == 2]
+    assert chain.count((False, False)) == chain.count((True, True)) > 0
 
 
 def test_entries_of_a_small_network():

@@ -34,10 +34,21 @@ class BlockOption(NamedTuple):
 def block_options(
     network: Network, space: Space = "paper", moves: Iterable[Move] = MERGE, weights: Mapping[int, float] | None = None
 ) -> tuple[BlockOption, ...]:
-    """Return every flagged span of a search space with all options of its span: the keys of the importance table."""
+    """Return every flagged span of a search space with all options of its span: the keys of the importance table.
+
+    The exclusion rule of Appendix B.2 leaves out merged blocks that a longer block can contain. No longer block has a
+    span that is dropped as a whole, so this one may end without an activation. Otherwise, dropping an inverted residual
+    would always insert one.
+    """
     moves = require_moves(moves)
     spans = {span: tuple(span_options(network, span, moves, weights).values()) for span in network.spans(space)}
-    return tuple(BlockOption(block, dropped) for block in network.flagged_spans(space) for dropped in spans[block.span])
+    merged = frozenset(network.flagged_spans(space))
+    return tuple(
+        BlockOption(block, dropped)
+        for block in network.flagged_spans(space, exclusion=False)
+        for dropped in spans[block.span]
+        if block in merged or dropped.missing.issuperset(block.span.layers)
+    )
 
 
 def span_options(
