@@ -11,6 +11,7 @@ original network, both tables and a line per result. `train` goes through a list
 those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
 After that of the original, several `train --shared` with different `--methods` can run at the same time. Run `pick`
 before them and `profile` after them.
+If the search space has grown since the importances were measured, `extend` measures what is missing.
 resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
 
 To compress for another machine, use the same RUN and stopwatch on both: `latency` on the other machine; on the GPU
@@ -36,9 +37,10 @@ from typing import Any, get_args
 
 import torch
 from cifar_networks import save_base
-from equal_latency_candidates import METHODS, PRUNED, Candidate, Methods
-from gpu_runs import executor, record, rows, short, train_and_score
+from equal_latency_candidates import METHODS, PRUNED, SEARCHES, Candidate, Methods
+from gpu_runs import executor, forget, record, rows, short, train_and_score
 from importance_compare import refitted
+from known_importances import Known
 from pruned_teacher import show_kept_features
 from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
@@ -180,16 +182,32 @@ class Experiment:
         (self.run / "latency.json").write_text(table.dumps())
         return {"seconds": time.perf_counter() - started, "entries": len(table.entries)}
 
-    def importance(self, traced: TracedNetwork) -> Row:
-        given = self.subject.finetuning
+    def extend(self) -> None:
+        """Measure the importances that the table lacks, and forget the results of plans that are no longer chosen."""
+        model = self.subject.load(self.weights)
+        traced = self.subject.trace(model)
+        known = df.ImportanceTable.loads((self.run / "importance.json").read_text())
+        print(self.importance(traced, known), flush=True)
+        self.options.methods = SEARCHES
+        chosen = {(c.method, c.at): str(c.plan) for c, _ in self.order(self.methods(model, traced))}
+        old = {
+            key
+            for key, row in rows(self.run).items()
+            if "plan" in row and chosen.get((row["method"], row["at"]), row["plan"]) != row["plan"]
+        }
+        forget(self.run, old)
+        print("forgotten:", *sorted(old), sep="\n", flush=True)
+
+    def importance(self, traced: TracedNetwork, known: df.ImportanceTable | None = None) -> Row:
+        given, workers = self.subject.finetuning, executor(self.options)
         recipe = preset("brief").replace(
             precision=given.precision, channels_last=given.channels_last, crop=given.crop, flip=given.flip
         )
         recipe = short(recipe, self.options)
         started = time.perf_counter()
         table = measure_importance(
-            traced, self.task, recipe, method="brief", moves=MOVES, executor=executor(self.options),
-            run=self.run / "journals",
+            traced, self.task, recipe, method="brief", moves=MOVES, run=self.run / "journals",
+            executor=workers if known is None else Known(known, workers),
         )  # fmt: skip
         (self.run / "importance.json").write_text(table.dumps())
         return {"seconds": time.perf_counter() - started, "entries": len(table.entries), "recipe": recipe.to_json()}
@@ -253,7 +271,7 @@ class Experiment:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "latency", "prune", "pick", "profile"))
+    parser.add_argument("what", choices=("train", "latency", "prune", "pick", "profile", "extend"))
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--network", choices=tuple(SUBJECTS), required=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,9 @@ def rows(run: Path) -> dict[str, dict[str, Any]]:
     file = run / "results.jsonl"
     rows = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
     return {row["key"]: row for row in rows}
+
+
+def forget(run: Path, keys: Collection[str]) -> None:
+    """Remove results."""
+    kept = [json.dumps(row) for key, row in rows(run).items() if key not in keys]
+    (run / "results.jsonl").write_text("".join(f"{line}\n" for line in kept))
