@@ -191,6 +191,38 @@ def test_padding_between_a_norm_and_a_convolution_is_taken_over_with_the_norm():
     assert len(sites.inside) == 3
 
 
+@pytest.mark.parametrize(
+    ("other", "taken"),
+    [
+        (lambda x: F.relu(x), True), (lambda x: F.relu(x, inplace=True), False), (lambda x: F.relu(x, True), False),
+        (lambda x: torch.relu_(x), False), (lambda x: x.relu_(), False), (nn.ReLU(), True),
+        (nn.ReLU(inplace=True), False),
+    ],
+)  # fmt: skip
+def test_padding_of_a_map_that_changes_is_not_taken_over(other, taken):
+    """The convolution would read the map after the other operation."""
+    parts = dict(conv=depthwise(), other=other) if isinstance(other, nn.Module) else dict(conv=depthwise())
+
+    def run(net, x):
+        padded = F.pad(x, (1, 1, 1, 1))
+        changed = net.other(x) if isinstance(other, nn.Module) else other(x)
+        return net.conv(padded) + F.pad(changed, (1, 1, 1, 1))
+
+    (site,) = sites_of(Net(run, **parts)).convs.values()
+    assert (site.pad is not None) == taken
+
+
+def test_padding_of_a_map_that_is_added_to_in_place_is_not_taken_over():
+    graph = fx.symbolic_trace(
+        Net(lambda net, x: net.conv(F.pad(x, (1, 1, 1, 1))).sum() + (x + 1).sum(), conv=depthwise())
+    )
+    assert find_sites(graph, training=True).inside
+    for node in graph.graph.nodes:
+        if node.target is operator.add and 1 in node.args:
+            node.target = operator.iadd
+    assert not find_sites(graph, training=True).inside
+
+
 def test_padding_that_is_read_twice_is_not_taken_over():
     run = lambda net, x: (lambda y: net.conv(y) + y)(F.pad(x, (1, 1, 1, 1)))  # noqa: E731
     (site,) = sites_of(Net(run, conv=depthwise())).convs.values()

@@ -244,7 +244,7 @@ class Network(Document):
         return tuple(spans(self, space))
 
     def flagged_spans(self, space: Space = "paper", exclusion: bool | None = None) -> tuple[FlaggedSpan, ...]:
-        """Return all flagged spans of a search space: the keys of the importance table."""
+        """Return all flagged spans of a search space: the keys of an importance table without drops."""
         return tuple(flagged_spans(self, space, exclusion))
 
     def why_not(self, span: Span) -> Refusal | None:

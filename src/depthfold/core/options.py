@@ -36,9 +36,9 @@ def block_options(
 ) -> tuple[BlockOption, ...]:
     """Return every flagged span of a search space with all options of its span: the keys of the importance table.
 
-    The exclusion rule of Appendix B.2 leaves out merged blocks that a longer block can contain. No longer block has a
-    span that is dropped as a whole, so this one may end without an activation. Otherwise, dropping an inverted residual
-    would always insert one.
+    The exclusion rule of Appendix B.2 leaves out blocks that longer blocks replace. Longer blocks do not drop single
+    branches, so a span that is dropped as a whole may end without an activation. Otherwise, dropping an inverted
+    residual would always insert one.
     """
     moves = require_moves(moves)
     spans = {span: tuple(span_options(network, span, moves, weights).values()) for span in network.spans(space)}

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor, fx, nn
 
 from depthfold.kernels.sites import find_sites, plain_module
 
+Prepare = Callable[[fx.GraphModule], None]
 
-def fuse(model: nn.Module) -> Fused | None:
+
+def fuse(model: nn.Module, *, prepare: Prepare | None = None) -> Fused | None:
     """Return a module that computes the same as a model in training, faster. Return None if there is nothing to fuse.
 
     Call it in place of the model: under torch.autocast, or with an input in bfloat16. It reads the model's own
@@ -23,31 +26,38 @@ def fuse(model: nn.Module) -> Fused | None:
 
     All weights are cast at the start of each forward. Put the model into the memory format channels_last before, since
     otherwise dense kernels are also laid out anew in each forward. Operations without a kernel stay as they are, for
-    example other activations, other groups, batch norms in evaluation mode and modules with hooks.
+    example other activations, other groups, batch norms in evaluation mode and modules with hooks. `prepare` may change
+    the graph before, which is a copy with the modules of the model.
     """
-    graph = _graph(model)
+    graph = _graph(model, prepare)
     sites = None if graph is None else find_sites(graph, training=True)
     if graph is None or not sites:
         return None
     from depthfold.kernels.builder import Builder
 
-    return Fused(Builder(graph, sites).build(), _device(model))
+    fused = Fused(Builder(graph, sites).build(), _device(model))
+    _release(graph)
+    return fused
 
 
-def fuse_eval(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> FusedEval | None:
+def fuse_eval(
+    model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, prepare: Prepare | None = None
+) -> FusedEval | None:
     """Return a module that computes the same as a model in evaluation mode, without gradients, or None.
 
     It has copies of the weights in `dtype`, and scale and shift of each batch norm. If those of the model change, call
-    `refresh()`. All other modules are the model's own.
+    `refresh()`. All other modules are the model's own. `prepare` is that of `fuse`.
     """
-    graph = _graph(model)
+    graph = _graph(model, prepare)
     sites = None if graph is None else find_sites(graph, training=False)
     if graph is None or not sites:
         return None
     from depthfold.kernels.builder import EvalBuilder
 
     builder = EvalBuilder(graph, sites, dtype)
-    return FusedEval(builder.build(), _device(model), builder.weights, builder.norms)
+    fused = FusedEval(builder.build(), _device(model), builder.weights, builder.norms)
+    _release(graph)
+    return fused
 
 
 class Fused(nn.Module):
@@ -64,9 +74,8 @@ class Fused(nn.Module):
             return self.module(*args, **kwargs)
 
     def close(self) -> None:
-        """Drop all tensors and modules, which would stay until the garbage collector runs: a graph refers to itself."""
-        for attributes in (self.module._parameters, self.module._buffers, self.module._modules):
-            attributes.clear()
+        """Drop all tensors and modules."""
+        _release(self.module)
 
 
 class FusedEval(Fused):
@@ -102,18 +111,28 @@ class FusedEval(Fused):
         self._weights, self._norms = [], []
 
 
-def _graph(model: nn.Module) -> fx.GraphModule | None:
-    """Return the graph of a model that the kernels can run, or None."""
+def _release(graph: fx.GraphModule) -> None:
+    """Drop all tensors and modules, which would stay until the garbage collector runs: a graph refers to itself."""
+    for attributes in (graph._parameters, graph._buffers, graph._modules):
+        attributes.clear()
+
+
+def _graph(model: nn.Module, prepare: Prepare | None) -> fx.GraphModule | None:
+    """Return a graph of a model that the kernels can run, with its tensors and modules, or None."""
     if next(model.parameters(), None) is None or not _can_run(_device(model)):
         return None
     if model._forward_hooks or model._forward_pre_hooks:
         return None
     if isinstance(model, fx.GraphModule):
-        return _without_identities(fx.GraphModule(model, copy.deepcopy(model.graph)))
-    try:
-        return _without_identities(fx.symbolic_trace(model))
-    except Exception:  # noqa: BLE001 - any error of the user's code, which runs with proxies
-        return None
+        graph = fx.GraphModule(model, copy.deepcopy(model.graph))
+    else:
+        try:
+            graph = fx.symbolic_trace(model)
+        except Exception:  # noqa: BLE001 - any error of the user's code, which runs with proxies
+            return None
+    if prepare is not None:
+        prepare(graph)
+    return _without_identities(graph)
 
 
 def _without_identities(graph: fx.GraphModule) -> fx.GraphModule:
@@ -128,8 +147,9 @@ def _without_identities(graph: fx.GraphModule) -> fx.GraphModule:
 
 def _returns_input(module: nn.Module) -> bool:
     """Return True for nn.Identity, and for other classes with the same forward."""
-    code = getattr(type(module).forward, "__code__", None)
-    return code is not None and code.co_code == nn.Identity.forward.__code__.co_code
+    own, code = nn.Identity.forward.__code__, getattr(type(module).forward, "__code__", None)
+    same = code is not None and (code.co_code, code.co_argcount, code.co_flags) == (own.co_code, 2, own.co_flags)
+    return same and type(module).__call__ is nn.Module.__call__
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-# Sizes of the depthwise kernels that are faster than cuDNN's on a GPU.
-SIZES = ((3, 3), (5, 5))
+SIZES = ((3, 3), (5, 5))  # of the depthwise convolutions that the kernels compute
 
 # Output channels of a 1x1 convolution that normalises the map as it reads it: a tile of its backward holds all of them.
 MOST_OUTPUTS = 128
 
+_IN_PLACE: tuple[Any, ...] = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 _ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add)
 _CAPS: dict[Any, float] = {
     nn.ReLU: inf, F.relu: inf, torch.relu: inf, "relu": inf, nn.ReLU6: 6.0, F.relu6: 6.0
@@ -195,9 +195,18 @@ def _take_over_pad(conv: ConvSite, modules: Modules) -> None:
     widths = _zero_padding(pad, modules.get(pad))
     if widths is None or _only_user(pad) is None or isinstance(conv.module.padding, str):
         return
+    # The convolution reads the map later than the padding did.
+    if any(_writes_in_place(user, modules.get(user)) for user in pad.all_input_nodes[0].users):
+        return
     left, right, top, bottom = widths
     if conv.kind == "depthwise" or (conv.kind == "other" and left == right and top == bottom):
         conv.pad, conv.widths, conv.source = pad, widths, pad.all_input_nodes[0]
+
+
+def _writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
+    name = str(getattr(node.target, "__name__", node.target))
+    given = getattr(module, "inplace", node.kwargs.get("inplace", False)) or any(arg is True for arg in node.args[1:])
+    return bool(given) or name.endswith("_") or node.target in _IN_PLACE
 
 
 def _zero_padding(node: fx.Node, module: nn.Module | None) -> tuple[int, int, int, int] | None:

@@ -131,7 +131,7 @@ class TracedNetwork:
         return self.network.spans(space)
 
     def flagged_spans(self, space: Space = "paper", exclusion: bool | None = None) -> tuple[FlaggedSpan, ...]:
-        """Return every flagged span of a search space: the keys of the importance table."""
+        """Return every flagged span of a search space: the keys of an importance table without drops."""
         return self.network.flagged_spans(space, exclusion)
 
     def example_tensors(self) -> tuple[Tensor, ...]:

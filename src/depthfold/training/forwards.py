@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -13,7 +12,6 @@ from torch import fx, nn
 
 from depthfold.kernels import Fused, fuse, fuse_eval
 from depthfold.tracing.functional import use_plain_convolutions
-from depthfold.tracing.modules import is_hooked
 from depthfold.training.contexts import HALF, channels_last
 from depthfold.training.recipe import Recipe
 
@@ -54,11 +52,9 @@ class FusedForwards:
 
 def _fused(model: nn.Module) -> Fused | None:
     # The trace of any other model may contain what its Python code computed for the trace, such as random numbers.
-    if not isinstance(model, fx.GraphModule) or "forward" in vars(model) or is_hooked(model):
+    if not isinstance(model, fx.GraphModule) or "forward" in vars(model):
         return None
-    plain = fx.GraphModule(model, copy.deepcopy(model.graph))
-    use_plain_convolutions(plain)
-    return fuse(plain) if plain.training else fuse_eval(plain)
+    return (fuse if model.training else fuse_eval)(model, prepare=use_plain_convolutions)
 
 
 def _set_forward(model: nn.Module, forward: Callable[..., Any]) -> None:

@@ -19,11 +19,11 @@ else:
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Use tiles so small that even the maps of these tests take several programs."""
+    """Use tiles so small that even the maps of these tests take several programs, with several images each."""
     from depthfold.kernels import tiles
 
     norm, pointwise = tiles.NormTile(512, 1, 16), tiles.PointwiseTile(16, 16, 16, 1, 1)
-    depthwise = tiles.DepthwiseTile(strip=2, strips=2, elements=32, warps=1, launched=4)
+    depthwise = tiles.DepthwiseTile(strip=2, strips=2, elements=32, warps=1, launched=1)
     for name, tile in dict(NORM=norm, POINTWISE_FORWARD=pointwise, POINTWISE_BACKWARD=pointwise).items():
         monkeypatch.setattr(tiles, name, (tile, tile))
     for name in ("DEPTHWISE_FORWARD", "DEPTHWISE_BACKWARD"):

@@ -86,6 +86,8 @@ def test_depthwise_unit_of_a_larger_size_equals_pytorch(kernel, stride, padding,
 def test_depthwise_unit_with_different_padding_on_both_sides_equals_pytorch(kernel, stride, before, after, cap, size):
     torch.manual_seed(0)
     x, weight = random_map(3, 8, *size), torch.randn(8, 1, kernel, kernel, requires_grad=True)
+    # An image must not see what the one before it leaves.
+    assert tiles.depthwise_grid(tiles.DEPTHWISE_FORWARD[0], size[1], 8, 3).images > 1
     run_unit(x, weight, cap, Depthwise(stride, before, after))
 
 

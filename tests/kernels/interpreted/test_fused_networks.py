@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import depthfold as df
 from depthfold.demo.network import InvertedResidual
@@ -17,6 +17,8 @@ from depthfold.kernels import fuse, fuse_eval, tiles
 from depthfold.kernels.convolution import convolve
 from depthfold.kernels.norm import norm_act
 from depthfold.testing import randomise_statistics
+from depthfold.tracing import free_weights
+from depthfold.tracing.functional import use_plain_convolutions
 from depthfold.training.forwards import FusedForwards
 from kernel_cases import close
 from nets import Net
@@ -128,6 +130,45 @@ def test_student_with_functional_convolutions_and_separate_padding_is_fused(insi
         assert [node.target for node in graph.nodes].count(F.pad) == pads
         assert [str(node.target) for node in graph.nodes if node.op == "call_module"] == ["8"]  # the flatten
         step(student, reference, student, x)
+
+
+def test_network_with_separate_padding_is_fused_in_evaluation_mode():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    student = student_of(randomise_statistics(padded_network()), x, inside=(2,)).eval()
+    fused = fuse_eval(student, torch.float32, prepare=use_plain_convolutions)
+    assert [node.target for node in fused.module.graph.nodes].count(convolve) == 2
+    close(fused(x), copy.deepcopy(student).double()(x.double()))
+
+
+def test_close_frees_the_tensors_of_functional_convolutions():
+    """The student itself refers to itself, but its weights can be removed from it."""
+    student = student_of(padded_network(), torch.randn(2, 3, 8, 8), inside=()).train()
+    weights = [weakref.ref(weight) for weight in student.parameters()]
+    gc.collect()
+    gc.disable()
+    try:
+        recipe = df.Recipe(epochs=1, lr=0.1, precision="bfloat16", channels_last=True)
+        FusedForwards((student,), recipe).close()
+        free_weights(student)
+        assert weights and not any(weight() is not None for weight in weights)
+    finally:
+        gc.enable()
+
+
+class Several(nn.Module):
+    def forward(self, *inputs):
+        return inputs
+
+
+def test_module_that_returns_all_its_inputs_is_not_an_identity():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_module("several", (graph.call_module("norm", (x,)),))
+    graph.output(graph.call_function(operator.getitem, (y, 0)))
+    model = fx.GraphModule(dict(several=Several(), norm=nn.BatchNorm2d(8)), graph).train()
+    inputs = torch.randn(2, 8, 2, 2)
+    assert fuse(model)(inputs).shape == inputs.shape
 
 
 def test_identity_with_a_hook_is_still_called():
