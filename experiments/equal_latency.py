@@ -11,7 +11,8 @@ original network, both tables and a line per result. `train` goes through a list
 those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
 After that of the original, several `train --shared` with different `--methods` can run at the same time. Run `pick`
 before them and `profile` after them.
-If the search space has grown since the importances were measured, `extend` measures what is missing.
+If the search space has grown since the importances were measured, run `extend` alone before `train`: it measures what
+is missing, and forgets the results of plans that are no longer chosen.
 resnet56 needs WEIGHTS: resnet56-4bfd9763.th of github.com/akamaster/pytorch_resnet_cifar10.
 
 To compress for another machine, use the same RUN and stopwatch on both: `latency` on the other machine; on the GPU
@@ -186,17 +187,17 @@ class Experiment:
         """Measure the importances that the table lacks, and forget the results of plans that are no longer chosen."""
         model = self.subject.load(self.weights)
         traced = self.subject.trace(model)
-        known = df.ImportanceTable.loads((self.run / "importance.json").read_text())
-        print(self.importance(traced, known), flush=True)
-        self.options.methods = SEARCHES
-        chosen = {(c.method, c.at): str(c.plan) for c, _ in self.order(self.methods(model, traced))}
-        old = {
-            key
-            for key, row in rows(self.run).items()
-            if "plan" in row and chosen.get((row["method"], row["at"]), row["plan"]) != row["plan"]
-        }
-        forget(self.run, old)
-        print("forgotten:", *sorted(old), sep="\n", flush=True)
+        known, before = df.ImportanceTable.loads((self.run / "importance.json").read_text()), rows(self.run)
+        row = self.importance(traced, known)
+        record(self.run, "importance", row | {"seconds": before["importance"]["seconds"] + row["seconds"]})
+        self.options.methods, chosen = SEARCHES, {}
+        for plain in (False, True):
+            self.options.plain_sum = plain
+            chosen |= {(c.method, c.at): str(c.plan) for c, _ in self.order(self.methods(model, traced))}
+        trained = {(row["method"], row["at"]): row["plan"] for row in before.values() if "plan" in row}
+        changed = {at for at, plan in trained.items() if chosen.get(at, plan) != plan}
+        forget(self.run, [key for key, row in before.items() if (row.get("method"), row.get("at")) in changed])
+        print("forgotten:", *(f"{method} {at}" for method, at in sorted(changed)), sep="\n", flush=True)
 
     def importance(self, traced: TracedNetwork, known: df.ImportanceTable | None = None) -> Row:
         given, workers = self.subject.finetuning, executor(self.options)

@@ -77,6 +77,8 @@ def rows(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def forget(run: Path, keys: Collection[str]) -> None:
-    """Remove results."""
+    """Remove results. No other process may write any at the same time."""
     kept = [json.dumps(row) for key, row in rows(run).items() if key not in keys]
-    (run / "results.jsonl").write_text("".join(f"{line}\n" for line in kept))
+    new = run / "results.jsonl.new"
+    new.write_text("".join(f"{line}\n" for line in kept))
+    new.replace(run / "results.jsonl")

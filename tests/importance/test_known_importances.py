@@ -1,4 +1,4 @@
-"""The executor of the experiments that measures only what a table lacks."""
+"""Experiments that go on: the executor that measures only what a table lacks, and results that are forgotten."""
 
 import importlib
 from dataclasses import replace
@@ -35,3 +35,13 @@ def test_only_the_missing_importances_are_measured(monkeypatch):
     found = measure_importance(tiny_network(), TinyTask(), executor=Known(less, counting), **given)
     assert found == whole
     assert 0 < len(counting.keys) == len(whole.entries) - len(less.entries)
+
+
+def test_forgotten_results_are_removed_and_the_others_stay(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    runs = importlib.import_module("gpu_runs")
+    for key in ("one", "two", "three"):
+        runs.record(tmp_path, key, {"value": key})
+    before = runs.rows(tmp_path)
+    runs.forget(tmp_path, ["two", "four"])
+    assert runs.rows(tmp_path) == {key: before[key] for key in ("one", "three")}
