@@ -1,10 +1,12 @@
 """Measure training steps per second on one GPU, eager and captured in a CUDA graph, in the same run.
 
     python experiments/step_gpu.py OUT.json [--networks mobilenet_v2 vgg19_bn] [--batch 512] [--steps 200]
+    python experiments/step_gpu.py OUT.json --networks efficientnet_lite0 --batch 128 --images 2000
 
 MobileNetV2-1.0 for 32x32 images (stem and second stage without stride) and VGG19-BN (one linear layer after its
 convolutions), in bfloat16, channels last, with padded crop and flip, with and without a teacher of the same
-architecture. The images are random, in the number and size of CIFAR-10's training set. The steps are those of
+architecture. EfficientNet-Lite0 for 224x224 images has 5x5 depthwise convolutions, and padding is a layer of its own.
+The images are random, by default in the number of CIFAR-10's training set. The steps are those of
 `depthfold.training.train`, including their batches. train() reads the losses every 50 steps, and so waits for the
 device. The time of a step is the median over the windows of 50 steps after the first one. "Host" is the time until the
 host has queued a step, which is hidden if it is shorter. "Ready" is the time of the first window in excess of 50 steps,
@@ -25,18 +27,20 @@ from statistics import median
 
 import torch
 from cifar_networks import mobilenet_v2, vgg19_bn
+from subjects import efficientnet_lite0
 
 import depthfold as df
 from depthfold.backends.pytorch import PyTorch
 from depthfold.tasks import ClassificationTask
 from depthfold.training import Recipe, train
 
-NETWORKS = {"mobilenet_v2": mobilenet_v2, "vgg19_bn": vgg19_bn}
+NETWORKS = {"mobilenet_v2": mobilenet_v2, "vgg19_bn": vgg19_bn, "efficientnet_lite0": efficientnet_lite0}
+SIZES = {"efficientnet_lite0": 224}  # of images, otherwise 32
 
 
-def random_images(number: int) -> ClassificationTask:
+def random_images(number: int, size: int) -> ClassificationTask:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (number, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    images = torch.randint(0, 256, (number, 3, size, size), dtype=torch.uint8, generator=generator)
     return ClassificationTask.tensors(train=(images, torch.arange(number) % 10), holdout=0)
 
 
@@ -104,7 +108,7 @@ def print_table(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["mobilenet_v2", "vgg19_bn"])
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--window", type=int, default=50, help="steps between two readings; on a GPU, a multiple of 50")
@@ -117,7 +121,6 @@ def main() -> None:
     device = "cpu" if options.device == "cpu" else "cuda"
     environment = PyTorch(device=device).environment((torch.empty(1, 3, 32, 32),))
     print(environment)
-    task = random_images(options.images)
     recipe = Recipe(
         steps=options.steps,
         batch=options.batch,
@@ -129,7 +132,8 @@ def main() -> None:
     )
     rows, left_out = [], []
     for name in options.networks:
-        traced = df.trace(NETWORKS[name](), torch.randn(1, 3, 32, 32))
+        size = SIZES.get(name, 32)
+        traced, task = df.trace(NETWORKS[name](), torch.randn(1, 3, size, size)), random_images(options.images, size)
         # Start the libraries and compile the kernels. Captured first: PyTorch keeps the algorithm that cuDNN has chosen
         # for a shape, also for eager steps.
         for capture in (True, False):
