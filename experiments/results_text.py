@@ -93,8 +93,8 @@ the surrogate orders the 24 plans equally well.""",
     "efficientnet_lite0-on-onnxruntime": Section(
         "efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, "onnxruntime",
         remark="""\
-All moves are 1.1 and 2.0 points ahead of channel pruning at 65 and 50 %, half a point ahead at 35 %, and level at 80
-%. Both dropping and merging are needed: see the table of steps below. Merging makes depth-wise convolutions dense,
+All moves are 1.1 and 2.0 points ahead of channel pruning at 65 and 50 %, half a point at 35 %, and level at 80 %.
+Both dropping and merging are needed: see the table of steps below. Merging makes depth-wise convolutions dense,
 which pays only in some places on this CPU, so merging everything possible can be slower than the original. The paper's
 moves do not reach 65 %, and at 80 % they lose too much accuracy.
 
@@ -108,8 +108,8 @@ trained on those, and a network that is fine-tuned for long may forget them.
 
 The learning rate and the weight of the distillation are the best of four pairs, by the hold-out accuracy of "all moves"
 at 65 % after 20 epochs. Ten more recipes were then tried with this plan for 60 epochs, five of them with features. None
-had a higher hold-out accuracy; those with features had a higher accuracy on the test set, which is how they were
-noticed. Features 2 was then tried for the nine networks that had been trained without, and is used for all because it
+had a higher hold-out accuracy; four of those with features had a higher accuracy on the test set, which is how they
+were noticed. Features 2 was then tried for the nine networks that had been trained without, and is used for all because it
 raises the mean hold-out accuracy.
 
 The original was fitted twice with the same recipe. The importances, the surrogate and the latencies of the
