@@ -109,8 +109,8 @@ trained on those, and a network that is fine-tuned for long may forget them.
 The learning rate and the weight of the distillation are the best of four pairs, by the hold-out accuracy of "all moves"
 at 65 % after 20 epochs. Ten more recipes were then tried with this plan for 60 epochs, five of them with features. None
 had a higher hold-out accuracy; four of those with features had a higher accuracy on the test set, which is how they
-were noticed. Features 2 was then tried for the nine networks that had been trained without, and is used for all because it
-raises the mean hold-out accuracy.
+were noticed. Features 2 was then tried for the nine networks that had been trained without, and is used for all because
+it raises the mean hold-out accuracy.
 
 The original was fitted twice with the same recipe. The importances, the surrogate and the latencies of the
 channel-pruned networks come from the first fit, whose test accuracy was 98.62 %; the accuracies in the table come from
