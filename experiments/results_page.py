@@ -158,8 +158,10 @@ def _best(results: NetworkResults) -> Measured | None:
 
 def _headline(results: NetworkResults) -> Iterator[str]:
     best = _best(results)
-    if best is None:
-        closest = max(_ours(results), key=lambda one: one.mean)
+    if not (ours := _ours(results)):
+        yield "No network of depthfold is trained and timed yet."
+    elif best is None:
+        closest = max(ours, key=lambda one: one.mean)
         lost = results.base["test"] - closest.mean
         yield (
             f"No network of depthfold is within {CLOSE} points of the original. The most accurate one loses {lost:.3f} "

@@ -153,6 +153,16 @@ def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(
     assert "Every plan was trained with one seed." in text and "Seeds of one plan differ" not in text
 
 
+def test_page_of_a_network_that_is_measured_in_pieces_has_no_headline_yet(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
+    known = {key: row for key, row in known.items() if row.get("method") not in ("all moves", "paper")}
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    text = results_page._network(equal_latency_results.load("resnet56"))
+    assert "No network of depthfold is trained and timed yet." in text and "within 0.2 points" not in text
+
+
 def test_dropped_layers_are_counted(results_page):
     from equal_latency_results import Measured
 

@@ -205,7 +205,7 @@ def _take_over_pad(conv: ConvSite, modules: Modules) -> None:
 
 def _writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
     name = str(getattr(node.target, "__name__", node.target))
-    given = getattr(module, "inplace", node.kwargs.get("inplace", False)) or any(arg is True for arg in node.args[1:])
+    given = getattr(module, "inplace", node.kwargs.get("inplace", False))
     return bool(given) or name.endswith("_") or node.target in _IN_PLACE
 
 
