@@ -46,7 +46,8 @@ def main() -> None:
         profiles = profile_all(modules, inputs, stopwatch)
         record(
             options.other, key,
-            {"at": share, "stopwatch": options.stopwatch, "made for": theirs.environment.to_json(),
+            {"at": share, "stopwatch": options.stopwatch, "plan": str(moved.plan),
+             "made for": theirs.environment.to_json(),
              **{name: profile.to_json() for name, profile in profiles.items()}},
         )  # fmt: skip
 

@@ -80,6 +80,24 @@ def test_methods_are_compared_at_the_same_latency(results_page):
     assert results_page._ahead(results, fast) == "faster than all moves"
 
 
+def test_headline_also_compares_with_the_original_fine_tuned_alike(results_page):
+    from equal_latency_results import OURS, Measured, NetworkResults
+
+    def tuned_to(accuracy):
+        measured = (
+            Measured("original", "100%", {0: accuracy}, profile=profile(4.0), original=profile(4.0)),
+            Measured(OURS, "80%", {0: 93.3}, profile=profile(3.2), original=profile(4.0)),
+            Measured(OURS, "50%", {0: 92.9}, profile=profile(2.0), original=profile(4.0)),
+        )
+        results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, measured, {}, None)
+        return next(results_page._headline(results))
+
+    assert "2.00 times, at 92.90 %" in tuned_to(93.4)
+    assert tuned_to(93.0).endswith("(93.00 %): 2.00 times.")
+    assert tuned_to(93.4).endswith("(93.40 %): 1.25 times.")
+    assert tuned_to(93.6).endswith("(93.60 %): none.")
+
+
 def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page):
     from equal_latency_results import OURS, Measured, NetworkResults
 
