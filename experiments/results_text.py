@@ -180,7 +180,7 @@ in its binary layout, RUN a folder for the results, OTHER one with the latency t
 | channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
 | VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
 | FLOPs and peak memory | columns of the tables above |
-| latency on a CPU | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch onnxruntime` |
+| latency on a CPU | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch onnxruntime`, or `openvino` |
 | latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2`, with `--stopwatch onnxruntime` on a CPU |"""  # noqa: E501
 
 LIMITS = """\

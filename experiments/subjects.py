@@ -18,6 +18,7 @@ from torch import nn
 import depthfold as df
 from depthfold.backends import Backend
 from depthfold.backends.onnxruntime import OnnxRuntime
+from depthfold.backends.openvino import OpenVino
 from depthfold.backends.pytorch import PyTorch
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe
@@ -35,6 +36,7 @@ STOPWATCHES: dict[str, Backend] = {
     "cuda": PyTorch(device="cuda", precision="tf32", channels_last=True, cuda_graphs=True),
     "float16": PyTorch(device="cuda", precision="float16", channels_last=True, cuda_graphs=True),
     "onnxruntime": OnnxRuntime(),
+    "openvino": OpenVino(),
     "cpu": PyTorch(),
 }
 
