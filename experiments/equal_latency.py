@@ -21,9 +21,9 @@ surrogate, and `prune`, which takes all steps of channel pruning; on the other m
 picks those that meet the targets; `train --no-profiles` on the GPU; and `profile` on the other machine.
 
 Every candidate is a traced network and a plan: for channel pruning, the pruned network and the plan that changes
-nothing. All are fine-tuned alike with the original as their teacher, then merged. With `--without features`, the
-teacher's features are not matched; with `--without distillation`, there is no teacher. The merged network is scored on
-the test set. It is timed in the same rounds as the original, once for all seeds.
+nothing. All are fine-tuned alike with the original as their teacher, then merged. The merged network is scored on the
+test set. It is timed in the same rounds as the original, once for all seeds. `--variant` changes the fine-tuning:
+"without features" does not match the teacher's, "without distillation" has no teacher.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpu_runs import executor, forget, record, rows, short, train_and_score
 from importance_compare import refitted
 from known_importances import Known
 from pruned_teacher import show_kept_features
-from subjects import STOPWATCHES, SUBJECTS, timed_batch
+from subjects import STOPWATCHES, SUBJECTS, VARIANTS, timed_batch
 
 import depthfold as df
 from depthfold.core import Move, Surrogate
@@ -88,7 +88,7 @@ class Experiment:
             self.measure("importance", lambda: self.importance(traced))
             if not self.options.plain_sum:
                 self.measure("surrogate", lambda: self.fitted(traced))
-            text = f" without {self.options.without}" if self.options.without else ""
+            text = f" {self.options.variant}" if self.options.variant else ""
             for candidate, seed in self.order(self.methods(model, traced)):
                 name, started = f"{candidate.method} {candidate.at}", time.perf_counter()
                 self.measure(f"train {name} {seed}{text}", lambda c=candidate, s=seed: self.candidate(traced, c, s))
@@ -145,10 +145,10 @@ class Experiment:
             yield from ((candidate, seed) for candidate in methods.original())
             for share in SHARES:
                 yield from ((candidate, seed) for candidate in methods.others(share))
-            if not self.options.without:  # only networks at a share of the latency are on the page
+            if not self.options.variant:  # only networks at a share of the latency are on the page
                 yield from ((candidate, seed) for candidate in methods.published())
 
-        seeds = 1 if self.options.without else self.subject.seeds
+        seeds = 1 if self.options.variant else self.subject.seeds
         for part in map(searches, range(min(seeds, 2))):
             yield from part
         if self.options.plain_sum:
@@ -231,16 +231,14 @@ class Experiment:
 
     def candidate(self, original: TracedNetwork, candidate: Candidate, seed: int) -> Row:
         """Fine-tune and merge a candidate, and score the merged network. Methods that choose the same plan share it."""
-        without = self.options.without
+        variant = self.options.variant
         plan = str(candidate.plan) if candidate.traced is original else f"{candidate.method} {candidate.at}"
-        named = {"method": candidate.method, "at": candidate.at, "seed": seed, "without": without, "plan": plan}
+        named = {"method": candidate.method, "at": candidate.at, "seed": seed, "variant": variant, "plan": plan}
         for row in rows(self.run).values():
-            if all(row.get(name) == named[name] for name in ("plan", "seed", "without")):
+            if all(row.get(name) == named[name] for name in ("plan", "seed", "variant")):
                 return row | named
-        recipe = self.subject.finetuning.replace(seed=seed)
-        teacher = None if without == "distillation" else df.rewrite(original, original.vanilla).eval()
-        if without:
-            recipe = recipe.replace(features=0.0, **({} if teacher else {"distillation": 0.0}))
+        recipe = self.subject.finetuning.replace(seed=seed, **VARIANTS.get(variant, {}))
+        teacher = df.rewrite(original, original.vanilla).eval() if recipe.distillation else None
         student = df.rewrite(candidate.traced, candidate.plan)
         if teacher is not None and recipe.features and candidate.traced is not original:
             show_kept_features(teacher, student)
@@ -280,9 +278,7 @@ def main() -> None:
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=f"only these of {METHODS}")
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
-    parser.add_argument(
-        "--without", choices=("distillation", "features"), default="", help="leave out a part of the loss"
-    )
+    parser.add_argument("--variant", choices=tuple(VARIANTS), default="", help="change the recipe of the fine-tuning")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
     parser.add_argument("--shared", action="store_true", help="train beside other processes, and time nothing")
@@ -295,8 +291,8 @@ def main() -> None:
     if options.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     experiment = Experiment(options)
-    if options.without == "features" and not experiment.subject.finetuning.features:
-        parser.error(f"The recipe of {options.network} does not match features. Leave out --without.")
+    if options.variant == "without features" and not experiment.subject.finetuning.features:
+        parser.error(f"The recipe of {options.network} does not match features. Leave out --variant.")
     if options.what == "latency":  # latencies do not depend on the weights
         experiment.table_of_latencies(experiment.subject.build())
     else:

@@ -43,7 +43,7 @@ class Measured:
     at: str
     scores: dict[int, float] = field(default_factory=dict)  # by seed, fine-tuned with the recipe of the network
     holdout: dict[int, float] = field(default_factory=dict)  # like `scores`, on the hold-out set
-    without: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # both, without a part of the loss
+    variants: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # both, fine-tuned differently
     profile: Profile | None = None
     original: Profile | None = None
     plan: str = ""
@@ -131,8 +131,8 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
             one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
-            if row["without"]:
-                one.without.setdefault(row["without"], {})[row["seed"]] = row["merged"], row["holdout"]
+            if row["variant"]:
+                one.variants.setdefault(row["variant"], {})[row["seed"]] = row["merged"], row["holdout"]
             else:
                 one.scores[row["seed"]], one.holdout[row["seed"]] = row["merged"], row["holdout"]
                 recipe = row["recipe"]

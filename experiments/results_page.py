@@ -20,9 +20,10 @@ from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
 from depthfold.core import Profile
 
 NO_PLAN, UNTRAINED, TOO_FAST = "none meets the budget", "not trained yet", "faster than all moves"
-PARTS = {
-    "distillation": "the original as the teacher (distillation)",
-    "features": "matching the features of the original (`features` of the recipe)",
+VARIANTS = {
+    "without distillation": "with and without the original as the teacher (distillation)",
+    "without features": "with and without matching the features of the original (`features` of the recipe)",
+    "for 180 epochs": "for longer",
 }
 CLOSE = 0.2  # points below the original that count as none
 ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
@@ -62,7 +63,7 @@ def _network(results: NetworkResults) -> str:
         *_differences(results),
         *([section.remark, ""] if section.remark else []),
         *_without_surrogate(results),
-        *_without_parts(results),
+        *_variants(results),
         f"    {section.command}",
         *([f"    {section.command} --plain-sum"] if results.has(f"{OURS}, {PLAIN}") else []),
     ])  # fmt: skip
@@ -76,27 +77,30 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
         yield ""
 
 
-def _without_parts(results: NetworkResults) -> Iterator[str]:
-    for part, text in PARTS.items():
-        both = [one for share in SHARES for one in results.at(share) if part in one.without]
+def _variants(results: NetworkResults) -> Iterator[str]:
+    for variant, text in VARIANTS.items():
+        both = [one for share in ("100%", *SHARES) for one in results.at(share) if variant in one.variants]
         if not both:
             continue
-        yield f"Fine-tuned with and without {text}, accuracy on both sets with the same seeds:"
+        yield f"Fine-tuned {text}, accuracy on both sets with the same seeds:"
         yield ""
-        yield cells("budget", "method", "with", "without", "hold-out, with", "without")
+        usual, changed = ("with", "without")
+        if variant.startswith("for "):
+            usual, changed = f"{results.recipe['epochs']:g} epochs", variant.removeprefix("for ")
+        yield cells("budget", "method", usual, changed, f"hold-out, {usual}", changed)
         yield "| --- | --- | ---: | ---: | ---: | ---: |"
-        compared = [_compared(one, part) for one in both]
+        compared = [_compared(one, variant) for one in both]
         for one, scores in zip(both, compared, strict=True):
             yield cells(budget(one.at), TITLES[one.method], *(f"{score:.2f}" for score in scores))
         yield cells("mean", "", *(f"{fmean(column):.2f}" for column in zip(*compared, strict=True)))
         yield ""
 
 
-def _compared(one: Measured, part: str) -> tuple[float, float, float, float]:
-    """Return the accuracies with and without a part of the loss on the test set, then on the hold-out set."""
-    less = one.without[part]
-    tests, holdouts = zip(*less.values(), strict=True)
-    return fmean(one.scores[seed] for seed in less), fmean(tests), fmean(one.holdout[s] for s in less), fmean(holdouts)
+def _compared(one: Measured, variant: str) -> tuple[float, float, float, float]:
+    """Return the accuracies of the usual recipe and of a variant on the test set, then on the hold-out set."""
+    varied = one.variants[variant]
+    tests, holdouts = (fmean(scores) for scores in zip(*varied.values(), strict=True))
+    return fmean(one.scores[seed] for seed in varied), tests, fmean(one.holdout[seed] for seed in varied), holdouts
 
 
 def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
@@ -288,7 +292,9 @@ def _missing(found: list[NetworkResults]) -> str:
             wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
         rest = [TITLES[method] for method in wanted if not results.has(method)]
         rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.untrained if results.has(one.method)]
-        if section.network == "mobilenet_v2" and not any("distillation" in one.without for one in results.measured):
+        if section.network == "mobilenet_v2" and not any(
+            "without distillation" in one.variants for one in results.measured
+        ):
             rest.append("fine-tuning without distillation")
         if rest:
             lines.append(f"- {section.name} is not trained, or not timed, yet for: {'; '.join(rest)}.")

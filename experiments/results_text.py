@@ -176,7 +176,7 @@ in its binary layout, RUN a folder for the results, OTHER one with the latency t
 | --- | --- |
 | accuracy and latency, MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and its search | `python experiments/equal_latency.py train DATA RUN --network mobilenet_v2`, or `mobilenet_v2_1.4` |
 | the same plans on other GPUs | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch cuda`, on that GPU |
-| knowledge distillation | the first command with `--without distillation --methods "all moves" "channels, Taylor"` |
+| knowledge distillation | the first command with `--variant "without distillation" --methods "all moves" "channels, Taylor"` |
 | channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
 | VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
 | FLOPs and peak memory | columns of the tables above |

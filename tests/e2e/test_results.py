@@ -133,28 +133,27 @@ def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(r
     assert last.startswith("| ResNet-56 | ") and last.endswith(f" {known['surrogate']['seconds']:.0f} |  |")
 
 
-@pytest.mark.parametrize("part", ["distillation", "features"])
-def test_page_shows_training_without_a_part_of_the_loss_and_the_patterns_of_depthshrinker(
-    part, results_page, monkeypatch
-):
+@pytest.mark.parametrize("variant", ["without distillation", "without features", "for 180 epochs"])
+def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(variant, results_page, monkeypatch):
     import equal_latency_results
 
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
     trained, timed = known["train all moves 50% 0"], known["profile all moves 50% cuda"]
     for row in known.values():
         row.get("recipe", {})["features"] = 2.0
-    less = {"without": part, "merged": trained["merged"] - 1, "recipe": trained["recipe"] | {part: 0.0}}
+    varied = {"variant": variant, "merged": trained["merged"] - 1, "recipe": trained["recipe"] | {"features": 7.0}}
     for method, merged in (("DepthShrinker", 91.0), ("all moves", 91.5)):
         named = {"method": method, "at": "DS-A-1.0"}
         known[f"train {method} DS-A-1.0 0"] = trained | named | {"merged": merged, "plan": method}
         known[f"profile {method} DS-A-1.0 cuda"] = timed | named
-    known[f"train all moves 50% 0 without {part}"] = trained | less  # last: its recipe is not that of the page
+    known[f"train all moves 50% 0 {variant}"] = trained | varied  # last: its recipe is not that of the page
     monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
     text = results_page._network(equal_latency_results.load("mobilenet_v2"))
     assert "distillation 0.5, features 2." in text
-    assert text.count("Fine-tuned with and without") == 1
+    assert text.count("Fine-tuned with and without") == (variant != "for 180 epochs")
+    assert text.count("| 60 epochs | 180 epochs | hold-out, 60 epochs |") == (variant == "for 180 epochs")
     missing = results_page._missing([equal_latency_results.load("mobilenet_v2")])
-    assert ("fine-tuning without distillation" in missing) == (part == "features")
+    assert ("fine-tuning without distillation" in missing) == (variant != "without distillation")
     assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
     assert "published and searched: +0.50 (1) at DS-A-1.0" in text  # both have the latency of all moves at 50 %
 
