@@ -20,7 +20,7 @@ WITHOUT = ", without a surrogate"
 SAME = 0.02  # relative difference of latencies that counts as none at the ends of an interpolation
 # How each method is called on the page, in the order of its tables.
 TITLES = {
-    "original": "original, fine-tuned alike",
+    "original": "original, fine-tuned with the same recipe",
     OURS: "depthfold, all moves",
     "paper": "depthfold, the paper's moves",
     "LayerMerge's rule": "LayerMerge's rule",
@@ -141,5 +141,20 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
     if not recipe:
         return None
+    _share_repeated(list(found.values()))
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]
     return NetworkResults(name, *tables, tuple(found.values()), recipe, median(seconds) if seconds else None)
+
+
+def _share_repeated(measured: list[Measured]) -> None:
+    """Give methods that chose the same plan the same score per seed: the mean, if it was trained more than once.
+
+    This happens if two processes train the plan at the same time.
+    """
+    for scores in (lambda one: one.scores, lambda one: one.holdout):
+        by_plan: dict[tuple[str, int], set[float]] = {}
+        for one in measured:
+            for seed, score in scores(one).items():
+                by_plan.setdefault((one.plan, seed), set()).add(score)
+        for one in measured:
+            scores(one).update({seed: fmean(by_plan[one.plan, seed]) for seed in scores(one)})

@@ -27,9 +27,10 @@ convolutions are merged. "Along A" merges as much as possible between two activa
 ABOUT_TRANSFER = """\
 ## Plans on another target
 
-A plan is made for the machine, the runtime and the batch on which its latency table was measured. Below, plans for one
-target are timed on another, beside plans that were made for that one and have at least the same predicted score. Plans
-of the second kind were timed, not fine-tuned. On a CPU, a plan for a GPU can be slower than the original."""
+A plan is made for the machine, the runtime and the batch on which its latency table was measured. Below, plans of all
+moves for one target are timed on another, next to plans that were made for the second target and have at least the same
+predicted score. The latter were not fine-tuned, so their accuracy is unknown. On a CPU, a plan for a GPU can be slower
+than the original."""
 
 
 def analyses() -> Iterator[str]:

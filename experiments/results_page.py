@@ -170,12 +170,12 @@ def _headline(results: NetworkResults) -> Iterator[str]:
         lost = results.base["test"] - closest.mean
         yield (
             f"No network of depthfold is within {CLOSE} points of the original. The most accurate one loses {lost:.3f} "
-            f"at {closest.speed_up:.2f} times the speed."
+            f"at {closest.speed_up:.2f} times the speed." + _against_tuned(results)
         )
     else:
         yield (
             f"The largest speed-up of depthfold within {CLOSE} points of the original, of the networks below by their "
-            f"test accuracy: {best.speed_up:.2f} times, at {best.mean:.2f} % ({_how(best)}, {_seeds(best)})."
+            f"test accuracy: {best.speed_up:.2f} times, at {best.mean:.2f} % ({_how(best)}; {_seeds(best)})."
             + _against_tuned(results)
         )
     yield ""
@@ -183,20 +183,23 @@ def _headline(results: NetworkResults) -> Iterator[str]:
 
 def _against_tuned(results: NetworkResults) -> str:
     """Say what the speed-up is if the original is fine-tuned like the others, which may make it more accurate."""
-    tuned = next((one for one in results.at("100%") if one.method == "original"), None)
-    if tuned is None:
+    if (tuned := _tuned(results)) is None:
         return ""
     best = _best(results, tuned.mean)
-    within = f" Within {CLOSE} points of the original fine-tuned alike ({tuned.mean:.2f} %)"
+    within = f" Within {CLOSE} points of the original fine-tuned with the same recipe ({tuned.mean:.2f} %)"
     return f"{within}: {best.speed_up:.2f} times." if best else f"{within}: none."
+
+
+def _tuned(results: NetworkResults) -> Measured | None:
+    return next((one for one in results.at("100%") if one.method == "original"), None)
 
 
 def _how(one: Measured) -> str:
     """Say in words how a plan makes the network shallower."""
     assert one.original is not None and one.profile is not None
     removed = one.original.depth - one.profile.depth
-    ways = [way for way, number in (("merging", removed - one.dropped), ("dropping", one.dropped)) if number > 0]
-    return f"{one.original.depth} to {one.profile.depth} convolutions by {' and '.join(ways)}"
+    ways = [f"{n} {way}" for way, n in (("dropped", one.dropped), ("merged away", removed - one.dropped)) if n > 0]
+    return f"{one.original.depth} to {one.profile.depth} convolutions: {', '.join(ways)}"
 
 
 def _seeds(one: Measured) -> str:
@@ -216,6 +219,8 @@ def _readme_row(results: NetworkResults, best: Measured) -> str:
         for profile, score in ((best.original, results.base["test"]), (best.profile, best.mean))
     )
     machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
+    if (tuned := _tuned(results)) is not None:
+        before += f" (fine-tuned: {tuned.mean:.2f} %)"
     speed = f"**{best.speed_up:.2f} times**"
     return cells(f"{section.title}, {section.data}", machine, _how(best), before, f"{after} ({_seeds(best)})", speed)
 
@@ -228,7 +233,8 @@ def _differences(results: NetworkResults) -> Iterator[str]:
         return
     yield (
         f'Accuracy of "{TITLES[OURS]}" minus that of each method, in points, at the measured latency of that method. '
-        "The accuracy is interpolated linearly between the networks of all moves. In parentheses: seeds of the method."
+        "The accuracy is interpolated linearly between the original and all networks of all moves in the table. In "
+        "parentheses: seeds of the method."
     )
     yield ""
     yield cells("budget", *(TITLES[method] for method in others))
@@ -242,9 +248,15 @@ def _differences(results: NetworkResults) -> Iterator[str]:
         yield f"The same against DepthShrinker, published and searched: {points}."
         yield ""
     if results.spread is not None:
-        yield f"Seeds of one plan differ by up to {results.spread:.2f} points, so smaller differences are within noise."
+        yield (
+            f"Seeds of one plan differ by up to {results.spread:.2f} points. Differences of half a point or less are "
+            "within noise, most of all where a method has one seed."
+        )
     else:
-        yield "Every plan was trained with one seed. On the other networks, seeds differ by up to half a point."
+        yield (
+            "Every plan was trained with one seed. On MobileNetV2-1.0 and ResNet-56, seeds of one plan differ by up to "
+            "half a point, so such differences are within noise."
+        )
     yield ""
 
 
@@ -297,7 +309,7 @@ def _missing(found: list[NetworkResults]) -> str:
         ):
             rest.append("fine-tuning without distillation")
         if rest:
-            lines.append(f"- {section.name} is not trained, or not timed, yet for: {'; '.join(rest)}.")
+            lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
     rest = [section.heading for name, section in SECTIONS.items() if name not in done]
     if rest:
         lines.append(f"- Not measured yet: {'; '.join(rest)}.")

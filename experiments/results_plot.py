@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 import matplotlib as mpl
+from equal_latency_candidates import CONTROL
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults
 from matplotlib.figure import Figure
 
@@ -18,6 +19,8 @@ STYLES = {
     "DepthShrinker, searched": ("#d55e00", "v", "none"),
     "channels, magnitude": ("#cc79a7", "D", ":"),
     "channels, Taylor": ("#e69f00", "D", ":"),
+    CONTROL: ("#8c959f", "x", "none"),
+    "original": ("#8c959f", "P", "none"),
 }
 THEMES = {"light": ("#1d2227", "#d0d7de"), "dark": ("#e6edf3", "#3d444d")}
 STEADY = {"svg.fonttype": "none", "svg.hashsalt": "depthfold", "font.family": "sans-serif", "font.size": 10}
