@@ -15,7 +15,7 @@ from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHED, SEARCHES
 from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
-from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
+from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS, SUMMARY
 
 from depthfold.core import Profile
 
@@ -32,7 +32,8 @@ ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --
 def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
-    parts = [INTRODUCTION, *map(_network, found), *analyses(), _costs(found), PAPER, f"{LIMITS}\n{_missing(found)}"]
+    limits = f"{LIMITS}\n{_missing(found)}"
+    parts = [INTRODUCTION, SUMMARY, *map(_network, found), *analyses(), _costs(found), PAPER, limits]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
