@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -17,6 +17,7 @@ from depthfold.core import Profile
 RESULTS = Path(__file__).parent / "equal-latency"
 OURS = "all moves"
 WITHOUT = ", without a surrogate"
+LONGER = "for 180 epochs"  # a variant of the fine-tuning
 SAME = 0.02  # relative difference of latencies that counts as none at the ends of an interpolation
 # How each method is called on the page, in the order of its tables.
 TITLES = {
@@ -47,10 +48,19 @@ class Measured:
     profile: Profile | None = None
     original: Profile | None = None
     plan: str = ""
+    variant: str = ""  # of the fine-tuning that the scores come from
 
     @property
     def mean(self) -> float:
         return fmean(self.scores.values())
+
+    @property
+    def longer(self) -> Measured | None:
+        """The same network, fine-tuned for longer, if it was."""
+        if (varied := self.variants.get(LONGER)) is None:
+            return None
+        scores, holdout = ({seed: both[n] for seed, both in varied.items()} for n in (0, 1))
+        return replace(self, scores=scores, holdout=holdout, variant=LONGER)
 
     @property
     def dropped(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHED, SEARCHES
-from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
+from equal_latency_results import LONGER, OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS, SUMMARY
@@ -23,7 +23,7 @@ NO_PLAN, UNTRAINED, TOO_FAST = "none meets the budget", "not trained yet", "fast
 VARIANTS = {
     "without distillation": "with and without the original as the teacher (distillation)",
     "without features": "with and without matching the features of the original (`features` of the recipe)",
-    "for 180 epochs": "for longer",
+    LONGER: "for longer",
 }
 CLOSE = 0.2  # points below the original that count as none
 ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
@@ -86,7 +86,7 @@ def _variants(results: NetworkResults) -> Iterator[str]:
         yield f"Fine-tuned {text}, accuracy on both sets with the same seeds:"
         yield ""
         usual, changed = ("with", "without")
-        if variant.startswith("for "):
+        if variant == LONGER:
             usual, changed = f"{results.recipe['epochs']:g} epochs", variant.removeprefix("for ")
         yield cells("budget", "method", usual, changed, f"hold-out, {usual}", changed)
         yield "| --- | --- | ---: | ---: | ---: | ---: |"
@@ -152,7 +152,8 @@ def _title(method: str) -> str:
 
 
 def _ours(results: NetworkResults) -> list[Measured]:
-    return [one for share in SHARES for one in results.at(share) if one.method in (OURS, "paper")]
+    ours = [one for share in SHARES for one in results.at(share) if one.method in (OURS, "paper")]
+    return [*ours, *(longer for one in ours if (longer := one.longer))]
 
 
 def _best(results: NetworkResults, accuracy: float | None = None) -> Measured | None:
@@ -204,7 +205,8 @@ def _how(one: Measured) -> str:
 
 
 def _seeds(one: Measured) -> str:
-    return f"{len(one.scores)} seed" + "s" * (len(one.scores) > 1)
+    seeds = f"{len(one.scores)} seed" + "s" * (len(one.scores) > 1)
+    return f"{seeds}, fine-tuned {one.variant}" if one.variant else seeds
 
 
 def readme_rows() -> str:

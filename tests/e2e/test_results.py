@@ -98,6 +98,18 @@ def test_headline_also_compares_with_the_original_fine_tuned_with_the_same_recip
     assert tuned_to(93.6).endswith("(93.60 %): none.")
 
 
+def test_headline_can_be_a_network_that_was_fine_tuned_for_longer(results_page):
+    from equal_latency_results import LONGER, OURS, Measured, NetworkResults
+
+    ours = Measured(OURS, "50%", {0: 92.0}, profile=profile(2.0), original=profile(4.0))
+    results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, (ours,), {}, None)
+    assert next(results_page._headline(results)).startswith("No network")
+    ours.variants[LONGER] = {0: (92.9, 93.5)}
+    text = next(results_page._headline(results))
+    assert "2.00 times, at 92.90 %" in text and "1 seed, fine-tuned for 180 epochs" in text
+    assert "(1 seed, fine-tuned for 180 epochs)" in results_page._readme_row(results, results_page._best(results))
+
+
 def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page):
     from equal_latency_results import OURS, Measured, NetworkResults
 
