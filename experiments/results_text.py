@@ -177,7 +177,7 @@ SUMMARY = """\
   VGG19-BN and ResNet-56. It is 1.0 to 2.0 points ahead of magnitude at 65 and 50 % on ResNet-56 and EfficientNet-Lite0.
   Elsewhere they are level. On CIFAR-10, pruning reaches 50 % only once, and never 35 %.
 - **LayerMerge's rule** is level on MobileNetV2-1.0 and VGG19-BN. On ResNet-56 it is 1.2 points behind at 35 %. On
-  EfficientNet-Lite0 it is 0.9 and 1.7 points ahead at 50 and 35 %, which was not mended yet.
+  EfficientNet-Lite0 it is 0.9 and 1.7 points ahead at 50 and 35 %; this is not solved yet.
 - **The paper's moves** are level with all moves on MobileNetV2-1.0. On the other networks they are level or behind, and
   do not reach the smaller budgets.
 - **Control:** with the same importance for every block, plans are 0.9 to 1.6 points behind, except on ResNet-56 above
