@@ -24,7 +24,7 @@ MILP_GAP = 1e-6
 @pytest.mark.parametrize("network", [mobilenet_v2(), resnet34()], ids=lambda value: str(value)[:8])
 def test_frontier_equals_a_mixed_integer_program(network: Network) -> None:
     # The seed is one of those with the shortest times of HiGHS, which differ by a factor of four.
-    latency, importance = tables_with_moves(network, "paper", get_args(Move), 7)
+    latency, importance = tables_with_moves(network, "paper", get_args(Move), 10)
     frontier = solve(latency, importance, network=network)
     assert frontier.exact
     program = Program(network, latency, importance)
