@@ -189,6 +189,7 @@ def test_layer_of_a_dropped_branch_is_not_reinitialised():
     assert all(entry.samples for entry in table.entries)
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_table_of_groups_with_two_seeds(monkeypatch):
     monkeypatch.setattr(entries, "TOGETHER", 4)
     here, there = (

@@ -23,7 +23,14 @@ def test_structure_has_the_counts_of_the_paper() -> None:
     assert len(network.flagged_spans(exclusion=False)) == 405
 
 
-@pytest.mark.parametrize(("seed", "exclusion", "plain"), [(1, True, False), (3, False, False), (4, True, True)])
+CASES = [
+    (1, True, False),
+    pytest.param(3, False, False, marks=pytest.mark.slow),
+    pytest.param(4, True, True, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("seed", "exclusion", "plain"), CASES)
 def test_frontier_equals_a_mixed_integer_program(seed: int, exclusion: bool, plain: bool) -> None:
     network = mobilenet_v2()
     latency, importance = plausible_tables(network.spans(), network.flagged_spans(exclusion=exclusion), seed)

@@ -21,7 +21,9 @@ from tables import tables_with_moves
 MILP_GAP = 1e-6
 
 
-@pytest.mark.parametrize("network", [mobilenet_v2(), resnet34()], ids=lambda value: str(value)[:8])
+@pytest.mark.parametrize(
+    "network", [pytest.param(mobilenet_v2(), marks=pytest.mark.slow), resnet34()], ids=lambda value: str(value)[:8]
+)
 def test_frontier_equals_a_mixed_integer_program(network: Network) -> None:
     # The seed is one of those with the shortest times of HiGHS, which differ by a factor of four.
     latency, importance = tables_with_moves(network, "paper", get_args(Move), 10)

@@ -103,6 +103,7 @@ def test_printed_network_shows_fixed_padding():
     assert "2 (traced at 2x3; allowed sizes: 1 to 4096 x 1 to 4096)" in text
 
 
+@pytest.mark.slow
 def test_random_plans_with_residuals():
     class Block(nn.Module):
         def __init__(self):

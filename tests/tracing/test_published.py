@@ -212,6 +212,7 @@ def test_kernel_of_gigabytes_is_refused_before_it_is_computed():
     df.rewrite(traced, df.Plan((), (1,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ported", "plain"), [("tf_efficientnet_lite0", "efficientnet_lite0")])
 def test_network_ported_from_tensorflow_has_the_layers_of_the_original(ported, plain):
     timm = import_timm()
