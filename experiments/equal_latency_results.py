@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from equal_latency_candidates import CONTROL
 from gpu_runs import rows
+from subjects import LONGER
 
 from depthfold.core import Profile
 
 RESULTS = Path(__file__).parent / "equal-latency"
 OURS = "all moves"
 WITHOUT = ", without a surrogate"
-LONGER = "for 180 epochs"  # a variant of the fine-tuning
 SAME = 0.02  # relative difference of latencies that counts as none at the ends of an interpolation
 # How each method is called on the page, in the order of its tables.
 TITLES = {

@@ -67,9 +67,15 @@ def _steps(section: Section, known: Rows) -> Iterator[str]:
 
 
 def _accuracy(method: str, share: str, known: Rows) -> Iterator[str]:
-    trained = [row for seed in range(3) if (row := known.get(f"train {method} {share} {seed}"))]
-    if trained:
-        means = (fmean(row[step] for row in trained) for step in ("before", "test", "merged"))
+    plans = [row["plan"] for seed in range(3) if (row := known.get(f"train {method} {share} {seed}"))]
+    if plans:
+        # All training runs of the plan, as in the tables of accuracies: another method may have trained it again.
+        trained = {
+            (row["seed"], *(row[step] for step in ("before", "test", "merged")))
+            for key, row in known.items()
+            if key.startswith("train ") and row["plan"] == plans[0] and not row["variant"]
+        }
+        means = (fmean(column) for column in list(zip(*trained, strict=True))[1:])
         yield cells(budget(share), TITLES[method], *(f"{mean:.2f}" for mean in means))
 
 

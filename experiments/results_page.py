@@ -12,10 +12,11 @@ from pathlib import Path
 from statistics import fmean
 
 from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHED, SEARCHES
-from equal_latency_results import LONGER, OURS, TITLES, WITHOUT, Measured, NetworkResults, load
+from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS, SUMMARY
+from subjects import LONGER
 
 from depthfold.core import Profile
 
@@ -313,7 +314,11 @@ def _missing(found: list[NetworkResults]) -> str:
             rest.append("fine-tuning without distillation")
         if rest:
             lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
-    rest = [section.heading for name, section in SECTIONS.items() if name not in done]
+    rest = [
+        section.heading + " on the H200" * (section.stopwatch == "cuda")
+        for name, section in SECTIONS.items()
+        if name not in done
+    ]
     if rest:
         lines.append(f"- Not measured yet: {'; '.join(rest)}.")
     return "\n".join(lines)

@@ -94,11 +94,12 @@ def efficientnet_lite0() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+LONGER = "for 180 epochs"
 # Variants of the fine-tuning, by the words that end the key of a result, and what they change in the recipe.
 VARIANTS: dict[str, dict[str, Any]] = {
     "without distillation": {"distillation": 0.0, "features": 0.0},
     "without features": {"features": 0.0},
-    "for 180 epochs": {"epochs": 180},
+    LONGER: {"epochs": 180},
 }
 _AT_224 = {"precision": "bfloat16", "channels_last": True, "crop": "resized", "flip": True, "batch": 128}
 SUBJECTS = {

@@ -207,6 +207,19 @@ def test_page_of_a_network_that_is_measured_in_pieces_has_no_headline_yet(result
     assert "No network of depthfold is trained and timed yet." in text and "within 0.2 points" not in text
 
 
+def test_readme_has_the_speed_ups_against_the_fine_tuned_original_and_of_efficientnet(results_page):
+    from equal_latency_results import OURS, load
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+    found = [results for results in results_page._results() if results_page._best(results)]
+    one, *more, last = (f"{results_page._best(each, results_page._tuned(each).mean).speed_up:.2f}" for each in found)
+    assert f"Within 0.2 points of the fine-tuned original they are {', '.join([one, *more])} and {last} times" in text
+    lite = load("efficientnet_lite0-on-onnxruntime", "onnxruntime")
+    ours = next(each for each in lite.at("65%") if each.method == OURS)
+    lost = lite.base["test"] - ours.mean
+    assert f"EfficientNet-Lite0 becomes {ours.speed_up:.2f} times as fast and loses {lost:.1f} points" in text
+
+
 def test_dropped_layers_are_counted(results_page):
     from equal_latency_results import Measured
 

@@ -81,7 +81,6 @@ def test_workers_have_their_own_threads_and_see_no_gpu():
     assert outcome.result == ("3", "", "here")
 
 
-@pytest.mark.slow
 def test_run_survives_a_lost_node_and_uses_a_new_one(cluster, tmp_path):
     gone, outcomes = cluster.second.node_id, []
     jobs = [Job(key=f"job {n}", payload=n) for n in range(12)]
