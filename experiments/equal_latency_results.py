@@ -114,13 +114,10 @@ class NetworkResults:
             return None
         return float(np.interp(latency, latencies, scores))
 
-    def timed(self, method: str, share: str) -> bool:
-        """Whether a method has a network at a latency, trained or not."""
-        return any(one.profile for one in self.measured if (one.method, one.at) == (method, share))
-
     @property
-    def untrained(self) -> list[Measured]:
-        return [one for one in self.measured if one.profile and not one.scores]
+    def unfinished(self) -> list[Measured]:
+        """What was trained or timed, but not both."""
+        return [one for one in self.measured if bool(one.profile) != bool(one.scores)]
 
     def at(self, share: str) -> list[Measured]:
         """Return what was trained and timed at a latency, in the order of TITLES."""
@@ -129,7 +126,7 @@ class NetworkResults:
 
 
 def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
-    """Return the results of a network, or None if nothing was trained yet."""
+    """Return the results of a network, or None if nothing was trained and timed yet."""
     known = rows(RESULTS / name)
     found: dict[tuple[str, str], Measured] = {}
     recipe: dict[str, Any] = {}
@@ -149,7 +146,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
                 seconds += [row["seconds"]] if "seconds" in row else []
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
-    if not recipe:
+    if not recipe or not any(one.profile for one in found.values()):
         return None
     _share_repeated(list(found.values()))
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]

@@ -20,7 +20,8 @@ from subjects import LONGER
 
 from depthfold.core import Profile
 
-NO_PLAN, UNTRAINED, TOO_FAST = "none meets the budget", "not trained yet", "faster than all moves"
+NO_PLAN, UNTRAINED, UNTIMED = "none meets the budget", "not trained yet", "not timed yet"
+TOO_FAST = "faster than all moves"
 VARIANTS = {
     "without distillation": "with and without the original as the teacher (distillation)",
     "without features": "with and without matching the features of the original (`features` of the recipe)",
@@ -115,9 +116,10 @@ def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
     for share in ("100%", *SHARES):
         for titles, one in _by_plan([one for one in results.at(share) if one.method.endswith(PLAIN) == plain]):
             yield _row(budget(share), titles, one, holdout=bool(holdout))
+        missing = {one.method for one in results.measured} - {one.method for one in results.at(share)}
         for method in SEARCHES if share in SHARES and not plain else ():
-            if method not in {one.method for one in results.at(share)}:
-                yield cells(budget(share), TITLES[method], UNTRAINED if results.timed(method, share) else NO_PLAN)
+            if method in missing:
+                yield cells(budget(share), TITLES[method], _why_missing(results, method, share))
     for one in results.measured:
         if one.at not in ("100%", *SHARES) and one.scores and one.profile and not plain:
             yield _row(one.at, TITLES[one.method], one, holdout=bool(holdout))
@@ -267,9 +269,14 @@ def _differences(results: NetworkResults) -> Iterator[str]:
 def _difference(results: NetworkResults, method: str, share: str) -> str:
     found = {one.method: one for one in results.at(share)}
     if method not in found:
-        return UNTRAINED if results.timed(method, share) else NO_PLAN
+        return _why_missing(results, method, share)
     same = OURS in found and found[method].plan == found[OURS].plan
     return "same plan" if same else _ahead(results, found[method])
+
+
+def _why_missing(results: NetworkResults, method: str, share: str) -> str:
+    one = next((one for one in results.measured if (one.method, one.at) == (method, share)), None)
+    return NO_PLAN if one is None else UNTRAINED if one.profile else UNTIMED
 
 
 def _ahead(results: NetworkResults, other: Measured) -> str:
@@ -307,18 +314,14 @@ def _missing(found: list[NetworkResults]) -> str:
         if not section.network.startswith("mobilenet"):
             wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
         rest = [TITLES[method] for method in wanted if not results.has(method)]
-        rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.untrained if results.has(one.method)]
+        rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.unfinished if results.has(one.method)]
         if section.network == "mobilenet_v2" and not any(
             "without distillation" in one.variants for one in results.measured
         ):
             rest.append("fine-tuning without distillation")
         if rest:
             lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
-    rest = [
-        section.heading + " on the H200" * (section.stopwatch == "cuda")
-        for name, section in SECTIONS.items()
-        if name not in done
-    ]
+    rest = [section.heading for name, section in SECTIONS.items() if name not in done]
     if rest:
         lines.append(f"- Not measured yet: {'; '.join(rest)}.")
     return "\n".join(lines)
