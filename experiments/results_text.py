@@ -229,7 +229,7 @@ LIMITS = """\
 - The plans of all moves for MobileNetV2-1.0 at 65, 50 and 35 % were not timed on ARM after its search space was
   extended.
 - The fine-tuning is shorter than that of the paper, whose networks for ImageNet were trained for 180 epochs.
-- The plans were chosen with importances of one seed. Those of EfficientNet-Lite0 for ARM were measured before the search
-  space had residuals that are dropped without an inserted activation.
+- The plans were chosen with importances of one seed. Those of EfficientNet-Lite0 for ARM were measured before the
+  search space had residuals that are dropped without an inserted activation.
 - Speed-ups are stated for the accuracy of the original before any fine-tuning. Fine-tuning may change it, too: see
   "original, fine-tuned with the same recipe"."""

@@ -157,7 +157,7 @@ def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(r
     shared = {key: {k: v for k, v in row.items() if k != "seconds" or key[:5] != "train"} for key, row in known.items()}
     monkeypatch.setattr(equal_latency_results, "rows", lambda run: shared)
     last = results_page._costs([equal_latency_results.load("resnet56")]).splitlines()[-1]
-    assert last.startswith("| ResNet-56 | ") and last.endswith(f" {known['surrogate']['seconds']:.0f} |  |")
+    assert last.startswith("| ResNet-56, in TF32 on the H200 | ") and last.endswith(f" {known['surrogate']['seconds']:.0f} |  |")
 
 
 @pytest.mark.parametrize("variant", ["without distillation", "without features", "for 180 epochs"])
@@ -240,3 +240,17 @@ def test_readme_says_that_its_first_network_is_slower_on_another_machine(results
     text = " ".join((ROOT / "README.md").read_text().split())
     said = f"on two ARM cores, the network of the first row takes {merged:.1f} ms instead of {original:.1f} ms"
     assert merged > original and said in text
+
+
+def test_network_that_was_trained_but_not_timed_is_not_said_to_miss_the_budget(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
+    untimed = {key: row for key, row in known.items() if key != "profile channels, magnitude 65% cuda"}
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: untimed)
+    results = equal_latency_results.load("resnet56")
+    assert results_page._difference(results, "channels, magnitude", "65%") == "not timed yet"
+    assert results_page._difference(results, "channels, magnitude", "50%") == "none meets the budget"
+    assert "channel pruning, magnitude at 65 %" in results_page._missing([results])
+    untimed = {key: row for key, row in known.items() if not key.startswith("profile")}
+    assert equal_latency_results.load("resnet56") is None
