@@ -21,6 +21,7 @@ from subjects import STOPWATCHES, SUBJECTS, timed_batch
 
 import depthfold as df
 from depthfold.core import Surrogate
+from depthfold.errors import BudgetError
 from depthfold.latency import profile_all
 
 
@@ -39,7 +40,11 @@ def main() -> None:
         key = f"transfer {share} {options.stopwatch}"
         if key in rows(options.other):
             continue
-        moved = theirs.at(share)
+        try:
+            moved = theirs.at(share)
+        except BudgetError as error:
+            print(error)
+            continue
         made = next(point for point in ours if point.importance >= moved.importance)  # by rising latency
         plans = {"original": traced.vanilla, "moved": moved.plan, "made": made.plan}
         modules = {name: df.merge(df.rewrite(traced, plan).eval()) for name, plan in plans.items()}
