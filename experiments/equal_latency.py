@@ -7,8 +7,9 @@
     python experiments/equal_latency.py profile DATA RUN --network mobilenet_v2 --stopwatch onnxruntime
 
 DATA is CIFAR-10 in its binary layout, or the folder of Imagenette for efficientnet_lite0. RUN keeps the weights of the
-original network, both tables and a line per result. `train` goes through a list of measurements in order, leaves out
-those that RUN already has, and starts none after `--seconds`, so that a long comparison can be measured in pieces.
+original network, both tables and a line per result. `train` goes through a list of measurements in order and leaves out
+those that RUN already has. With `--seconds`, it starts none that would end later, going by the longest training so far,
+so that a long comparison can be measured in pieces. all_comparisons.py does this for all networks.
 After that of the original, several `train --shared` with different `--methods` can run at the same time. Run `pick`
 before them and `profile` after them.
 If the search space has grown since the importances were measured, run `extend` alone before `train`: it measures what
@@ -80,51 +81,54 @@ class Experiment:
         """Measure everything that is missing, until the time is up."""
         if self.options.shared and (rest := {"base", "latency", "importance", "surrogate"} - rows(self.run).keys()):
             raise SystemExit(f"{self.run} has no results yet for {', '.join(sorted(rest))}: train the original first.")
-        try:
-            self.measure("base", self.base)
-            model = self.subject.load(self.weights)
-            traced = self.subject.trace(model)
-            self.table_of_latencies(model)
-            self.measure("importance", lambda: self.importance(traced))
-            if not self.options.plain_sum:
-                self.measure("surrogate", lambda: self.fitted(traced))
-            text = f" {self.options.variant}" if self.options.variant else ""
-            for candidate, seed in self.order(self.methods(model, traced)):
-                name, started = f"{candidate.method} {candidate.at}", time.perf_counter()
-                self.measure(f"train {name} {seed}{text}", lambda c=candidate, s=seed: self.candidate(traced, c, s))
-                self.longest = max(self.longest, time.perf_counter() - started)
-                if self.options.profiles and not self.options.shared:
-                    key = f"profile {name} {self.options.stopwatch}"
-                    self.measure(key, lambda c=candidate: self.timing(traced, c))
-        except OutOfTime as what:
-            print(f"no time for: {what}", flush=True)
+        self.measure("base", self.base)
+        model, traced = self.loaded()
+        self.table_of_latencies(model)
+        self.measure("importance", lambda: self.importance(traced))
+        if not self.options.plain_sum:
+            self.measure("surrogate", lambda: self.fitted(traced))
+        text = f" {self.options.variant}" if self.options.variant else ""
+        alike = [row for row in rows(self.run).values() if row.get("variant") == self.options.variant]
+        self.longest = max((row["seconds"] for row in alike if "seconds" in row), default=0.0)
+        for candidate, seed in self.order(self.methods(model, traced)):
+            name, started = f"{candidate.method} {candidate.at}", time.perf_counter()
+            self.measure(f"train {name} {seed}{text}", lambda c=candidate, s=seed: self.candidate(traced, c, s))
+            self.longest = max(self.longest, time.perf_counter() - started)
+            if self.options.profiles and not self.options.shared:
+                key = f"profile {name} {self.options.stopwatch}"
+                self.measure(key, lambda c=candidate: self.timing(traced, c))
 
     def table_of_latencies(self, model: torch.nn.Module) -> None:
         self.measure("latency", lambda: self.latency(self.timed(model)))
 
     def profile(self) -> None:
-        """Time all candidates that were not timed with this stopwatch."""
-        model = self.subject.load(self.weights)
-        traced = self.subject.trace(model)
-        for candidate, _ in self.order(self.methods(model, traced)):
+        """Time all candidates that were not timed with this stopwatch, those that were trained first."""
+        model, traced = self.loaded()
+        known, candidates = rows(self.run), [candidate for candidate, _ in self.order(self.methods(model, traced))]
+        for candidate in sorted(candidates, key=lambda one: f"train {one.method} {one.at} 0" not in known):
             key = f"profile {candidate.method} {candidate.at} {self.options.stopwatch}"
             self.measure(key, lambda c=candidate: self.timing(traced, c))
 
     def prune(self) -> None:
         """Take all steps of channel pruning, for `pick` on another machine."""
-        methods = self.loaded()
+        methods = self.methods(*self.loaded())
         for kind in PRUNED.values():
             methods.pruning_steps(kind)
 
     def pick(self) -> None:
         """Pick the steps of channel pruning that meet the targets according to this stopwatch. `train` uses them."""
-        methods = self.loaded()
+        methods = self.methods(*self.loaded())
         for kind in PRUNED.values():
             methods.pruned(kind)
 
-    def loaded(self) -> Methods:
+    def loaded(self) -> tuple[torch.nn.Module, TracedNetwork]:
+        """Return the original network, and its trace."""
+        if not self.weights.exists():
+            raise SystemExit(
+                f"{self.weights} is missing. To train the original and all that follows again, use a new RUN."
+            )
         model = self.subject.load(self.weights)
-        return self.methods(model, self.subject.trace(model))
+        return model, self.subject.trace(model)
 
     def measure(self, key: str, work: Callable[[], Row]) -> None:
         """Record the result of one measurement unless it is known."""
@@ -185,8 +189,7 @@ class Experiment:
 
     def extend(self) -> None:
         """Measure the importances that the table lacks, and forget the results of plans that are no longer chosen."""
-        model = self.subject.load(self.weights)
-        traced = self.subject.trace(model)
+        model, traced = self.loaded()
         known, before = df.ImportanceTable.loads((self.run / "importance.json").read_text()), rows(self.run)
         row = self.importance(traced, known)
         record(self.run, "importance", row | {"seconds": before["importance"]["seconds"] + row["seconds"]})
@@ -282,7 +285,7 @@ def main() -> None:
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")
     parser.add_argument("--shared", action="store_true", help="train beside other processes, and time nothing")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many seconds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing that would end later")
     parser.add_argument("--workers", type=int, default=8, help="processes that share the GPU; 0: this process")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, help="at most so many steps of batch 8, for a dry run")
@@ -296,7 +299,10 @@ def main() -> None:
     if options.what == "latency":  # latencies do not depend on the weights
         experiment.table_of_latencies(experiment.subject.build())
     else:
-        getattr(experiment, options.what)()
+        try:
+            getattr(experiment, options.what)()
+        except OutOfTime as what:
+            print(f"no time for: {what}", flush=True)
 
 
 if __name__ == "__main__":

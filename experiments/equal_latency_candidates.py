@@ -26,11 +26,14 @@ from depthfold.tracing import TracedNetwork
 ORIGINAL, CONTROL = "original", "control: constant"
 SEARCHES = ("paper", "all moves", "LayerMerge's rule")
 PUBLISHED, SEARCHED = "DepthShrinker", "DepthShrinker, searched"
+UNIFORM, AMC = "uniform width", "AMC"
+FIXED = (PUBLISHED, SEARCHED, UNIFORM, AMC)  # methods with networks of sizes of their own
 PLAIN = "plain sum"  # the end of the names of searches that maximise the sum of importances, without a surrogate
 PRUNED = {"channels, magnitude": "magnitude", "channels, Taylor": "Taylor"}
 PRUNED_SHARES = (0.8, 0.65, 0.5, 0.35)
 KEPT_BLOCKS, SEARCH_EPOCHS = (12, 9, 7), 10  # of DepthShrinker's search; the blocks as published
-METHODS = (ORIGINAL, *SEARCHES, *PRUNED, CONTROL, PUBLISHED, SEARCHED)
+UNIFORM_RATIOS = {"1.0": 0.75, "1.4": 0.65}  # of the paper, by the width of MobileNetV2
+METHODS = (ORIGINAL, *SEARCHES, *PRUNED, CONTROL, *FIXED)
 QUICK = Timer(warmup=0.2, rounds=3)  # for the many networks that pruning goes through
 
 
@@ -76,7 +79,7 @@ class Methods:
         yield from self._solved(self._wanted(CONTROL), f"{share:.0%}", f"{share:.0%}")
 
     def published(self) -> Iterator[Candidate]:
-        """Yield DepthShrinker's patterns for this network, our plans that are as fast, and the plans of its search."""
+        """Yield DepthShrinker's patterns for this network, our plans that are as fast, and the paper's other rivals."""
         width = {"mobilenet_v2": "1.0", "mobilenet_v2_1.4": "1.4"}.get(self.subject.name)
         if width is None:
             return
@@ -91,6 +94,21 @@ class Methods:
                 if (found := self.searched(kept)) is not None:
                     predicted = self.times.predict(self.traced.network, found)
                     yield Candidate(method, f"{kept} blocks", self.traced, found, predicted)
+        for method in self._wanted(UNIFORM, *([AMC] if width == "1.0" else [])):
+            yield self.narrower(method, width)
+
+    def narrower(self, method: str, width: str) -> Candidate:
+        """Return the network with a uniform ratio of the channels inside its blocks, or with AMC's channels."""
+        if method == AMC:
+            model, at = baselines.amc_mobilenet_v2(self.model, self.subject.example(1)), "70% of the FLOPs"
+        else:
+            ratio = UNIFORM_RATIOS[width]
+            blocks = [block for block in baselines.inverted_residuals(self.traced.network) if len(block) == 3]
+            expansions = [self.traced.network.layers[block.i].where for block in blocks]
+            model = baselines.uniform_width(self.model, self.subject.example(1), ratio, layers=expansions)
+            at = f"{ratio:.0%} of the channels"
+        traced = self.subject.trace(model)
+        return Candidate(method, at, traced, traced.vanilla)
 
     def _wanted(self, *methods: str) -> list[str]:
         return [method for method in methods if method in (self.options.methods or METHODS)]

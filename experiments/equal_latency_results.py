@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from equal_latency_candidates import CONTROL
+from equal_latency_candidates import AMC, CONTROL, PRUNED, PUBLISHED, SEARCHED, UNIFORM
 from gpu_runs import rows
 from subjects import LONGER
 
@@ -18,6 +18,8 @@ from depthfold.core import Profile
 RESULTS = Path(__file__).parent / "equal-latency"
 OURS = "all moves"
 WITHOUT = ", without a surrogate"
+# Methods whose networks have fewer channels. In `train` rows they are named instead of a plan, which changes nothing.
+NARROWER = (*PRUNED, UNIFORM, AMC)
 SAME = 0.02  # relative difference of latencies that counts as none at the ends of an interpolation
 # How each method is called on the page, in the order of its tables.
 TITLES = {
@@ -25,10 +27,12 @@ TITLES = {
     OURS: "depthfold, all moves",
     "paper": "depthfold, the paper's moves",
     "LayerMerge's rule": "LayerMerge's rule",
-    "DepthShrinker": "DepthShrinker, published",
-    "DepthShrinker, searched": "DepthShrinker, searched",
+    PUBLISHED: "DepthShrinker, published",
+    SEARCHED: "DepthShrinker, searched",
     "channels, magnitude": "channel pruning, magnitude",
     "channels, Taylor": "channel pruning, Taylor",
+    UNIFORM: "channel pruning, uniform width",
+    AMC: "channel pruning, AMC's channels",
     CONTROL: "control: constant importance",
     "all moves, plain sum": f"depthfold, all moves{WITHOUT}",
     "paper, plain sum": f"depthfold, the paper's moves{WITHOUT}",
@@ -70,9 +74,14 @@ class Measured:
         return sum(branches) + (len(layers[1].strip(", ").split(",")) if layers else 0)
 
     @property
-    def speed_up(self) -> float:
+    def share(self) -> float:
+        """The latency as a share of that of the original, which was timed in turn with this network."""
         assert self.profile is not None and self.original is not None
-        return self.original.latency / self.profile.latency
+        return self.profile.latency / self.original.latency
+
+    @property
+    def speed_up(self) -> float:
+        return 1 / self.share
 
 
 @dataclass(frozen=True)
@@ -103,16 +112,18 @@ class NetworkResults:
     def has(self, method: str) -> bool:
         return any(one.method == method and one.scores and one.profile for one in self.measured)
 
-    def ours_at(self, latency: float) -> float | None:
-        """The accuracy of all moves at a latency, interpolated between their networks and the original."""
-        ours = {
-            one.profile.latency: one.mean for one in self.measured if one.method == OURS and one.scores and one.profile
-        }
-        points = sorted({**ours, self.original.latency: self.base["test"]}.items())
-        latencies, scores = zip(*points, strict=True)
-        if not latencies[0] * (1 - SAME) <= latency <= latencies[-1] * (1 + SAME):
+    def ours_at(self, share: float) -> float | None:
+        """The accuracy of all moves at a share of the latency, interpolated between their networks and the original."""
+        ours = {one.share: one.mean for one in self.measured if one.method == OURS and one.scores and one.profile}
+        shares, scores = zip(*sorted({**ours, 1.0: self.base["test"]}.items()), strict=True)
+        if not shares[0] * (1 - SAME) <= share <= 1 + SAME:
             return None
-        return float(np.interp(latency, latencies, scores))
+        return float(np.interp(share, shares, scores))
+
+    def ahead(self, other: Measured) -> float | None:
+        """How many points all moves are ahead of another network at its latency. None if it is faster than they are."""
+        ours = self.ours_at(other.share)
+        return None if ours is None else ours - other.mean
 
     @property
     def unfinished(self) -> list[Measured]:
@@ -137,7 +148,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             continue
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
-            one.plan = row["plan"]  # a pruned network has the name of its method: its plan changes nothing
+            one.plan = row["plan"]
             if row["variant"]:
                 one.variants.setdefault(row["variant"], {})[row["seed"]] = row["merged"], row["holdout"]
             else:
@@ -146,6 +157,8 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
                 seconds += [row["seconds"]] if "seconds" in row else []
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
+            if row["method"] not in NARROWER:
+                one.plan = one.plan or row["plan"]
     if not recipe or not any(one.profile for one in found.values()):
         return None
     _share_repeated(list(found.values()))
@@ -154,14 +167,14 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
 
 
 def _share_repeated(measured: list[Measured]) -> None:
-    """Give methods that chose the same plan the same score per seed: the mean, if it was trained more than once.
+    """Give methods that chose the same plan all of its scores: per seed the mean, if it was trained more than once.
 
     This happens if two processes train the plan at the same time.
     """
     for scores in (lambda one: one.scores, lambda one: one.holdout):
-        by_plan: dict[tuple[str, int], set[float]] = {}
+        by_plan: dict[str, dict[int, set[float]]] = {}
         for one in measured:
             for seed, score in scores(one).items():
-                by_plan.setdefault((one.plan, seed), set()).add(score)
+                by_plan.setdefault(one.plan, {}).setdefault(seed, set()).add(score)
         for one in measured:
-            scores(one).update({seed: fmean(by_plan[one.plan, seed]) for seed in scores(one)})
+            scores(one).update({seed: fmean(found) for seed, found in by_plan.get(one.plan, {}).items()})

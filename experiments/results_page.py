@@ -5,18 +5,20 @@ python experiments/results_page.py [FOLDER]        # the repository unless FOLDE
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import PLAIN, PUBLISHED, SEARCHED, SEARCHES
-from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
+from equal_latency_candidates import AMC, FIXED, PLAIN, PRUNED, SEARCHES
+from equal_latency_results import OURS, RESULTS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
-from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS, SUMMARY
-from subjects import LONGER
+from results_summary import CLOSE, best, candidates, summary, tuned
+from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
+from subjects import LONGER, SUBJECTS
 
 from depthfold.core import Profile
 
@@ -27,7 +29,6 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-CLOSE = 0.2  # points below the original that count as none
 ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
 
@@ -35,7 +36,7 @@ def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
     limits = f"{LIMITS}\n{_missing(found)}"
-    parts = [INTRODUCTION, SUMMARY, *map(_network, found), *analyses(), _costs(found), PAPER, limits]
+    parts = [INTRODUCTION, summary(found), *map(_network, found), *analyses(), _costs(found), PAPER, limits]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -67,8 +68,7 @@ def _network(results: NetworkResults) -> str:
         *([section.remark, ""] if section.remark else []),
         *_without_surrogate(results),
         *_variants(results),
-        f"    {section.command}",
-        *([f"    {section.command} --plain-sum"] if results.has(f"{OURS}, {PLAIN}") else []),
+        f"    {section.command(results.name)}",
     ])  # fmt: skip
 
 
@@ -154,23 +154,11 @@ def _title(method: str) -> str:
     return TITLES[method].removesuffix(WITHOUT)
 
 
-def _ours(results: NetworkResults) -> list[Measured]:
-    ours = [one for share in SHARES for one in results.at(share) if one.method in (OURS, "paper")]
-    return [*ours, *(longer for one in ours if (longer := one.longer))]
-
-
-def _best(results: NetworkResults, accuracy: float | None = None) -> Measured | None:
-    """Return the fastest network of ours that is at most CLOSE points below an accuracy, that of the original."""
-    least = (results.base["test"] if accuracy is None else accuracy) - CLOSE
-    close = [one for one in _ours(results) if one.mean >= least]
-    return max(close, key=lambda one: one.speed_up, default=None)
-
-
 def _headline(results: NetworkResults) -> Iterator[str]:
-    best = _best(results)
-    if not (ours := _ours(results)):
+    fastest = best(results)
+    if not (ours := candidates(results)):
         yield "No network of depthfold is trained and timed yet."
-    elif best is None:
+    elif fastest is None:
         closest = max(ours, key=lambda one: one.mean)
         lost = results.base["test"] - closest.mean
         yield (
@@ -179,24 +167,20 @@ def _headline(results: NetworkResults) -> Iterator[str]:
         )
     else:
         yield (
-            f"The largest speed-up of depthfold within {CLOSE} points of the original, of the networks below by their "
-            f"test accuracy: {best.speed_up:.2f} times, at {best.mean:.2f} % ({_how(best)}; {_seeds(best)})."
-            + _against_tuned(results)
+            f"The largest speed-up of depthfold within {CLOSE} points of the original, chosen from the networks below "
+            f"by test accuracy: {fastest.speed_up:.2f} times, at {fastest.mean:.2f} % ({_how(fastest)}; "
+            f"{_seeds(fastest)})." + _against_tuned(results)
         )
     yield ""
 
 
 def _against_tuned(results: NetworkResults) -> str:
     """Say what the speed-up is if the original is fine-tuned like the others, which may make it more accurate."""
-    if (tuned := _tuned(results)) is None:
+    if (original := tuned(results)) is None:
         return ""
-    best = _best(results, tuned.mean)
-    within = f" Within {CLOSE} points of the original fine-tuned with the same recipe ({tuned.mean:.2f} %)"
-    return f"{within}: {best.speed_up:.2f} times." if best else f"{within}: none."
-
-
-def _tuned(results: NetworkResults) -> Measured | None:
-    return next((one for one in results.at("100%") if one.method == "original"), None)
+    fastest = best(results, original.mean)
+    within = f" Within {CLOSE} points of the original fine-tuned with the same recipe ({original.mean:.2f} %)"
+    return f"{within}: {fastest.speed_up:.2f} times." if fastest else f"{within}: none."
 
 
 def _how(one: Measured) -> str:
@@ -214,21 +198,21 @@ def _seeds(one: Measured) -> str:
 
 def readme_rows() -> str:
     """Return the rows of the README's table: the headline of each section."""
-    return "".join(f"{_readme_row(results, best)}\n" for results in _results() if (best := _best(results)) is not None)
+    return "".join(f"{_readme_row(results, one)}\n" for results in _results() if (one := best(results)) is not None)
 
 
-def _readme_row(results: NetworkResults, best: Measured) -> str:
-    assert best.original is not None and best.profile is not None
-    section, environment = SECTIONS[results.name], best.original.environment
+def _readme_row(results: NetworkResults, one: Measured) -> str:
+    assert one.original is not None and one.profile is not None
+    section, environment = SECTIONS[results.name], one.original.environment
     before, after = (
         f"{profile.latency:.2f} ms, {score:.2f} %"
-        for profile, score in ((best.original, results.base["test"]), (best.profile, best.mean))
+        for profile, score in ((one.original, results.base["test"]), (one.profile, one.mean))
     )
     machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
-    if (tuned := _tuned(results)) is not None:
-        before += f" (fine-tuned: {tuned.mean:.2f} %)"
-    speed = f"**{best.speed_up:.2f} times**"
-    return cells(f"{section.title}, {section.data}", machine, _how(best), before, f"{after} ({_seeds(best)})", speed)
+    if (original := tuned(results)) is not None:
+        before += f" (fine-tuned: {original.mean:.2f} %)"
+    speed = f"**{one.speed_up:.2f} times**"
+    return cells(f"{section.title}, {section.data}", machine, _how(one), before, f"{after} ({_seeds(one)})", speed)
 
 
 def _differences(results: NetworkResults) -> Iterator[str]:
@@ -238,9 +222,9 @@ def _differences(results: NetworkResults) -> Iterator[str]:
     if OURS not in measured or not others:
         return
     yield (
-        f'Accuracy of "{TITLES[OURS]}" minus that of each method, in points, at the measured latency of that method. '
-        "The accuracy is interpolated linearly between the original and all networks of all moves in the table. In "
-        "parentheses: seeds of the method."
+        f'Accuracy of "{TITLES[OURS]}" minus that of each method, in points, at the latency of that method. Latencies '
+        "are shares of that of the original, which was timed in turn with each network. The accuracy is interpolated "
+        "linearly between the original and all networks of all moves in the table. In parentheses: seeds of the method."
     )
     yield ""
     yield cells("budget", *(TITLES[method] for method in others))
@@ -248,10 +232,10 @@ def _differences(results: NetworkResults) -> Iterator[str]:
     for share in SHARES:
         yield cells(budget(share), *(_difference(results, method, share) for method in others))
     yield ""
-    blocks = [one for one in results.measured if one.method in (PUBLISHED, SEARCHED) and one.scores and one.profile]
-    if blocks:
-        points = ", ".join(f"{_ahead(results, one)} at {one.at}" for one in blocks)
-        yield f"The same against DepthShrinker, published and searched: {points}."
+    fixed = [one for one in results.measured if one.method in FIXED and one.scores and one.profile]
+    if fixed:
+        points = "; ".join(f"{TITLES[one.method]}, {one.at}: {_ahead(results, one)}" for one in fixed)
+        yield f"The same against methods with networks of their own sizes: {points}."
         yield ""
     if results.spread is not None:
         yield (
@@ -275,15 +259,23 @@ def _difference(results: NetworkResults, method: str, share: str) -> str:
 
 
 def _why_missing(results: NetworkResults, method: str, share: str) -> str:
+    """Say why a method has no network at a share of the latency."""
     one = next((one for one in results.measured if (one.method, one.at) == (method, share)), None)
-    return NO_PLAN if one is None else UNTRAINED if one.profile else UNTIMED
+    if one is not None:
+        return UNTRAINED if one.profile else UNTIMED
+    if method in PRUNED:
+        steps = json.loads((RESULTS / results.name / f"channels-{PRUNED[method]}.json").read_text())
+        reached = [f"{float(each):.0%}" for each in steps]
+    else:
+        reached = [one.at for one in results.measured if one.method == method]
+    faster = SHARES[SHARES.index(share) :]
+    return UNTRAINED if any(each in reached for each in faster) else NO_PLAN
 
 
 def _ahead(results: NetworkResults, other: Measured) -> str:
     """Return how far all moves are ahead at the latency of another network."""
-    assert other.profile is not None
-    ours = results.ours_at(other.profile.latency)
-    return TOO_FAST if ours is None else f"{ours - other.mean:+.2f} ({len(other.scores)})"
+    points = results.ahead(other)
+    return TOO_FAST if points is None else f"{points:+.2f} ({len(other.scores)})"
 
 
 def _costs(found: list[NetworkResults]) -> str:
@@ -297,9 +289,9 @@ def _costs(found: list[NetworkResults]) -> str:
     for results in found:
         T, I = results.latency, results.importance
         fitted = SECTIONS[results.name].surrogate or f"{results.surrogate['seconds']:.0f}"
-        tables = (T["entries"], T["seconds"], I["entries"], I["seconds"])
+        latency = SECTIONS[results.name].latency or f"{T['seconds']:.0f}"
         finetuning = "" if results.seconds is None else f"{results.seconds:.0f}"
-        numbers = (*(f"{number:.0f}" for number in tables), fitted, finetuning)
+        numbers = (str(T["entries"]), latency, str(I["entries"]), f"{I['seconds']:.0f}", fitted, finetuning)
         lines.append(cells(SECTIONS[results.name].name, *numbers))
     return "\n".join(lines)
 
@@ -312,13 +304,19 @@ def _missing(found: list[NetworkResults]) -> str:
         section = SECTIONS[results.name]
         wanted = [method for method in TITLES if not method.endswith(PLAIN)]
         if not section.network.startswith("mobilenet"):
-            wanted = [method for method in wanted if not method.startswith("DepthShrinker")]
+            wanted = [method for method in wanted if method not in FIXED]
+        elif section.network != "mobilenet_v2":
+            wanted.remove(AMC)
         rest = [TITLES[method] for method in wanted if not results.has(method)]
         rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.unfinished if results.has(one.method)]
         if section.network == "mobilenet_v2" and not any(
             "without distillation" in one.variants for one in results.measured
         ):
             rest.append("fine-tuning without distillation")
+        trained = [one for one in results.measured if one.scores and not one.method.endswith(PLAIN)]
+        few = sum(len(one.scores) < 3 for one in trained)
+        if few and SUBJECTS[section.network].seeds == 3:
+            rest.append(f"three seeds of {few} of the {len(trained)} networks")
         if rest:
             lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
     rest = [section.heading for name, section in SECTIONS.items() if name not in done]

@@ -6,17 +6,19 @@ import textwrap
 from pathlib import Path
 
 import matplotlib as mpl
-from equal_latency_candidates import CONTROL
+from equal_latency_candidates import AMC, CONTROL, PUBLISHED, SEARCHED, UNIFORM
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults
 from matplotlib.figure import Figure
 
-# Ours are filled and joined by a line. The colours are Okabe and Ito's, which the colour-blind can tell apart.
+# Networks of one method are joined by a line. The colours are Okabe and Ito's, which the colour-blind can tell apart.
 STYLES = {
     OURS: ("#0072b2", "o", "-"),
     "paper": ("#56b4e9", "o", "--"),
     "LayerMerge's rule": ("#009e73", "s", ":"),
-    "DepthShrinker": ("#d55e00", "^", "none"),
-    "DepthShrinker, searched": ("#d55e00", "v", "none"),
+    PUBLISHED: ("#d55e00", "^", "none"),
+    SEARCHED: ("#d55e00", "v", "none"),
+    UNIFORM: ("#8c6d31", "<", "none"),
+    AMC: ("#8c6d31", ">", "none"),
     "channels, magnitude": ("#cc79a7", "D", ":"),
     "channels, Taylor": ("#e69f00", "D", ":"),
     CONTROL: ("#8c959f", "x", "none"),

@@ -11,8 +11,8 @@ CIFAR10, IMAGENETTE = "CIFAR-10", "Imagenette at 224 px"
 class Section:
     """A section of the page: one network on one target, measured in the folder of that name.
 
-    `options` are those of the command beyond the network and the stopwatch. `holdout` says whether the original was not
-    trained on the hold-out set. `surrogate` says what the surrogate cost, if it was not fitted in this run.
+    `options` are those of the command beyond the network and the stopwatch. `holdout` is False if the original was
+    trained on the hold-out images. `latency` and `surrogate` say what these cost, if this run did not measure it.
     """
 
     network: str
@@ -22,6 +22,7 @@ class Section:
     stopwatch: str = "cuda"
     options: str = ""
     holdout: bool = True
+    latency: str = ""
     surrogate: str = ""
     remark: str = ""
 
@@ -33,11 +34,11 @@ class Section:
     def name(self) -> str:
         return self.title + _TARGETS[self.stopwatch]
 
-    @property
-    def command(self) -> str:
-        stopwatch = "" if self.stopwatch == "cuda" else f" --stopwatch {self.stopwatch}"
-        options = f" {self.options}" if self.options else ""
-        return f"python experiments/equal_latency.py train DATA RUN --network {self.network}{options}{stopwatch}"
+    def command(self, folder: str) -> str:
+        """The command that measures the section, which is in the folder of that name."""
+        data = "--imagenette IMAGENETTE" if self.data == IMAGENETTE else "--cifar10 CIFAR10"
+        turns = "" if self.stopwatch in ("cuda", "float16") else "  # in turns with ARM: see --help"
+        return f"python experiments/all_comparisons.py RUNS {data} --only {folder}{turns}"
 
 
 _TARGETS = {
@@ -66,13 +67,14 @@ did not change beyond noise.
 Merging makes depth-wise convolutions dense, so a network with half the latency can have more FLOPs and parameters than
 the original. The stem and the second stage of this MobileNetV2 have no stride, because the images are small.
 
-All moves are 0.5 to 1.0 points ahead of DepthShrinker's patterns B, C and D, and 0.6 points ahead of its search for 7
-blocks, with one seed each. They are level with pattern A and with its searches for 12 and 9 blocks. The patterns were
-found for ImageNet and other GPUs. At 65 %, channel pruning by Taylor expansion is 1.8 points behind. By magnitude it is
-0.2 points behind at 65 %, and at 80 % both kinds are 0.1 and 0.2 points ahead; these differences are within noise.
-The network by Taylor expansion for 80 % has 73 % of the latency, because its first step removes a third of the
-parameters. In 40 steps, which remove at most 70 % of the channels, pruning does not reach 50 %. The control has one
-plan for 80 and 65 %, which is faster than both, and one for 50 and 35 %.""",
+All moves are 0.7 and 1.0 points ahead of DepthShrinker's patterns B and C, with one seed each, and level with A and D.
+The patterns were found for ImageNet and other GPUs.
+
+At 65 %, channel pruning by Taylor expansion is 1.8 points behind. By magnitude it is 0.2 points behind at 65 %, and at
+80 % both kinds are 0.1 and 0.2 points ahead; these differences are within noise. The network by Taylor expansion for 80
+% has 73 % of the latency, because its first step removes a third of the parameters. With 70 % of the channels removed,
+pruning does not reach 50 %. The control has one plan for 80 and 65 %, which is faster than both, and one for 50 and 35
+%.""",
     ),
     "mobilenet_v2_1.4": Section("mobilenet_v2_1.4", "MobileNetV2-1.4"),
     "vgg19_bn": Section(
@@ -85,9 +87,9 @@ to three of the four convolutions of a stage. One has to stay in each of the fiv
 of the latency, and none meets 35 %.
 
 Channel pruning by Taylor expansion is 1.2 and 2.4 points behind all moves at 65 and 50 %. By magnitude it does not
-reach 50 % in 40 steps. At 80 % both kinds are 0.4 points behind, and at 65 % magnitude is 0.1 points ahead, which is
-within noise. LayerMerge's rule chooses the same plan at 50 %, and is level at 80 and 65 %. The control is 1.0 points
-behind the paper's moves at 80 %.
+reach 50 % with 70 % of the channels removed. At 80 % both kinds are 0.4 points behind, and at 65 % magnitude is 0.1
+points ahead, which is within noise. LayerMerge's rule chooses the same plan at 50 %, and is level at 80 and 65 %. The
+control is 1.0 points behind the paper's moves at 80 %.
 
 The original fine-tuned with the same recipe is 0.6 points better than the original on the test set, and 0.2 points
 worse on the hold-out set.""",
@@ -97,7 +99,8 @@ worse on the hold-out set.""",
         options="--weights resnet56-4bfd9763.th", holdout=False,
         remark="""\
 Channel pruning is behind all moves at 65 %, by 1.0 and 1.3 points. At 80 % it is 0.4 and 0.5 points behind, which is
-within noise, and it does not reach 50 % in 40 steps. At 80 and 65 % the searches do not differ by more than seeds do.
+within noise, and it does not reach 50 % with 70 % of the channels removed. At 80 and 65 % the searches do not differ by
+more than seeds do.
 All moves are ahead where the network is compressed most, by dropping residual branches: at 50 % both seeds are above
 those of the paper's moves, and at 35 % both are more than 0.8 points above those of LayerMerge's rule. At 50 % and
 below, their plans merge almost nothing. In the latency table, merging the two 3x3 convolutions of a block into a 5x5
@@ -113,13 +116,11 @@ surrogate come from images of which the original classifies 99.98 % correctly. W
 the surrogate orders the 24 plans equally well.""",
     ),
     "efficientnet_lite0": Section(
-        "efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE,
+        "efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, latency="67, for the last 39 entries",
         remark="""\
 At 65 %, channel pruning by magnitude is 1.4 points behind all moves, and the paper's moves are level within noise. The
 plan for 80 % only merges four layers, at the largest resolution, into one. The network then has 1.5 times the FLOPs and
-less than half of the peak memory.
-
-The latency table was measured in two runs; its cost below is that of the second, with the last 39 entries.""",
+less than half of the peak memory.""",
     ),
     "efficientnet_lite0-on-float16": Section("efficientnet_lite0", "EfficientNet-Lite0", IMAGENETTE, _LITE, "float16"),
     "efficientnet_lite0-on-onnxruntime": Section(
@@ -130,12 +131,12 @@ Both dropping and merging are needed: see the table of steps below. Merging make
 which pays only in some places on this CPU, so merging everything possible can be slower than the original. The paper's
 moves do not reach 65 %, and at 80 % they lose too much accuracy.
 
-LayerMerge's rule is level with all moves at 80 and 65 %, and 0.9 and 1.7 points ahead at 50 and 35 %. All moves search
+LayerMerge's rule is level with all moves at 80 and 65 %, and 0.8 and 1.8 points ahead at 50 and 35 %. All moves search
 a larger space with the same objective, so the objective misjudges plans outside LayerMerge's space. At 50 and 35 %
 these drop residual branches. When they were chosen, a dropped inverted residual always came with an inserted
 activation, in place of a linear output. This is no longer so. With the importances and the surrogate that were measured
 again for the H200, the plans of all moves for 80, 65, 50 and 35 % are 1.26, 1.54, 2.08 and 3.04 times as fast
-(efficientnet_lite0-on-arm). They were not trained yet.
+(efficientnet_lite0-on-onnxruntime-again). They have not been trained yet.
 
 Of the 3,925 test images, 134 are from ImageNet's validation set and the others from its training set. The original was
 trained on those, and a network that is fine-tuned for long may forget them.
@@ -156,7 +157,8 @@ INTRODUCTION = """\
 # Results
 
 Methods at equal latency budgets. Generated by `make results` from the measurements in
-[experiments/equal-latency](../experiments/equal-latency/README.md); do not edit.
+[experiments/equal-latency](../experiments/equal-latency/README.md), which says what the commands below need; do not
+edit.
 
 - Every method starts from the same trained network. All compressed networks are fine-tuned with the same recipe, with
   the original as their teacher, then merged.
@@ -169,7 +171,8 @@ Methods at equal latency budgets. Generated by `make results` from the measureme
   the surrogate was fitted on it, so it is not a second test set.
 - The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
   ([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances. The importances are
-  those of the method "brief". `depthfold compress --method brief --surrogate` does the same; neither is the default.
+  those of the method "brief". `depthfold compress --method brief --surrogate` has the same objective, fitted to 12
+  plans; neither option is the default.
 
 | method | what it may do |
 | --- | --- |
@@ -182,38 +185,31 @@ Methods at equal latency budgets. Generated by `make results` from the measureme
 SUMMARY = """\
 ## Summary
 
-"Depthfold" is all moves below. Differences of half a point or less are within noise.
+Differences of half a point or less are within noise: seeds of one plan differ by that much. An empty cell was not
+measured. "None" was measured, and lost more.
 
-- **DepthShrinker** (MobileNetV2-1.0): depthfold is 0.5 to 1.0 points ahead of the patterns B, C and D at the same
-  latency, and level with A. It is 0.6 points ahead of the search for 7 blocks, and level with those for 9 and 12.
-- **Channel pruning:** depthfold is 1.2 to 2.4 points ahead of Taylor expansion at 65 and 50 % on MobileNetV2-1.0,
-  VGG19-BN and ResNet-56. It is 1.0 to 2.0 points ahead of magnitude at 65 and 50 % on ResNet-56 and EfficientNet-Lite0.
-  Elsewhere they are level. On CIFAR-10, pruning reaches 50 % only once, and never 35 %.
-- **LayerMerge's rule** is level on MobileNetV2-1.0 and VGG19-BN. On ResNet-56 it is 1.2 points behind at 35 %. On
-  EfficientNet-Lite0 it is 0.9 and 1.7 points ahead at 50 and 35 %; this is not solved yet.
-- **The paper's moves** are level with all moves on MobileNetV2-1.0. On the other networks they are level or behind, and
-  do not reach the smaller budgets.
-- **Control:** with the same importance for every block, plans are 0.9 to 1.6 points behind, except on ResNet-56 above
-  half of its latency."""
+- Channel pruning removes at most 70 % of the channels of a layer here, and often does not reach 50 % of the latency.
+- LayerMerge's rule is ahead on EfficientNet-Lite0 for ARM at 50 and 35 %. This is not solved yet.
+- On ResNet-56, plans from constant importances are as good as those from measured ones above half of the latency.
+- On MobileNetV2-1.0, dropping layers and branches gains nothing over the paper's moves."""
 
 PAPER = """\
 ## The paper's tables
 
 The paper measured on ImageNet with TensorRT in float32 on four older GPUs, at batch 128. Here: CIFAR-10, because
-ImageNet was not available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. DATA is CIFAR-10
-in its binary layout, and RUN a folder for the results. OTHER is a folder with the latency table of another target,
-measured there with `python experiments/equal_latency.py latency none OTHER --network mobilenet_v2 --stopwatch onnxruntime`.
+ImageNet was not available; PyTorch with CUDA graphs in TF32, at a batch that fills an H200. CIFAR10 is this dataset in
+its binary layout, and RUNS a folder for the results. OTHER is a folder with the latency table of another target,
+measured there with `python experiments/equal_latency.py latency none OTHER --network mobilenet_v2 --stopwatch TARGET`,
+where TARGET is `cuda`, `onnxruntime` or `openvino`.
 
 | table of the paper | command here |
 | --- | --- |
-| accuracy and latency, MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and its search | `python experiments/equal_latency.py train DATA RUN --network mobilenet_v2`, or `mobilenet_v2_1.4` |
-| the same plans on other GPUs | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch cuda`, on that GPU |
-| knowledge distillation | the first command with `--variant "without distillation" --methods "all moves" "channels, Taylor"` |
-| channel pruning | the first command: Torch-Pruning by magnitude and by Taylor expansion, down to the same measured latency |
-| VGG19-BN | `python experiments/equal_latency.py train DATA RUN --network vgg19_bn` |
+| accuracy and latency of MobileNetV2-1.0 and -1.4, against DepthShrinker's patterns and search, and against channel pruning (uniform width, AMC) | `python experiments/all_comparisons.py RUNS --cifar10 CIFAR10 --only mobilenet_v2 mobilenet_v2_1.4`, which also prunes channels with Torch-Pruning, down to the same measured latency |
+| knowledge distillation | the same, of MobileNetV2-1.0 with all moves and channel pruning by Taylor expansion |
+| VGG19-BN | `python experiments/all_comparisons.py RUNS --cifar10 CIFAR10 --only vgg19_bn` |
 | FLOPs and peak memory | columns of the tables above |
-| latency on a CPU | `python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch onnxruntime`, or `openvino` |
-| latency without activations, then merged (Section 5.3) | `python experiments/merging_steps.py RUN --network mobilenet_v2`, with `--stopwatch onnxruntime` on a CPU |"""  # noqa: E501
+| the same plans on other GPUs, latency on a CPU | `python experiments/transfer.py RUNS/mobilenet_v2 OTHER --network mobilenet_v2 --stopwatch TARGET` |
+| latency without activations, then merged (Section 5.3) | the first command, or `python experiments/merging_steps.py RUNS/mobilenet_v2 --network mobilenet_v2 --stopwatch onnxruntime` on a CPU |"""  # noqa: E501
 
 LIMITS = """\
 ## Limitations

@@ -1,12 +1,13 @@
 """DepthShrinker's search: what the gates compute, their gradients, and which blocks the search removes."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.baselines import inverted_residuals, plan_without, search_depthshrinker
+from depthfold.baselines import COSTS, inverted_residuals, plan_without, search_depthshrinker
 from depthfold.baselines.search import Gates, _checked_costs, _gated
 from depthfold.errors import InvalidValue
 from depthfold.training import FunctionTask, capture
@@ -200,7 +201,9 @@ def test_costs_come_from_a_latency_table():
     times = {(entry.span.i, entry.span.j): entry.times[1] for entry in latency.entries}
     spans = inverted_residuals(network)
     saved = [sum(times[l - 1, l] for l in span.layers) - times[span.i, span.j] for span in spans]
-    assert _checked_costs(network, spans, latency) == pytest.approx(saved, abs=1e-7)
+    costs = _checked_costs(network, spans, latency)
+    assert costs == pytest.approx([each * costs[0] / saved[0] for each in saved], rel=1e-6)
+    assert np.mean(np.abs(costs)) == pytest.approx(np.mean(COSTS["1.0"]))  # whatever the unit of the table
 
 
 def test_wrong_arguments_are_refused():

@@ -72,10 +72,12 @@ def test_methods_are_compared_at_the_same_latency(results_page):
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, tuple(ours), {}, None)
     known = {1.48: 90.0, 1.5: 90.0, 1.6: 90.45, 1.9: 91.8, 2.0: 92.25, 3.0: 92.625, 4.0: 93.0, 4.05: 93.0}
     for latency, expected in known.items():
-        assert results.ours_at(latency) == pytest.approx(expected)
-    assert results.ours_at(1.4) is None and results.ours_at(4.2) is None
+        assert results.ours_at(latency / 4) == pytest.approx(expected)
+    assert results.ours_at(1.4 / 4) is None and results.ours_at(4.2 / 4) is None
     other = Measured("paper", "50%", {0: 92.0}, profile=profile(1.75), original=profile(4.0))
     assert results_page._ahead(results, other) == "-0.88 (1)"
+    slower = Measured("paper", "50%", {0: 92.0}, profile=profile(3.5), original=profile(8.0))
+    assert results_page._ahead(results, slower) == "-0.88 (1)", "its original was slower, too"
     fast = Measured("paper", "35%", {0: 92.0}, profile=profile(1.0), original=profile(4.0))
     assert results_page._ahead(results, fast) == "faster than all moves"
 
@@ -107,7 +109,7 @@ def test_headline_can_be_a_network_that_was_fine_tuned_for_longer(results_page):
     ours.variants[LONGER] = {0: (92.9, 93.5)}
     text = next(results_page._headline(results))
     assert "2.00 times, at 92.90 %" in text and "1 seed, fine-tuned for 180 epochs" in text
-    assert "(1 seed, fine-tuned for 180 epochs)" in results_page._readme_row(results, results_page._best(results))
+    assert "(1 seed, fine-tuned for 180 epochs)" in results_page._readme_row(results, results_page.best(results))
 
 
 def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page):
@@ -183,7 +185,7 @@ def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(varian
     missing = results_page._missing([equal_latency_results.load("mobilenet_v2")])
     assert ("fine-tuning without distillation" in missing) == (variant != "without distillation")
     assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
-    assert "published and searched: +0.50 (1) at DS-A-1.0" in text  # both have the latency of all moves at 50 %
+    assert "DepthShrinker, published, DS-A-1.0: +0.50 (1)" in text  # both have the latency of all moves at 50 %
 
 
 def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(results_page, monkeypatch):
@@ -212,13 +214,53 @@ def test_readme_has_the_speed_ups_against_the_fine_tuned_original_and_of_efficie
     from equal_latency_results import OURS, load
 
     text = " ".join((ROOT / "README.md").read_text().split())
-    found = [results for results in results_page._results() if results_page._best(results)]
-    one, *more, last = (f"{results_page._best(each, results_page._tuned(each).mean).speed_up:.2f}" for each in found)
+    found = [results for results in results_page._results() if results_page.best(results)]
+    one, *more, last = (f"{results_page.best(each, results_page.tuned(each).mean).speed_up:.2f}" for each in found)
     assert f"Within 0.2 points of the fine-tuned original they are {', '.join([one, *more])} and {last} times" in text
     lite = load("efficientnet_lite0-on-onnxruntime", "onnxruntime")
     ours = next(each for each in lite.at("65%") if each.method == OURS)
-    lost = lite.base["test"] - ours.mean
-    assert f"EfficientNet-Lite0 becomes {ours.speed_up:.2f} times as fast and loses {lost:.1f} points" in text
+    lost, more = (accuracy - ours.mean for accuracy in (lite.base["test"], results_page.tuned(lite).mean))
+    said = (
+        f"becomes {ours.speed_up:.2f} times as fast and loses {lost:.1f} points, or {more:.1f} against the fine-tuned"
+    )
+    assert f"EfficientNet-Lite0 {said} original" in text
+
+
+def test_readme_has_the_differences_from_other_methods(results_page):
+    from equal_latency_candidates import PRUNED, PUBLISHED
+    from results_summary import differences
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+    *above, lite = results_page._results()
+    rule = "LayerMerge's rule"
+
+    def extremes(sections, *methods):
+        found = [points for each in sections for method in methods for points in differences(each, method)]
+        return f"{abs(min(found)):.1f}", f"{abs(max(found)):.1f}", min(found), max(found)
+
+    low, high, *signs = extremes(above, *PRUNED)
+    assert signs[0] < 0 < signs[1] and f"is {low} points behind to {high} points ahead of channel pruning" in text
+    low, high, *signs = extremes(above, PUBLISHED)
+    assert signs[0] > 0 and f"{low} to {high} points ahead of DepthShrinker's patterns for MobileNetV2-1.0" in text
+    low, high, *signs = extremes(above, rule)
+    assert signs[0] < 0 < signs[1] and f"is {high} points behind to {low} points ahead of it on the first three" in text
+    low, _, *signs = extremes([lite], rule)
+    assert signs[1] < 0 and f"LayerMerge's search space is up to {low} points ahead there" in text
+    spread = max(each.spread for each in above if each.spread is not None)
+    assert f"Seeds of one plan differ by up to {spread:.1f} points" in text
+
+
+def test_every_network_was_timed_with_the_plan_it_was_trained_with(results_page):
+    from equal_latency_results import NARROWER, RESULTS
+    from gpu_runs import rows
+
+    for folder in RESULTS.iterdir():
+        known = rows(folder) if folder.is_dir() else {}
+        plans = {}
+        for key, row in known.items():
+            if key.startswith(("train ", "profile ")) and row["method"] not in NARROWER:
+                plans.setdefault((row["method"], row["at"]), set()).add(row["plan"])
+        assert all(len(found) == 1 for found in plans.values()), f"{folder.name}: {plans}"
 
 
 def test_dropped_layers_are_counted(results_page):
@@ -235,7 +277,7 @@ def test_readme_says_that_its_first_network_is_slower_on_another_machine(results
     from equal_latency_results import RESULTS, load
     from gpu_runs import rows
 
-    best = results_page._best(load("mobilenet_v2"))
+    best = results_page.best(load("mobilenet_v2"))
     steps = rows(RESULTS / "mobilenet_v2")[f"steps {best.method} {best.at} onnxruntime"]
     merged, original = (steps[step]["quartiles"][1] for step in ("along S", "original"))
     text = " ".join((ROOT / "README.md").read_text().split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.baselines.depthshrinker import check_blocks, inverted_residuals, plan_without
+from depthfold.baselines.depthshrinker import COSTS, check_blocks, inverted_residuals, plan_without
 from depthfold.core import LatencyTable, Network, Plan, Span
 from depthfold.errors import InvalidValue
 from depthfold.progress import Progress, progress_bars
@@ -20,6 +20,7 @@ from depthfold.training import BatchTask, Recipe, Split, Step, Task, device_cont
 from depthfold.training.capture import why_eager
 
 GATES = "depthfold_gates"
+TYPICAL = sum(COSTS["1.0"]) / len(COSTS["1.0"])  # the mean cost of a block in the published search
 
 
 def search_depthshrinker(
@@ -42,7 +43,8 @@ def search_depthshrinker(
     keeps the `kept` blocks with the largest gates. Every other block computes what its plan computes: no activation
     inside, one at its end. Only its padding stays in place. Gates start at 1 and get the gradients of their hard
     decisions (straight-through). The loss grows by `penalty` times the sum of all gates, each times the cost of its
-    block: the milliseconds that merging saves, given or from a latency table.
+    block: the milliseconds that merging saves. Those from a latency table are scaled to the mean of the published
+    costs, so that `penalty` has the same effect on fast and slow machines.
 
     This sign of the penalty pushes out expensive blocks, as the DepthShrinker paper intends; the released code has
     the opposite sign. The weights of the search are not kept: fine-tuning starts from the original ones.
@@ -86,7 +88,9 @@ def _checked_blocks(network: Network, blocks: Iterable[Span] | None) -> tuple[Sp
 def _checked_costs(network: Network, spans: Sequence[Span], costs: Sequence[float] | LatencyTable) -> tuple[float, ...]:
     if isinstance(costs, LatencyTable):
         original = costs.predict(network, network.vanilla)
-        return tuple(original - costs.predict(network, plan_without(network, [span])) for span in spans)
+        saved = [original - costs.predict(network, plan_without(network, [span])) for span in spans]
+        scale = TYPICAL * len(saved) / sum(map(abs, saved))
+        return tuple(scale * each for each in saved)
     found = tuple(as_float("The cost of a block", cost, InvalidValue) for cost in costs)
     if len(found) != len(spans):
         raise InvalidValue(f"There are {len(found)} costs for {len(spans)} blocks. Give one for each block.")

@@ -1,0 +1,97 @@
+"""The summary of docs/results.md: one row per network and target, one column per method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from equal_latency_candidates import CONTROL, FIXED, PLAIN, PRUNED
+from equal_latency_results import OURS, TITLES, Measured, NetworkResults
+from merging_steps import SHARES
+from results_analyses import cells
+from results_text import SECTIONS, SUMMARY
+
+CLOSE = 0.2  # points below the original that count as none
+DEPTHFOLD = (OURS, "paper")
+RIVALS = ("LayerMerge's rule", *FIXED, *PRUNED, CONTROL)
+
+SPEED_UPS = f"""\
+The largest speed-up of each method within {CLOSE} points of the original, chosen by test accuracy. In parentheses:
+within {CLOSE} points of the original fine-tuned with the same recipe."""
+
+DIFFERENCES = """\
+Accuracy of depthfold with all moves minus that of each method, at the latency of that method, in points: the lowest and
+the highest difference, and how many there are. The sections below have them one by one."""
+
+
+def summary(found: list[NetworkResults]) -> str:
+    """Return the text of the section."""
+    measured = {one.method for results in found for one in finished(results)}
+    rivals = [method for method in RIVALS if method in measured]
+    return "\n\n".join([
+        SUMMARY,
+        SPEED_UPS,
+        _table([*DEPTHFOLD, *rivals], found, _speed_ups),
+        DIFFERENCES,
+        _table(["paper", *rivals], found, _range),
+    ])  # fmt: skip
+
+
+def best(
+    results: NetworkResults, accuracy: float | None = None, methods: Collection[str] = DEPTHFOLD
+) -> Measured | None:
+    """Return the fastest network that is at most CLOSE points below an accuracy, by default that of the original."""
+    least = (results.base["test"] if accuracy is None else accuracy) - CLOSE
+    close = [one for one in candidates(results, methods) if one.mean >= least]
+    return max(close, key=lambda one: one.speed_up, default=None)
+
+
+def candidates(results: NetworkResults, methods: Collection[str] = DEPTHFOLD) -> list[Measured]:
+    """Return the networks of these methods, and the same networks fine-tuned for longer."""
+    found = [one for one in finished(results) if one.method in methods]
+    return [*found, *(longer for one in found if (longer := one.longer))]
+
+
+def finished(results: NetworkResults) -> list[Measured]:
+    """Return what was trained and timed with a surrogate: at the budgets, then at sizes of a method's own."""
+    at_budgets = [one for share in SHARES for one in results.at(share) if not one.method.endswith(PLAIN)]
+    return [*at_budgets, *(one for one in results.measured if one.method in FIXED and one.scores and one.profile)]
+
+
+def tuned(results: NetworkResults) -> Measured | None:
+    """Return the original, fine-tuned like the other networks."""
+    return next((one for one in results.at("100%") if one.method == "original"), None)
+
+
+def differences(results: NetworkResults, method: str) -> list[float | None]:
+    """Return how far all moves are ahead of each network of a method that has another plan than theirs."""
+    ours = {one.at: one.plan for one in finished(results) if one.method == OURS}
+    others = [one for one in finished(results) if one.method == method]
+    return [results.ahead(one) for one in others if one.plan != ours.get(one.at)]
+
+
+def _speed_ups(results: NetworkResults, method: str) -> str:
+    if not candidates(results, [method]):
+        return ""
+    accuracies = [results.base["test"], *([one.mean] if (one := tuned(results)) else [])]
+    found = [best(results, accuracy, [method]) for accuracy in accuracies]
+    first, *second = (f"{one.speed_up:.2f}" if one else "none" for one in found)
+    return f"{first} ({second[0]})" if second else first
+
+
+def _range(results: NetworkResults, method: str) -> str:
+    if not candidates(results, [method]):
+        return ""
+    found = differences(results, method)
+    known = [each for each in found if each is not None]
+    if not known:
+        return "faster than all moves" if found else "same plans"
+    lowest, highest = (f"{round(each, 1) + 0.0:+.1f}" for each in (min(known), max(known)))  # not "-0.0"
+    return f"{lowest if lowest == highest else f'{lowest} to {highest}'} ({len(known)})"
+
+
+def _table(methods: list[str], found: list[NetworkResults], cell: Callable[[NetworkResults, str], str]) -> str:
+    return "\n".join([
+        cells("network", *(TITLES[method] for method in methods)),
+        "| --- |" + " ---: |" * len(methods),
+        *(cells(SECTIONS[each.name].name, *(cell(each, method) for method in methods)) for each in found),
+    ])  # fmt: skip
