@@ -5,7 +5,8 @@
 RUNS gets a folder per network and target, named as in experiments/equal-latency, and what is in it already is not
 measured again. One comparison is finished before the next: its tables are measured with nothing else on the GPU, then
 `--streams` processes train at the same time, then everything is timed, again alone. `--timing` seconds of those that
-are given are kept for that. The weights of ResNet-56, resnet56-4bfd9763.th, must be in the root of the repository.
+are given are kept for that, and no training is started that would end later. The weights of ResNet-56,
+resnet56-4bfd9763.th, must be in the root of the repository.
 
 A target on another machine (ONNX Runtime on ARM) takes turns with the GPU. With the same RUNS on both:
 
@@ -64,17 +65,18 @@ class Comparison:
         own, given = self.section.stopwatch, options.stopwatch
         self.stopwatch = ["--stopwatch", given if self.here and given else own]
 
-    def prepare(self) -> bool:
+    def prepare(self, seconds: float) -> bool:
         """Measure the tables and the original, and pick the steps of channel pruning that meet the budgets."""
+        limit = ("--seconds", f"{seconds:.0f}")
         self.run.mkdir(parents=True, exist_ok=True)
         if (main := self.run.with_name(self.section.network)) != self.run:
             _share(main, self.run)
         if self.here:
-            return self.call("train", "--methods", ORIGINAL) and self.call("pick")
+            return self.call("train", "--methods", ORIGINAL, *limit) and self.call("pick")
         if "latency" not in rows(self.run):
             print(f"{self.run} has no latency table. Measure it on its target first: see --help.")
             return False
-        return self.call("train", "--methods", ORIGINAL, "--no-profiles") and self.call("prune")
+        return self.call("train", "--methods", ORIGINAL, "--no-profiles", *limit) and self.call("prune")
 
     def trainings(self) -> list[tuple[str, ...]]:
         """Return the options of the processes that train the other methods."""
@@ -90,12 +92,12 @@ class Comparison:
         done = self.call("profile", *limit)
         if ("--plain-sum",) in MORE.get(self.name, ()):
             done &= self.call("profile", "--plain-sum", *limit)
-        weights = self.section.options.split("--trained-plans")[0].split()
+        weights = ["--weights", self.section.weights] if self.section.weights else []
         network = ["--network", self.section.network]
         return done & _run("merging_steps.py", str(self.run), *network, *self.stopwatch, *weights)
 
     def call(self, what: str, *more: str) -> bool:
-        options = ["--network", self.section.network, *self.stopwatch, *self.section.options.split(), *more, *self.rest]
+        options = ["--network", self.section.network, *self.stopwatch, *self.section.options, *more, *self.rest]
         return _run("equal_latency.py", what, str(self.data), str(self.run), *options)
 
 
@@ -126,20 +128,24 @@ def main() -> None:
     for comparison in [Comparison(name, options, rest) for name in options.only]:
         if time.monotonic() + options.timing > end:
             print(f"no time for: {comparison.name}")
+            done = False
             continue
         done &= _compare(comparison, end, options)
     if not done:
-        raise SystemExit("Some measurements failed. Their errors are above; the same command measures what is missing.")
+        raise SystemExit("Not everything was measured, see above. The same command measures what is missing.")
 
 
 def _compare(comparison: Comparison, end: float, options: argparse.Namespace) -> bool:
     """Measure what one comparison lacks, and return whether all commands succeeded."""
-    if not comparison.prepare():
+
+    def left() -> float:
+        return end - options.timing - time.monotonic()
+
+    if not comparison.prepare(left()):
         return False
 
     def train(more: tuple[str, ...]) -> bool:
-        left = end - options.timing - time.monotonic()
-        return left <= 0 or comparison.call("train", "--shared", "--seconds", f"{left:.0f}", *more)
+        return comparison.call("train", "--shared", "--seconds", f"{left():.0f}", *more)
 
     with ThreadPoolExecutor(options.streams) as pool:
         trained = list(pool.map(train, comparison.trainings()))
@@ -151,7 +157,14 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("runs", type=lambda text: Path(text).resolve())
     parser.add_argument("--cifar10", type=lambda text: Path(text).resolve())
     parser.add_argument("--imagenette", type=lambda text: Path(text).resolve())
-    parser.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=HERE, metavar="FOLDER")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=tuple(SECTIONS),
+        default=HERE,
+        metavar="FOLDER",
+        help=f"of {', '.join(SECTIONS)}; by default all but those for ARM",
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after about so many seconds")
     parser.add_argument("--timing", type=float, default=250, help="seconds of these that are kept for timing")
     parser.add_argument("--streams", type=int, default=3, help="processes that train at the same time")

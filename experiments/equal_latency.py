@@ -272,6 +272,21 @@ class Experiment:
 
 
 def main() -> None:
+    options = _arguments()
+    options.run.mkdir(parents=True, exist_ok=True)
+    if options.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    experiment = Experiment(options)
+    if options.what == "latency":  # latencies do not depend on the weights
+        experiment.table_of_latencies(experiment.subject.build())
+        return
+    try:
+        getattr(experiment, options.what)()
+    except OutOfTime as what:
+        raise SystemExit(f"no time for: {what}") from None
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "latency", "prune", "pick", "profile", "extend"))
     parser.add_argument("data", type=Path)
@@ -290,19 +305,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, help="at most so many steps of batch 8, for a dry run")
     options = parser.parse_args()
-    options.run.mkdir(parents=True, exist_ok=True)
-    if options.device == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    experiment = Experiment(options)
-    if options.variant == "without features" and not experiment.subject.finetuning.features:
+    if options.variant == "without features" and not SUBJECTS[options.network].finetuning.features:
         parser.error(f"The recipe of {options.network} does not match features. Leave out --variant.")
-    if options.what == "latency":  # latencies do not depend on the weights
-        experiment.table_of_latencies(experiment.subject.build())
-    else:
-        try:
-            getattr(experiment, options.what)()
-        except OutOfTime as what:
-            print(f"no time for: {what}", flush=True)
+    return options
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from statistics import fmean
 
 from equal_latency_candidates import AMC, FIXED, PLAIN, PRUNED, SEARCHES
 from equal_latency_results import OURS, RESULTS, TITLES, WITHOUT, Measured, NetworkResults, load
+from gpu_runs import rows
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
 from results_summary import CLOSE, best, candidates, summary, tuned
@@ -313,15 +314,16 @@ def _missing(found: list[NetworkResults]) -> str:
             "without distillation" in one.variants for one in results.measured
         ):
             rest.append("fine-tuning without distillation")
-        trained = [one for one in results.measured if one.scores and not one.method.endswith(PLAIN)]
-        few = sum(len(one.scores) < 3 for one in trained)
-        if few and SUBJECTS[section.network].seeds == 3:
-            rest.append(f"three seeds of {few} of the {len(trained)} networks")
+        seeds = {one.plan: len(one.scores) for one in results.measured if one.scores and not one.method.endswith(PLAIN)}
+        if SUBJECTS[section.network].seeds == 3 and (few := sum(number < 3 for number in seeds.values())):
+            rest.append(f"the third seed of {few} networks, {list(seeds.values()).count(1)} of which have one seed")
         if rest:
             lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
-    rest = [section.heading for name, section in SECTIONS.items() if name not in done]
-    if rest:
-        lines.append(f"- Not measured yet: {'; '.join(rest)}.")
+    rest = {name: section.heading for name, section in SECTIONS.items() if name not in done}
+    trained = [name for name in rest if any(key.startswith("train ") for key in rows(RESULTS / name))]
+    for what, names in (("measured", rest.keys() - trained), ("timed", trained)):
+        if names:
+            lines.append(f"- Not {what} yet: {'; '.join(sorted(rest[name] for name in names))}.")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from equal_latency_candidates import AMC, CONTROL, PUBLISHED, SEARCHED, UNIFORM
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults
 from matplotlib.figure import Figure
 
-# Networks of one method are joined by a line. The colours are Okabe and Ito's, which the colour-blind can tell apart.
+# Lines join the networks of a method at several budgets. The colour-blind can tell the colours apart (Okabe and Ito).
 STYLES = {
     OURS: ("#0072b2", "o", "-"),
     "paper": ("#56b4e9", "o", "--"),

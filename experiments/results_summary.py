@@ -20,7 +20,8 @@ within {CLOSE} points of the original fine-tuned with the same recipe."""
 
 DIFFERENCES = """\
 Accuracy of depthfold with all moves minus that of each method, at the latency of that method, in points: the lowest and
-the highest difference, and how many there are. The sections below have them one by one."""
+the highest difference, and the number of plans; "faster" are those that are faster than any of all moves. The sections
+below have them one by one."""
 
 
 def summary(found: list[NetworkResults]) -> str:
@@ -63,10 +64,13 @@ def tuned(results: NetworkResults) -> Measured | None:
 
 
 def differences(results: NetworkResults, method: str) -> list[float | None]:
-    """Return how far all moves are ahead of each network of a method that has another plan than theirs."""
+    """Return how far all moves are ahead of each plan of a method that they did not choose for the same budget.
+
+    None stands for a network that is faster than theirs.
+    """
     ours = {one.at: one.plan for one in finished(results) if one.method == OURS}
-    others = [one for one in finished(results) if one.method == method]
-    return [results.ahead(one) for one in others if one.plan != ours.get(one.at)]
+    others = {one.plan: one for one in finished(results) if one.method == method and one.plan != ours.get(one.at)}
+    return [results.ahead(one) for one in others.values()]
 
 
 def _speed_ups(results: NetworkResults, method: str) -> str:
@@ -75,7 +79,8 @@ def _speed_ups(results: NetworkResults, method: str) -> str:
     accuracies = [results.base["test"], *([one.mean] if (one := tuned(results)) else [])]
     found = [best(results, accuracy, [method]) for accuracy in accuracies]
     first, *second = (f"{one.speed_up:.2f}" if one else "none" for one in found)
-    return f"{first} ({second[0]})" if second else first
+    so_far = " so far" if any(one.method == method for one in results.unfinished) else ""
+    return (f"{first} ({second[0]})" if second else first) + so_far
 
 
 def _range(results: NetworkResults, method: str) -> str:
@@ -83,10 +88,12 @@ def _range(results: NetworkResults, method: str) -> str:
         return ""
     found = differences(results, method)
     known = [each for each in found if each is not None]
+    faster = len(found) - len(known)
     if not known:
-        return "faster than all moves" if found else "same plans"
+        return f"{faster} faster" if faster else "same plans"
     lowest, highest = (f"{round(each, 1) + 0.0:+.1f}" for each in (min(known), max(known)))  # not "-0.0"
-    return f"{lowest if lowest == highest else f'{lowest} to {highest}'} ({len(known)})"
+    points = lowest if lowest == highest else f"{lowest} to {highest}"
+    return f"{points} ({len(known)}{f', {faster} faster' if faster else ''})"
 
 
 def _table(methods: list[str], found: list[NetworkResults], cell: Callable[[NetworkResults, str], str]) -> str:

@@ -1,5 +1,7 @@
 """DepthShrinker's search: what the gates compute, their gradients, and which blocks the search removes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -201,9 +203,17 @@ def test_costs_come_from_a_latency_table():
     times = {(entry.span.i, entry.span.j): entry.times[1] for entry in latency.entries}
     spans = inverted_residuals(network)
     saved = [sum(times[l - 1, l] for l in span.layers) - times[span.i, span.j] for span in spans]
-    costs = _checked_costs(network, spans, latency)
-    assert costs == pytest.approx([each * costs[0] / saved[0] for each in saved], rel=1e-6)
-    assert np.mean(np.abs(costs)) == pytest.approx(np.mean(COSTS["1.0"]))  # whatever the unit of the table
+    scale = np.mean(COSTS["1.0"]) / np.mean(np.abs(saved))  # so that the unit of the table does not matter
+    assert _checked_costs(network, spans, latency) == pytest.approx([scale * each for each in saved], abs=1e-5)
+
+
+def test_latency_table_in_which_merging_saves_nothing_has_no_costs():
+    network = mobilenet_v2()
+    latency, _ = plausible_tables(network.spans(), network.flagged_spans(), 0)
+    times = {entry.span: len(entry.span) for entry in latency.entries}
+    flat = replace(latency, entries=[replace(entry, times=(times[entry.span],) * 2) for entry in latency.entries])
+    with pytest.raises(InvalidValue, match=r"merging saves no time in any block\. Give costs="):
+        _checked_costs(network, inverted_residuals(network), flat)
 
 
 def test_wrong_arguments_are_refused():

@@ -231,23 +231,120 @@ def test_readme_has_the_differences_from_other_methods(results_page):
     from results_summary import differences
 
     text = " ".join((ROOT / "README.md").read_text().split())
-    *above, lite = results_page._results()
     rule = "LayerMerge's rule"
 
     def extremes(sections, *methods):
         found = [points for each in sections for method in methods for points in differences(each, method)]
-        return f"{abs(min(found)):.1f}", f"{abs(max(found)):.1f}", min(found), max(found)
+        known = [points for points in found if points is not None]
+        return f"{abs(min(known)):.1f}", f"{abs(max(known)):.1f}", min(known), max(known)
 
-    low, high, *signs = extremes(above, *PRUNED)
-    assert signs[0] < 0 < signs[1] and f"is {low} points behind to {high} points ahead of channel pruning" in text
-    low, high, *signs = extremes(above, PUBLISHED)
-    assert signs[0] > 0 and f"{low} to {high} points ahead of DepthShrinker's patterns for MobileNetV2-1.0" in text
-    low, high, *signs = extremes(above, rule)
-    assert signs[0] < 0 < signs[1] and f"is {high} points behind to {low} points ahead of it on the first three" in text
+    sections = {results.name: results for results in results_page._results()}
+    lite = sections.pop("efficientnet_lite0-on-onnxruntime")
+    assert list(sections) == ["mobilenet_v2", "vgg19_bn", "resnet56", "efficientnet_lite0"], "the rows of its table"
+    low, high, *signs = extremes(sections.values(), *PRUNED)
+    said = f"all moves are {low} points behind to {high} points ahead of channel pruning on these four networks"
+    assert signs[0] < 0 < signs[1] and said in text
+    low, high, *signs = extremes([sections["mobilenet_v2"]], PUBLISHED)
+    assert signs[0] > 0 and f"{low} to {high} points ahead of DepthShrinker's patterns on MobileNetV2-1.0" in text
+    compared = [name for name, each in sections.items() if each.has(rule)]
+    assert compared == ["mobilenet_v2", "vgg19_bn", "resnet56"], "the three networks for CIFAR-10"
+    low, high, *signs = extremes((sections[name] for name in compared), rule)
+    assert signs[0] < 0 < signs[1] and f"they are {low} points behind to {high} points ahead on the three" in text
     low, _, *signs = extremes([lite], rule)
-    assert signs[1] < 0 and f"LayerMerge's search space is up to {low} points ahead there" in text
-    spread = max(each.spread for each in above if each.spread is not None)
+    assert signs[1] < 0 and f"LayerMerge's rule is up to {low} points ahead there" in text
+    spread = max(each.spread for each in sections.values() if each.spread is not None)
     assert f"Seeds of one plan differ by up to {spread:.1f} points" in text
+
+
+def test_page_has_the_speed_ups_of_the_plans_for_arm_that_were_not_trained(results_page):
+    from equal_latency_results import RESULTS
+    from gpu_runs import rows
+    from results_text import SECTIONS
+
+    from depthfold.core import Profile
+
+    known = rows(RESULTS / "efficientnet_lite0-on-onnxruntime-again")
+    timed = [known[f"profile all moves {share} onnxruntime"] for share in ("80%", "65%", "50%", "35%")]
+    pairs = [[Profile.from_json(row[each]).latency for each in ("original", "merged")] for row in timed]
+    *first, last = (f"{original / merged:.2f}" for original, merged in pairs)
+    remark = " ".join(SECTIONS["efficientnet_lite0-on-onnxruntime"].remark.split())
+    assert f"are {', '.join(first)} and {last} times as fast" in remark
+
+
+def measured(method, at, latency, score, plan=""):
+    from equal_latency_results import Measured
+
+    scores = {} if score is None else {0: score}
+    return Measured(method, at, scores, profile=profile(latency), original=profile(4.0), plan=plan or f"{method} {at}")
+
+
+def test_summary_has_the_largest_speed_up_and_the_range_of_differences_per_method(results_page):
+    from equal_latency_results import OURS, NetworkResults
+    from results_summary import _range, _speed_ups
+
+    networks = (
+        measured("original", "100%", 4.0, 93.6),
+        measured(OURS, "80%", 3.2, 93.5),
+        measured(OURS, "50%", 2.0, 92.0, plan="shared"),
+        measured("paper", "50%", 2.0, 92.0, plan="shared"),
+        measured("LayerMerge's rule", "80%", 3.2, 93.0),
+        measured("LayerMerge's rule", "65%", 3.2, 93.0, plan="LayerMerge's rule 80%"),
+        measured("LayerMerge's rule", "50%", 2.0, 92.5),
+        measured("LayerMerge's rule", "35%", 1.0, 90.0),
+        measured("channels, Taylor", "80%", 3.2, 92.0),
+        measured("channels, Taylor", "50%", 2.0, None),
+    )
+    results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, networks, {}, None)
+    found = {method: _speed_ups(results, method) for method in (OURS, "paper", "LayerMerge's rule", "channels, Taylor")}
+    assert list(found.values()) == ["1.25 (1.25)", "none (none)", "1.25 (none)", "none (none) so far"]
+    assert _speed_ups(results, "channels, magnitude") == _range(results, "channels, magnitude") == ""
+    assert _range(results, "paper") == "same plans"
+    assert _range(results, "LayerMerge's rule") == "-0.5 to +0.5 (2, 1 faster)"
+    assert _range(results, "channels, Taylor") == "+1.5 (1)"
+
+
+def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkeypatch, tmp_path):
+    import subprocess
+
+    import all_comparisons
+    import equal_latency
+    import merging_steps
+    from results_text import SECTIONS
+
+    called = []
+
+    def run(command, **_):
+        script, arguments = Path(command[1]), command[2:]
+        monkeypatch.setattr(sys, "argv", command[1:])
+        {"equal_latency.py": equal_latency, "merging_steps.py": merging_steps}[script.name]._arguments()
+        assert script.exists()
+        called.append((script.stem, *arguments))
+        return subprocess.CompletedProcess(command, returncode=0)
+
+    monkeypatch.setattr(all_comparisons.subprocess, "run", run)
+    arm = tmp_path / "efficientnet_lite0-on-onnxruntime"
+    arm.mkdir()
+    (arm / "results.jsonl").write_text('{"key": "latency"}\n')
+    (arm / "channels-magnitude.json").write_text("{}")
+    arguments = [str(tmp_path), "--cifar10", "c", "--imagenette", "i", "--only", *SECTIONS, "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", ["all_comparisons.py", *arguments])
+    all_comparisons.main()
+    by_folder = {
+        name: [call[1:2] for call in called if str(tmp_path / name) in call and call[0] == "equal_latency"]
+        for name in SECTIONS
+    }
+    usual = [("train",), ("pick",), ("train",), ("train",), ("train",), ("profile",)]
+    assert by_folder["resnet56"] == by_folder["efficientnet_lite0-on-float16"] == usual
+    assert by_folder[arm.name] == [("train",), ("prune",), ("train",), ("train",), ("train",)]
+    assert sum("channels, Taylor" in call for call in called if str(arm) in call) == 0  # none was picked
+    assert sum("without distillation" in call for call in called) == 1
+    assert all("--steps" in call for call in called if call[0] == "equal_latency")
+
+    called.clear()
+    monkeypatch.setattr(sys, "argv", ["all_comparisons.py", *arguments, "--seconds", "10"])
+    with pytest.raises(SystemExit, match="Not everything was measured"):
+        all_comparisons.main()
+    assert not called
 
 
 def test_every_network_was_timed_with_the_plan_it_was_trained_with(results_page):

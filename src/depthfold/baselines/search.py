@@ -43,8 +43,8 @@ def search_depthshrinker(
     keeps the `kept` blocks with the largest gates. Every other block computes what its plan computes: no activation
     inside, one at its end. Only its padding stays in place. Gates start at 1 and get the gradients of their hard
     decisions (straight-through). The loss grows by `penalty` times the sum of all gates, each times the cost of its
-    block: the milliseconds that merging saves. Those from a latency table are scaled to the mean of the published
-    costs, so that `penalty` has the same effect on fast and slow machines.
+    block: the milliseconds that merging saves. Those from a latency table are scaled so that the mean of their
+    absolute values is the mean of the published costs, and `penalty` has the same effect on fast and slow machines.
 
     This sign of the penalty pushes out expensive blocks, as the DepthShrinker paper intends; the released code has
     the opposite sign. The weights of the search are not kept: fine-tuning starts from the original ones.
@@ -89,6 +89,8 @@ def _checked_costs(network: Network, spans: Sequence[Span], costs: Sequence[floa
     if isinstance(costs, LatencyTable):
         original = costs.predict(network, network.vanilla)
         saved = [original - costs.predict(network, plan_without(network, [span])) for span in spans]
+        if not any(saved):
+            raise InvalidValue("By this latency table, merging saves no time in any block. Give costs=[...] instead.")
         scale = TYPICAL * len(saved) / sum(map(abs, saved))
         return tuple(scale * each for each in saved)
     found = tuple(as_float("The cost of a block", cost, InvalidValue) for cost in costs)
