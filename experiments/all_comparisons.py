@@ -35,10 +35,10 @@ from pathlib import Path
 from equal_latency_candidates import CONTROL, FIXED, ORIGINAL, PRUNED
 from gpu_runs import rows
 from results_text import IMAGENETTE, SECTIONS
+from subjects import ON_GPU
 
 ROOT = Path(__file__).parent.parent
-ELSEWHERE = ("onnxruntime", "openvino")  # targets on other machines
-HERE = tuple(name for name, section in SECTIONS.items() if section.stopwatch not in ELSEWHERE)
+HERE = tuple(name for name, section in SECTIONS.items() if section.stopwatch in ON_GPU)
 # What one process trains: methods that take about equally long.
 STREAMS = (("all moves",), ("paper", "LayerMerge's rule"), (*PRUNED, CONTROL))
 # Further runs of a network, beyond the comparison at equal latency.
@@ -61,7 +61,7 @@ class Comparison:
         self.data: Path | None = options.imagenette if self.section.data == IMAGENETTE else options.cifar10
         if self.data is None:
             raise SystemExit(f"{name} needs --{'imagenette' if self.section.data == IMAGENETTE else 'cifar10'} DIR.")
-        self.here = self.section.stopwatch not in ELSEWHERE
+        self.here = name in HERE
         own, given = self.section.stopwatch, options.stopwatch
         self.stopwatch = ["--stopwatch", given if self.here and given else own]
 

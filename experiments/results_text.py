@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from subjects import ON_GPU
+
 CIFAR10, IMAGENETTE = "CIFAR-10", "Imagenette at 224 px"
 
 
@@ -44,7 +46,7 @@ class Section:
     def command(self, folder: str) -> str:
         """The command that measures the section, which is in the folder of that name."""
         data = "--imagenette IMAGENETTE" if self.data == IMAGENETTE else "--cifar10 CIFAR10"
-        turns = "" if self.stopwatch in ("cuda", "float16") else "  # in turns with ARM: see --help"
+        turns = "" if self.stopwatch in ON_GPU else "  # in turns with ARM: see --help"
         return f"python experiments/all_comparisons.py RUNS {data} --only {folder}{turns}"
 
 
@@ -194,7 +196,7 @@ SUMMARY = """\
 ## Summary
 
 Differences of half a point or less are within noise: seeds of one plan differ by that much. An empty cell was not
-measured. "None" was measured, and lost more.
+measured, or is a method for other networks. "None" was measured, and lost more.
 
 - Channel pruning removes at most 70 % of the channels of a layer here, and often does not reach 50 % of the latency.
 - LayerMerge's rule is ahead on EfficientNet-Lite0 for ARM at 50 and 35 %. This is not solved yet.

@@ -39,6 +39,7 @@ STOPWATCHES: dict[str, Backend] = {
     "openvino": OpenVino(),
     "cpu": PyTorch(),
 }
+ON_GPU = ("cuda", "float16")  # the others time on a CPU, mostly on another machine than the one that trains
 
 
 @dataclass(frozen=True)
@@ -124,4 +125,4 @@ SUBJECTS = {
 
 def timed_batch(device: str, subject: Subject = SUBJECTS["mobilenet_v2"]) -> int:
     """Return the number of images that is timed: one on a CPU, as where latency matters there."""
-    return subject.batch if device in ("cuda", "float16") else 1
+    return subject.batch if device in ON_GPU else 1

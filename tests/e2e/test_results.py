@@ -150,6 +150,18 @@ def test_plan_that_two_methods_trained_at_the_same_time_has_one_score(results_pa
         found["all moves"].scores[0] == found["LayerMerge's rule"].scores[0] == pytest.approx(trained["merged"] - 0.5)
     )
     assert found["all moves"].scores[1] == known["train all moves 50% 1"]["merged"]
+    assert found["LayerMerge's rule"].scores == found["all moves"].scores, "all seeds of the plan"
+
+
+def test_plan_that_another_method_trained_only_has_to_be_timed(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
+    known = {key: row for key, row in known.items() if not key.startswith("train paper 80%")}
+    assert known["profile paper 80% cuda"]["plan"] == known["train all moves 80% 0"]["plan"]
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    found = {one.method: one for one in equal_latency_results.load("mobilenet_v2").at("80%")}
+    assert found["paper"].scores == found["all moves"].scores
 
 
 def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(results_page, monkeypatch):
