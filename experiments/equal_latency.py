@@ -152,7 +152,7 @@ class Experiment:
             if not self.options.variant:  # only networks at a share of the latency are on the page
                 yield from ((candidate, seed) for candidate in methods.published())
 
-        seeds = 1 if self.options.variant else self.subject.seeds
+        seeds = 1 if self.options.variant else self.options.seeds or self.subject.seeds
         for part in map(searches, range(min(seeds, 2))):
             yield from part
         if self.options.plain_sum:
@@ -296,6 +296,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=f"only these of {METHODS}")
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
+    parser.add_argument("--seeds", type=int, help="another number of seeds than for the page")
     parser.add_argument("--variant", choices=tuple(VARIANTS), default="", help="change the recipe of the fine-tuning")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")

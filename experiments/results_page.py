@@ -82,11 +82,15 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
 
 
 def _variants(results: NetworkResults) -> Iterator[str]:
+    section = SECTIONS[results.name]
+    if section.variants and (others := load(section.variants, section.stopwatch)) is not None:
+        results = others
     for variant, text in VARIANTS.items():
         both = [one for share in ("100%", *SHARES) for one in results.at(share) if variant in one.variants]
         if not both:
             continue
-        yield f"Fine-tuned {text}, accuracy on both sets with the same seeds:"
+        of = f" (networks of {section.variants})" if section.variants else ""
+        yield f"Fine-tuned {text}, accuracy on both sets with the same seeds{of}:"
         yield ""
         usual, changed = ("with", "without")
         if variant == LONGER:
