@@ -103,7 +103,8 @@ class Comparison:
 
 def _share(main: Path, run: Path) -> None:
     """Take what does not depend on the target from the folder of the network, unless it is there."""
-    for file in ("base.safetensors", "importance.json", "surrogate.json"):
+    steps = [f"channels-{kind}-steps.pt" for kind in PRUNED.values()]
+    for file in ("base.safetensors", "importance.json", "surrogate.json", *steps):
         if not (run / file).exists() and (main / file).exists():
             shutil.copy(main / file, run / file)
     known = rows(run)
