@@ -168,9 +168,9 @@ used for all because it raises the mean hold-out accuracy.
 
 The original was fitted three times with the same recipe, because its weights were not kept; the test accuracies of the
 fits are 98.62, 98.24 and 98.47 %. The original of the table is the third, from which the networks of all searches and
-of the control start. The importances and the surrogate come from the second fit, and so do the accuracies of the fine-
-tuned original and of channel pruning. The latencies of the pruned networks come from the first; the pruned networks of
-both fits have the same number of parameters, within 0.3 %.""",
+of the control start. The importances and the surrogate, which was fitted to plans for the H200, come from the second
+fit, and so do the accuracies of the fine-tuned original and of channel pruning. The latencies of the pruned networks
+come from the first; the pruned networks of both fits have the same number of parameters, within 0.3 %.""",
     ),
 }  # fmt: skip
 
