@@ -50,7 +50,8 @@ MORE = {
     ),
     "mobilenet_v2_1.4": (("--methods", *FIXED),),
 }
-SHARED = ("base", "importance", "surrogate", f"train {ORIGINAL} 100% 0")  # do not depend on the target
+# These do not depend on the target, except that the surrogate is fitted to plans for the first one.
+SHARED = ("base", "importance", "surrogate", f"train {ORIGINAL} 100% 0")
 
 
 class Comparison:
@@ -102,7 +103,7 @@ class Comparison:
 
 
 def _share(main: Path, run: Path) -> None:
-    """Take what does not depend on the target from the folder of the network, unless it is there."""
+    """Take what targets share from the folder of the network, unless it is there."""
     steps = [f"channels-{kind}-steps.pt" for kind in PRUNED.values()]
     for file in ("base.safetensors", "importance.json", "surrogate.json", *steps):
         if not (run / file).exists() and (main / file).exists():

@@ -296,7 +296,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trained-plans", type=Path, help="surrogate.json of another run, whose plans are used again")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help=f"only these of {METHODS}")
     parser.add_argument("--plain-sum", action="store_true", help="train the searches without a surrogate")
-    parser.add_argument("--seeds", type=int, help="another number of seeds than for the page")
+    parser.add_argument("--seeds", type=int, help="train so many seeds, instead of those on the page")
     parser.add_argument("--variant", choices=tuple(VARIANTS), default="", help="change the recipe of the fine-tuning")
     parser.add_argument("--stopwatch", choices=tuple(STOPWATCHES), default="cuda")
     parser.add_argument("--no-profiles", dest="profiles", action="store_false", help="train without timing the results")

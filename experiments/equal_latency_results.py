@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,9 @@ class NetworkResults:
     surrogate: dict[str, Any]
     measured: tuple[Measured, ...]
     recipe: dict[str, Any]
-    seconds: float | None  # of one fine-tuning, the median of those that had the GPU for themselves
+    # Of one fine-tuning, the median of those that had the GPU for themselves. The lower one of two: the first
+    # fine-tuning of a process also compiles its kernels.
+    seconds: float | None
 
     @property
     def original(self) -> Profile:
@@ -163,7 +165,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
         return None
     _share_repeated(list(found.values()))
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]
-    return NetworkResults(name, *tables, tuple(found.values()), recipe, median(seconds) if seconds else None)
+    return NetworkResults(name, *tables, tuple(found.values()), recipe, median_low(seconds) if seconds else None)
 
 
 def _share_repeated(measured: list[Measured]) -> None:

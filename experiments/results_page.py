@@ -83,8 +83,10 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
 
 def _variants(results: NetworkResults) -> Iterator[str]:
     section = SECTIONS[results.name]
-    if section.variants and (others := load(section.variants, section.stopwatch)) is not None:
-        results = others
+    if section.variants:
+        found = load(section.variants, section.stopwatch)
+        assert found is not None, f"{section.variants} has no results"
+        results = found
     for variant, text in VARIANTS.items():
         both = [one for share in ("100%", *SHARES) for one in results.at(share) if variant in one.variants]
         if not both:

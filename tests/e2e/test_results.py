@@ -361,6 +361,8 @@ def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkey
     arm.mkdir()
     (arm / "results.jsonl").write_text('{"key": "latency"}\n')
     (arm / "channels-magnitude.json").write_text("{}")
+    (tmp_path / "efficientnet_lite0").mkdir()
+    (tmp_path / "efficientnet_lite0" / "channels-Taylor-steps.pt").write_text("steps")
     arguments = [str(tmp_path), "--cifar10", "c", "--imagenette", "i", "--only", *SECTIONS, "--steps", "1"]
     monkeypatch.setattr(sys, "argv", ["all_comparisons.py", *arguments])
     all_comparisons.main()
@@ -372,6 +374,7 @@ def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkey
     assert by_folder["resnet56"] == by_folder["efficientnet_lite0-on-float16"] == usual
     assert by_folder[arm.name] == [("train",), ("prune",), ("train",), ("train",), ("train",)]
     assert sum("channels, Taylor" in call for call in called if str(arm) in call) == 0  # none was picked
+    assert (arm / "channels-Taylor-steps.pt").read_text() == "steps", "they are taken once for all targets"
     assert sum("without distillation" in call for call in called) == 1
     assert all("--steps" in call for call in called if call[0] == "equal_latency")
 
@@ -380,6 +383,47 @@ def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkey
     with pytest.raises(SystemExit, match="Not everything was measured"):
         all_comparisons.main()
     assert not called
+
+
+def test_number_of_seeds_can_be_given(results_page):
+    from types import SimpleNamespace
+
+    import equal_latency
+
+    class Methods:
+        def solved(self, share):
+            yield f"search {share}"
+
+        def original(self):
+            yield "original"
+
+        def others(self, share):
+            yield f"rival {share}"
+
+        def published(self):
+            yield "pattern"
+
+    def seeds(given, variant=""):
+        options = SimpleNamespace(seeds=given, variant=variant, plain_sum=False)
+        experiment = SimpleNamespace(options=options, subject=equal_latency.SUBJECTS["efficientnet_lite0"])
+        order = list(equal_latency.Experiment.order(experiment, Methods()))
+        return [[seed for found, seed in order if found == name] for name in ("search 0.5", "rival 0.5")]
+
+    assert seeds(None) == [[0], [0]]
+    assert seeds(2) == [[0, 1], [0]]
+    assert seeds(3) == [[0, 1, 2], [0, 1, 2]]
+    assert seeds(3, variant="without features") == [[0], [0]]
+
+
+def test_start_up_of_a_process_is_not_the_time_of_a_training(results_page, monkeypatch):
+    import equal_latency_results
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
+    for key in [key for key in known if key.startswith("train ")]:
+        known[key].pop("seconds", None)
+    known["train all moves 65% 0"]["seconds"], known["train all moves 65% 1"]["seconds"] = 150.0, 50.0
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    assert equal_latency_results.load("resnet56").seconds == 50
 
 
 def test_every_network_was_timed_with_the_plan_it_was_trained_with(results_page):
