@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau, linregress
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Plan, Score, Span, Surrogate, Timing, TrainedPlan
 from depthfold.errors import InvalidValue
@@ -25,24 +27,69 @@ def test_fit_finds_the_coefficients_of_an_exact_model() -> None:
     assert found.predict(-4, 14) == pytest.approx(89.4)
 
 
-@pytest.mark.parametrize("seed", range(8))
+def by_least_squares(*columns: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def fit(design: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        chosen = design[:, columns]
+        found = np.zeros(3)
+        found[list(columns)] = np.linalg.inv(chosen.T @ chosen) @ chosen.T @ scores
+        return found
+
+    return fit
+
+
+def by_ranks(design: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Try the ratios on both sides of each at which two plans are equal."""
+    pairs = list(itertools.combinations(range(len(scores)), 2))
+    ties = sorted(
+        (design[n, 1] - design[m, 1]) / (design[m, 2] - design[n, 2]) for n, m in pairs if differ(design, n, m)
+    )
+    ratios = [ties[0] - 1, *(sum(each) / 2 for each in itertools.pairwise(ties)), ties[-1] + 1]
+    taus = [kendalltau(design[:, 1] + ratio * design[:, 2], scores).statistic for ratio in ratios]
+    best = [ratio for ratio, tau in zip(ratios, taus, strict=True) if tau > max(taus) - 1e-9]
+    slope = linregress(design[:, 1] + best[len(best) // 2] * design[:, 2], scores).slope
+    return np.array((0.0, slope, slope * best[len(best) // 2]))  # the intercept does not order plans
+
+
+def differ(design: np.ndarray, n: int, m: int) -> bool:
+    return bool(design[n, 2] != design[m, 2])
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_tau_orders_each_plan_among_the_others_by_a_fit_without_it(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    importances, blocks = generator.normal(size=9), generator.integers(3, 30, 9).astype(float)
-    scores = 2 * importances + generator.normal(size=9)
+    importances, blocks = generator.normal(size=9), generator.permutation(30)[:9].astype(float)
+    index = 2 * importances + generator.normal(size=9) + seed % 2 * blocks / 5
+    scores = index if seed % 3 else np.exp(index)
+    design = np.column_stack((np.ones(9), importances, blocks))
 
-    def tau(*variables: np.ndarray) -> float:
-        design = np.column_stack((np.ones(9), *variables))
+    def tau(fit: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
         agreeing = 0.0
         for n in range(9):
             rest = [m for m in range(9) if m != n]
-            solution = np.linalg.inv(design[rest].T @ design[rest]) @ design[rest].T @ scores[rest]
+            solution = fit(design[rest], scores[rest])
             agreeing += sum(np.sign((design[n] - design[m]) @ solution * (scores[n] - scores[m])) for m in rest)
         return agreeing / (9 * 8)
 
     found = fit_to_plans([trained(*row) for row in zip(importances, blocks.astype(int), scores, strict=True)])
-    assert found.tau == pytest.approx(max(tau(importances), tau(importances, blocks)))
-    assert (found.per_block == 0) == (tau(importances) > tau(importances, blocks))  # with the blocks if they are equal
+    fits = by_least_squares(0, 1, 2), by_ranks, by_least_squares(0, 1)
+    taus = [tau(fit) for fit in fits]
+    assert found.tau == pytest.approx(max(taus))
+    _, slope, per_block = fits[int(np.argmax(np.round(taus, 9)))](design, scores)  # the first if two are equal
+    assert (found.slope, found.per_block) == (pytest.approx(slope), pytest.approx(per_block))
+
+
+def test_scores_that_saturate_do_not_hide_what_a_block_is_worth() -> None:
+    """The score is an increasing function of the importance and half the blocks, which is flat where all is lost."""
+    generator = np.random.default_rng(5)
+    importances, blocks = -(generator.random(24) ** 3) * 100, generator.integers(10, 50, 24)
+    index = importances + 0.5 * blocks
+    scores = 10 + 90 / (1 + np.exp(-index / 3))
+    design = np.column_stack((np.ones(24), importances, blocks))
+    _, slope, per_block = np.linalg.lstsq(design, scores, rcond=None)[0]
+    assert per_block / slope > 1
+    found = fit_to_plans([trained(*row) for row in zip(importances, blocks, scores, strict=True)])
+    assert found.per_block / found.slope == pytest.approx(0.5, abs=0.1)
+    assert found.tau > 0.9
 
 
 # Importance, blocks and score of plans for EfficientNet-Lite0 that were trained for three epochs on Imagenette.
@@ -85,12 +132,14 @@ def test_plans_that_lost_their_accuracy_do_not_decide_the_fit() -> None:
     assert found.predict(*fails[:2]) < found.predict(*works[:2])
 
 
-def test_negative_slope_falls_back_to_the_importances_alone() -> None:
+def test_negative_slope_is_not_used() -> None:
     # The number of blocks explains the scores exactly, and leaves a small negative slope for the importances.
     plans = [trained(i, n, 80 + n - 0.01 * i) for i, n in ((-10.0, 2), (-8.0, 4), (-5.5, 6), (-4.0, 8), (-1.0, 10))]
     found = fit_to_plans(plans)
     assert found.slope > 0
-    assert found.per_block == 0
+    assert [found.predict(plan.importance, plan.blocks) for plan in plans] == sorted(
+        found.predict(plan.importance, plan.blocks) for plan in plans
+    )
 
 
 def test_constant_number_of_blocks_has_no_coefficient() -> None:

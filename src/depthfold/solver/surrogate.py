@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,25 +13,28 @@ from depthfold.stage_one import Floats
 FEWEST = 4  # plans; the model has three coefficients
 ROUNDING = 1e-9  # of the range of the predictions
 
+# Returns the three coefficients of a surrogate, from a design with rows (1, importance, blocks) and the scores.
+Fit = Callable[[Floats, Floats], Floats]
+
 
 def fit_to_plans(
     plans: Sequence[TrainedPlan], *, network: str = "", fingerprint: str = "", provenance: str = ""
 ) -> Surrogate:
-    """Return the least-squares fit of the plans' scores, without the number of blocks if this orders plans better.
+    """Return the fit that best orders plans to which it was not fitted.
 
-    The two explaining variables often rise together, so a fit could trade one for the other. And a few plans that have
-    lost all their accuracy can decide the fit, which is then wrong for the plans that one would use. So each plan is
-    left out once, and the fits to the others, with and without the number of blocks, order it among them. The slope
-    must be positive: if it is in neither fit, InvalidValue is raised.
+    There are three fits: by least squares, by ranks, and by least squares without the number of blocks. The two
+    explaining variables often rise together, so a fit could trade one for the other; and a few plans that have lost all
+    their accuracy can decide the least squares, which are then wrong for the plans that one would use. So each plan is
+    left out once, and the fits to the others order it among them. The slope must be positive: if it is in no fit,
+    InvalidValue is raised.
     """
     if len(plans) < FEWEST:
         raise InvalidValue(f"A surrogate is fitted to at least {FEWEST} trained plans, found {len(plans)}. Train more.")
     design = np.array([(1.0, plan.importance, plan.blocks) for plan in plans])
     scores = np.array([plan.score for plan in plans])
-    choices = (3, 2) if np.ptp(design[:, 2]) else (2,)  # columns of the design
-    fits = [(*_fit(design[:, :columns], scores).tolist(), 0.0)[:3] for columns in choices]
-    taus = [_tau_of_left_out(design[:, :columns], scores) for columns in choices]
-    allowed = [(tau, fit) for tau, fit in zip(taus, fits, strict=True) if fit[1] > 0]
+    fits: tuple[Fit, ...] = (_least_squares, _by_ranks, _without_blocks)
+    found = [(_tau_of_left_out(fit, design, scores), fit(design, scores).tolist()) for fit in fits]
+    allowed = [(tau, coefficients) for tau, coefficients in found if coefficients[1] > 0]
     if not allowed:
         raise InvalidValue(
             f"The importances do not predict the scores of the {len(plans)} trained plans: plans with a higher "
@@ -45,11 +48,39 @@ def fit_to_plans(
     )  # fmt: skip
 
 
-def _fit(design: Floats, scores: Floats) -> Floats:
+def _least_squares(design: Floats, scores: Floats) -> Floats:
+    if not np.ptp(design[:, 2]):  # then the blocks are part of the intercept
+        return _without_blocks(design, scores)
     return np.asarray(np.linalg.lstsq(design, scores, rcond=None)[0], dtype=np.float64)
 
 
-def _tau_of_left_out(design: Floats, scores: Floats) -> float:
+def _without_blocks(design: Floats, scores: Floats) -> Floats:
+    return np.append(np.linalg.lstsq(design[:, :2], scores, rcond=None)[0], 0.0)
+
+
+def _by_ranks(design: Floats, scores: Floats) -> Floats:
+    """Return the fit in which a block is worth as much importance as orders most pairs of plans by their scores.
+
+    This is the maximum rank correlation estimator (Han, 1987). It assumes that the score rises with importance + ratio
+    * blocks, but not that it does so linearly. Several ranges of the ratio can be equally good: the middle one is used.
+    """
+    first, second = np.triu_indices(len(scores), 1)
+    better = np.sign(scores[first] - scores[second])
+    by_importance, by_blocks = (design[first, column] - design[second, column] for column in (1, 2))
+    differ = by_blocks != 0
+    if not differ.any():
+        return _without_blocks(design, scores)
+    swaps = np.unique(-by_importance[differ] / by_blocks[differ])  # ratios at which two plans change places
+    ratios = np.array([swaps[0] - 1, *((swaps[1:] + swaps[:-1]) / 2), swaps[-1] + 1])
+    ordered = np.sign(by_importance + ratios[:, None] * by_blocks) @ better
+    best = ratios[ordered == ordered.max()]
+    ratio = best[len(best) // 2]
+    index = design[:, 1] + ratio * design[:, 2]
+    intercept, slope, _ = _without_blocks(np.column_stack((design[:, 0], index)), scores)
+    return np.array((intercept, slope, slope * ratio))
+
+
+def _tau_of_left_out(fit: Fit, design: Floats, scores: Floats) -> float:
     """Return Kendall's tau of the pairs of a plan and another one, as a fit without the first plan predicts them.
 
     Pairs with equal scores do not count. Those with equal predictions do, as neither right nor wrong, so that the taus
@@ -58,7 +89,7 @@ def _tau_of_left_out(design: Floats, scores: Floats) -> float:
     right, pairs = 0.0, 0
     for n in range(len(scores)):
         others = np.arange(len(scores)) != n
-        line = design @ _fit(design[others], scores[others])
+        line = design @ fit(design[others], scores[others])
         predicted, given = line[n] - line[others], scores[n] - scores[others]
         predicted[np.abs(predicted) < ROUNDING * np.ptp(line)] = 0.0
         right += float(np.sign(predicted) @ np.sign(given))
