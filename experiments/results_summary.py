@@ -59,8 +59,8 @@ def finished(results: NetworkResults) -> list[Measured]:
 
 
 def tuned(results: NetworkResults) -> Measured | None:
-    """Return the original, fine-tuned like the other networks."""
-    return next((one for one in results.at("100%") if one.method == "original"), None)
+    """Return the original, fine-tuned like the other networks. It may not have been timed again."""
+    return next((one for one in results.measured if one.method == "original" and one.scores), None)
 
 
 def differences(results: NetworkResults, method: str) -> list[float | None]:
