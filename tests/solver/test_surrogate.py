@@ -38,20 +38,16 @@ def by_least_squares(*columns: int) -> Callable[[np.ndarray, np.ndarray], np.nda
 
 
 def by_ranks(design: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Try the ratios on both sides of each at which two plans are equal."""
-    pairs = list(itertools.combinations(range(len(scores)), 2))
-    ties = sorted(
-        (design[n, 1] - design[m, 1]) / (design[m, 2] - design[n, 2]) for n, m in pairs if differ(design, n, m)
-    )
-    ratios = [ties[0] - 1, *(sum(each) / 2 for each in itertools.pairwise(ties)), ties[-1] + 1]
+    """Try the ratios between those at which two plans are equal, with both signs of the importance."""
+    pairs = itertools.combinations(design[:, 1:], 2)
+    ties = sorted((i - k) / (m - n) for (i, n), (k, m) in pairs if n != m)
+    width = ties[-1] - ties[0]
+    ratios = [ties[0] - width, *(sum(each) / 2 for each in itertools.pairwise(ties)), ties[-1] + width]
     taus = [kendalltau(design[:, 1] + ratio * design[:, 2], scores).statistic for ratio in ratios]
-    best = [ratio for ratio, tau in zip(ratios, taus, strict=True) if tau > max(taus) - 1e-9]
+    sign = 1 if max(taus) >= -min(taus) else -1
+    best = [ratio for ratio, tau in zip(ratios, taus, strict=True) if sign * tau > max(map(abs, taus)) - 1e-9]
     slope = linregress(design[:, 1] + best[len(best) // 2] * design[:, 2], scores).slope
     return np.array((0.0, slope, slope * best[len(best) // 2]))  # the intercept does not order plans
-
-
-def differ(design: np.ndarray, n: int, m: int) -> bool:
-    return bool(design[n, 2] != design[m, 2])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -136,10 +132,16 @@ def test_negative_slope_is_not_used() -> None:
     # The number of blocks explains the scores exactly, and leaves a small negative slope for the importances.
     plans = [trained(i, n, 80 + n - 0.01 * i) for i, n in ((-10.0, 2), (-8.0, 4), (-5.5, 6), (-4.0, 8), (-1.0, 10))]
     found = fit_to_plans(plans)
-    assert found.slope > 0
-    assert [found.predict(plan.importance, plan.blocks) for plan in plans] == sorted(
-        found.predict(plan.importance, plan.blocks) for plan in plans
-    )
+    predictions = [found.predict(plan.importance, plan.blocks) for plan in plans]
+    assert found.slope > 0 and predictions == sorted(predictions)
+
+
+@pytest.mark.parametrize("unit", [0.001, 1000.0])
+def test_fit_does_not_depend_on_the_unit_of_the_importances(unit: float) -> None:
+    """Plans with more blocks and importance have higher scores: many ratios order them."""
+    rows = [(-10.0, 2, 82), (-8.0, 4, 84.5), (-5.5, 6, 85), (-4.0, 8, 88), (-1.0, 10, 90), (0.0, 11, 90.2)]
+    one, other = (fit_to_plans([trained(i * by, n, score) for i, n, score in rows]) for by in (1, unit))
+    assert (other.slope * unit, other.per_block) == (pytest.approx(one.slope), pytest.approx(one.per_block))
 
 
 def test_constant_number_of_blocks_has_no_coefficient() -> None:
@@ -155,10 +157,22 @@ def test_rounding_of_importances_does_not_order_plans() -> None:
         assert found.tau == fit_to_plans([*plans, trained(-6.0, 12, 85), trained(-6.0, 14, 84)]).tau
 
 
+def test_rounding_of_importances_does_not_decide_what_a_block_is_worth() -> None:
+    """Several pairs of these plans change places at the same ratio, up to rounding."""
+    first, *rest = [(-2.9, 7, 69), (-0.2, 8, 89), (-1.6, 6, 84), (-1.3, 5, 85), (-2.3, 5, 61), (-1.0, 3, 78)]
+    plans = [trained(*row) for row in rest]
+    one, other = (fit_to_plans([trained(first[0] + noise, *first[1:]), *plans]) for noise in (0.0, 1e-13))
+    assert (other.slope, other.per_block) == (pytest.approx(one.slope), pytest.approx(one.per_block))
+
+
 def test_importances_that_mislead_are_refused() -> None:
     plans = [trained(-i, 5 + i % 2, 80 + i) for i in range(6)]
-    with pytest.raises(InvalidValue, match="do not predict the scores of the 6 trained plans"):
-        fit_to_plans(plans)
+    wrong_sign = [trained(i, n, 60 + n - 3 * i) for i, n in enumerate((20, 9, 17, 5, 14, 8))]
+    same_importance = [trained(0.0, n, 80 + n) for n in range(6)]
+    same_score = [trained(-i, 5 + i % 3, 10.0) for i in range(6)]
+    for misled in (plans, wrong_sign, same_importance, same_score):
+        with pytest.raises(InvalidValue, match="do not predict the scores of the 6 trained plans"):
+            fit_to_plans(misled)
     with pytest.raises(InvalidValue, match="at least 4 trained plans, found 3"):
         fit_to_plans(plans[:3])
 

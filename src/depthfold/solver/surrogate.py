@@ -35,7 +35,7 @@ def fit_to_plans(
     fits: tuple[Fit, ...] = (_least_squares, _by_ranks, _without_blocks)
     found = [(_tau_of_left_out(fit, design, scores), fit(design, scores).tolist()) for fit in fits]
     allowed = [(tau, coefficients) for tau, coefficients in found if coefficients[1] > 0]
-    if not allowed:
+    if not (allowed and np.ptp(design[:, 1]) and np.ptp(scores)):
         raise InvalidValue(
             f"The importances do not predict the scores of the {len(plans)} trained plans: plans with a higher "
             "importance do not have higher scores. Train the plans for longer, or measure the importances with another "
@@ -62,7 +62,8 @@ def _by_ranks(design: Floats, scores: Floats) -> Floats:
     """Return the fit in which a block is worth as much importance as orders most pairs of plans by their scores.
 
     This is the maximum rank correlation estimator (Han, 1987). It assumes that the score rises with importance + ratio
-    * blocks, but not that it does so linearly. Several ranges of the ratio can be equally good: the middle one is used.
+    * blocks, but not that it does so linearly. Several ranges of the ratio can be equally good: the middle one is used,
+    the upper of two. If the plans are ordered best by minus the importance, the slope is negative.
     """
     first, second = np.triu_indices(len(scores), 1)
     better = np.sign(scores[first] - scores[second])
@@ -71,9 +72,11 @@ def _by_ranks(design: Floats, scores: Floats) -> Floats:
     if not differ.any():
         return _without_blocks(design, scores)
     swaps = np.unique(-by_importance[differ] / by_blocks[differ])  # ratios at which two plans change places
-    ratios = np.array([swaps[0] - 1, *((swaps[1:] + swaps[:-1]) / 2), swaps[-1] + 1])
+    swaps = swaps[np.append(True, np.diff(swaps) > ROUNDING * np.ptp(swaps))]  # importances are sums
+    margin = np.ptp(swaps) or abs(swaps[0]) or 1.0  # in the unit of the importances
+    ratios = np.array([swaps[0] - margin, *((swaps[1:] + swaps[:-1]) / 2), swaps[-1] + margin])
     ordered = np.sign(by_importance + ratios[:, None] * by_blocks) @ better
-    best = ratios[ordered == ordered.max()]
+    best = ratios[ordered == ordered.max()] if ordered.max() >= -ordered.min() else ratios[ordered == ordered.min()]
     ratio = best[len(best) // 2]
     index = design[:, 1] + ratio * design[:, 2]
     intercept, slope, _ = _without_blocks(np.column_stack((design[:, 0], index)), scores)
