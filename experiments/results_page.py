@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import AMC, FIXED, PLAIN, PRUNED, SEARCHES
+from equal_latency_candidates import AMC, FIXED, ORIGINAL, PLAIN, PRUNED, SEARCHES
 from equal_latency_results import OURS, RESULTS, TITLES, WITHOUT, Measured, NetworkResults, load
 from gpu_runs import rows
 from merging_steps import SHARES
@@ -55,7 +55,7 @@ def _network(results: NetworkResults) -> str:
         "",
         "<picture>",
         f'  <source media="(prefers-color-scheme: dark)" srcset="{picture}-dark.svg">',
-        f'  <img alt="{section.title}: test accuracy against measured latency, by method" src="{picture}-light.svg">',
+        f'  <img alt="{section.name}: test accuracy against measured latency, by method" src="{picture}-light.svg">',
         "</picture>",
         "",
         f"The original: {section.origin}. Measured on {target(results.original.environment)}. Fine-tuning: "
@@ -216,9 +216,10 @@ def _readme_row(results: NetworkResults, one: Measured) -> str:
         for profile, score in ((one.original, results.base["test"]), (one.profile, one.mean))
     )
     machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
+    speed = f"**{one.speed_up:.2f} times**"
     if (original := tuned(results)) is not None:
         before += f" (fine-tuned: {original.mean:.2f} %)"
-    speed = f"**{one.speed_up:.2f} times**"
+        speed += f" ({also.speed_up:.2f})" if (also := best(results, original.mean)) else " (none)"
     return cells(f"{section.title}, {section.data}", machine, _how(one), before, f"{after} ({_seeds(one)})", speed)
 
 
@@ -314,6 +315,8 @@ def _missing(found: list[NetworkResults]) -> str:
             wanted = [method for method in wanted if method not in FIXED]
         elif section.network != "mobilenet_v2":
             wanted.remove(AMC)
+        if tuned(results):
+            wanted.remove(ORIGINAL)
         rest = [TITLES[method] for method in wanted if not results.has(method)]
         rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.unfinished if results.has(one.method)]
         if section.network == "mobilenet_v2" and not any(
