@@ -283,7 +283,7 @@ def _why_missing(results: NetworkResults, method: str, share: str) -> str:
 def _ahead(results: NetworkResults, other: Measured) -> str:
     """Return how far all moves are ahead at the latency of another network."""
     points = results.ahead(other)
-    return TOO_FAST if points is None else f"{points:+.2f} ({len(other.scores)})"
+    return TOO_FAST if points is None else f"{round(points, 2) + 0.0:+.2f} ({len(other.scores)})"  # not "-0.00"
 
 
 def _costs(found: list[NetworkResults]) -> str:
