@@ -198,7 +198,8 @@ def check_executor(executor: Executor, *, isolated: bool = True, folder: str | P
         checks |= {"lost workers": _lost, "workers lost in the setup": _lost_in_setup}
     problems = []
     for name, check in checks.items():
-        with tempfile.TemporaryDirectory(dir=folder) as path:
+        # A worker on another machine may still start, and write, while the folder is removed.
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as path:
             try:
                 problems += [f"{name}: {problem}" for problem in check(executor, Path(path))]
             except Exception as error:  # noqa: BLE001 - reported together with the other problems
