@@ -5,6 +5,7 @@ python experiments/results_page.py [FOLDER]        # the repository unless FOLDE
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -280,6 +281,14 @@ def _why_missing(results: NetworkResults, method: str, share: str) -> str:
     return UNTRAINED if any(each in reached for each in faster) else NO_PLAN
 
 
+def _untouched(results: NetworkResults) -> Iterator[tuple[str, str]]:
+    """Yield the methods that have some networks, with the budgets for which they have none, but could."""
+    known = {(one.method, one.at) for one in results.measured}
+    for method, share in itertools.product(filter(results.has, (*SEARCHES, *PRUNED)), SHARES):
+        if (method, share) not in known and _why_missing(results, method, share) == UNTRAINED:
+            yield method, share
+
+
 def _ahead(results: NetworkResults, other: Measured) -> str:
     """Return how far all moves are ahead at the latency of another network."""
     points = results.ahead(other)
@@ -319,6 +328,7 @@ def _missing(found: list[NetworkResults]) -> str:
             wanted.remove(ORIGINAL)
         rest = [TITLES[method] for method in wanted if not results.has(method)]
         rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.unfinished if results.has(one.method)]
+        rest += [f"{TITLES[method]} at {budget(share)}" for method, share in _untouched(results)]
         if section.network == "mobilenet_v2" and not any(
             "without distillation" in one.variants for one in results.measured
         ):

@@ -121,7 +121,11 @@ def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page)
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, (ours, timed, trained), {}, None)
     assert results_page._difference(results, "paper", "50%") == "not trained yet"
     assert results_page._difference(results, "paper", "35%") == "none meets the budget"
-    assert "depthfold, the paper's moves at 50 %" in results_page._missing([results])
+    missing = results_page._missing([results])
+    assert "depthfold, the paper's moves at 50 %" in missing
+    assert (
+        "depthfold, all moves at 80 %; depthfold, all moves at 65 %" in missing and "all moves at 35 %" not in missing
+    )
 
 
 def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_page, monkeypatch):
