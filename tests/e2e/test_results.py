@@ -78,6 +78,8 @@ def test_methods_are_compared_at_the_same_latency(results_page):
     assert results_page._ahead(results, other) == "-0.88 (1)"
     slower = Measured("paper", "50%", {0: 92.0}, profile=profile(3.5), original=profile(8.0))
     assert results_page._ahead(results, slower) == "-0.88 (1)", "its original was slower, too"
+    level = Measured("paper", "50%", {0: 92.25 + 1e-9}, profile=profile(2.0), original=profile(4.0))
+    assert results_page._ahead(results, level) == "+0.00 (1)"
     fast = Measured("paper", "35%", {0: 92.0}, profile=profile(1.0), original=profile(4.0))
     assert results_page._ahead(results, fast) == "faster than all moves"
 
@@ -87,17 +89,18 @@ def test_headline_also_compares_with_the_original_fine_tuned_with_the_same_recip
 
     def tuned_to(accuracy):
         measured = (
-            Measured("original", "100%", {0: accuracy}, profile=profile(4.0), original=profile(4.0)),
+            Measured("original", "100%", {0: accuracy}),  # its accuracy counts before it is timed again
             Measured(OURS, "80%", {0: 93.3}, profile=profile(3.2), original=profile(4.0)),
             Measured(OURS, "50%", {0: 92.9}, profile=profile(2.0), original=profile(4.0)),
         )
         results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, measured, {}, None)
-        return next(results_page._headline(results))
+        row = results_page._readme_row(results, results_page.best(results))
+        return next(results_page._headline(results)), row.removesuffix(" |").split(" | ")[-1]
 
-    assert "2.00 times, at 92.90 %" in tuned_to(93.4)
-    assert tuned_to(93.0).endswith("(93.00 %): 2.00 times.")
-    assert tuned_to(93.4).endswith("(93.40 %): 1.25 times.")
-    assert tuned_to(93.6).endswith("(93.60 %): none.")
+    assert "2.00 times, at 92.90 %" in tuned_to(93.4)[0]
+    for accuracy, said, row in ((93.0, "2.00 times", "2.00"), (93.4, "1.25 times", "1.25"), (93.6, "none", "none")):
+        headline, speed_up = tuned_to(accuracy)
+        assert headline.endswith(f"({accuracy:.2f} %): {said}.") and speed_up == f"**2.00 times** ({row})"
 
 
 def test_headline_can_be_a_network_that_was_fine_tuned_for_longer(results_page):

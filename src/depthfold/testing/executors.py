@@ -198,7 +198,7 @@ def check_executor(executor: Executor, *, isolated: bool = True, folder: str | P
         checks |= {"lost workers": _lost, "workers lost in the setup": _lost_in_setup}
     problems = []
     for name, check in checks.items():
-        # A worker on another machine may still start, and write, while the folder is removed.
+        # An executor may stop its workers asynchronously: one may still write while the folder is removed.
         with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as path:
             try:
                 problems += [f"{name}: {problem}" for problem in check(executor, Path(path))]
