@@ -84,15 +84,18 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
 
 def _variants(results: NetworkResults) -> Iterator[str]:
     section = SECTIONS[results.name]
+    yield from _varied(results)
     if section.variants:
         found = load(section.variants, section.stopwatch)
         assert found is not None, f"{section.variants} has no results"
-        results = found
+        yield from _varied(found, of=f" (networks of {section.variants})")
+
+
+def _varied(results: NetworkResults, of: str = "") -> Iterator[str]:
     for variant, text in VARIANTS.items():
         both = [one for share in ("100%", *SHARES) for one in results.at(share) if variant in one.variants]
         if not both:
             continue
-        of = f" (networks of {section.variants})" if section.variants else ""
         yield f"Fine-tuned {text}, accuracy on both sets with the same seeds{of}:"
         yield ""
         usual, changed = ("with", "without")
@@ -103,7 +106,8 @@ def _variants(results: NetworkResults) -> Iterator[str]:
         compared = [_compared(one, variant) for one in both]
         for one, scores in zip(both, compared, strict=True):
             yield cells(budget(one.at), TITLES[one.method], *(f"{score:.2f}" for score in scores))
-        yield cells("mean", "", *(f"{fmean(column):.2f}" for column in zip(*compared, strict=True)))
+        if len(both) > 1:
+            yield cells("mean", "", *(f"{fmean(column):.2f}" for column in zip(*compared, strict=True)))
         yield ""
 
 

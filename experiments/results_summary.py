@@ -78,7 +78,7 @@ def _speed_ups(results: NetworkResults, method: str) -> str:
         return ""
     accuracies = [results.base["test"], *([one.mean] if (one := tuned(results)) else [])]
     found = [best(results, accuracy, [method]) for accuracy in accuracies]
-    first, *second = (f"{one.speed_up:.2f}" if one else "none" for one in found)
+    first, *second = (f"{one.speed_up:.2f} {one.variant}".rstrip() if one else "none" for one in found)
     so_far = " so far" if any(one.method == method for one in results.unfinished) else ""
     return (f"{first} ({second[0]})" if second else first) + so_far
 
