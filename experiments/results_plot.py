@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import matplotlib as mpl
 from equal_latency_candidates import AMC, CONTROL, PUBLISHED, SEARCHED, UNIFORM
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults
 from matplotlib.figure import Figure
+from subjects import LONGER
 
 # Lines join the networks of a method at several budgets. The colour-blind can tell the colours apart (Okabe and Ito).
 STYLES = {
@@ -38,7 +38,7 @@ def draw(results: NetworkResults, title: str, folder: Path) -> None:
             axes = figure.subplots()
             _lines(axes, results)
             axes.set(xlabel="measured latency, ms", ylabel="test accuracy, % (bars: range of the seeds)")
-            axes.set_title(textwrap.fill(title, 45))
+            axes.set_title(title.replace(", ", ",\n"))
             axes.grid(color=grid, linewidth=0.6)
             axes.spines[:].set_color(grid)
             axes.set_facecolor("none")
@@ -58,6 +58,9 @@ def _lines(axes: mpl.axes.Axes, results: NetworkResults) -> None:
                   [max(one.scores.values()) - m for m, one in zip(y, found, strict=True)]]  # fmt: skip
         axes.errorbar(x, y, spread, color=colour, marker=marker, linestyle=line, markersize=5, linewidth=1.4,
                       elinewidth=1, label=TITLES[method], zorder=3 if method == OURS else 2)  # fmt: skip
+        if longer := [one.longer for one in found if one.longer]:  # hollow, beside the line of the usual recipe
+            axes.errorbar([_latency(one) for one in longer], [one.mean for one in longer], color=colour, marker=marker,
+                          linestyle="none", markerfacecolor="none", label=f"{TITLES[method]}, {LONGER}")  # fmt: skip
     axes.plot([results.original.latency], [results.base["test"]], "*", color="#8c959f", markersize=13, label="original")
 
 
