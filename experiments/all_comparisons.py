@@ -35,7 +35,7 @@ from pathlib import Path
 from equal_latency_candidates import CONTROL, FIXED, ORIGINAL, PRUNED
 from gpu_runs import rows
 from results_text import IMAGENETTE, SECTIONS
-from subjects import ON_GPU
+from subjects import LONGER, ON_GPU
 
 ROOT = Path(__file__).parent.parent
 HERE = tuple(name for name, section in SECTIONS.items() if section.stopwatch in ON_GPU)
@@ -49,6 +49,7 @@ MORE = {
         ("--variant", "without distillation", "--methods", "all moves", "channels, Taylor"),
     ),
     "mobilenet_v2_1.4": (("--methods", *FIXED),),
+    "efficientnet_lite0-on-onnxruntime": (("--variant", LONGER, "--methods", "all moves"),),
 }
 # These do not depend on the target, except that the surrogate is fitted to plans for the first one.
 SHARED = ("base", "importance", "surrogate", f"train {ORIGINAL} 100% 0")

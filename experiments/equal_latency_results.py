@@ -106,6 +106,11 @@ class NetworkResults:
         return timed[len(timed) // 2]
 
     @property
+    def tuned(self) -> Measured | None:
+        """The original, fine-tuned like the other networks. It may not have been timed again."""
+        return next((one for one in self.measured if one.method == "original" and one.scores), None)
+
+    @property
     def spread(self) -> float | None:
         """The largest difference between two seeds of one plan. None if there is one seed of each."""
         several = [one.scores.values() for one in self.measured if len(one.scores) > 1]

@@ -5,39 +5,36 @@ python experiments/results_page.py [FOLDER]        # the repository unless FOLDE
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import AMC, FIXED, ORIGINAL, PLAIN, PRUNED, SEARCHES
-from equal_latency_results import OURS, RESULTS, TITLES, WITHOUT, Measured, NetworkResults, load
-from gpu_runs import rows
+from equal_latency_candidates import FIXED, PLAIN, SEARCHES
+from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, device, target
-from results_summary import CLOSE, best, candidates, summary, tuned
+from results_missing import missing, why_missing
+from results_summary import CLOSE, best, candidates, summary
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
-from subjects import LONGER, SUBJECTS
+from subjects import LONGER
 
 from depthfold.core import Profile
 
-NO_PLAN, UNTRAINED, UNTIMED = "none meets the budget", "not trained yet", "not timed yet"
 TOO_FAST = "faster than all moves"
 VARIANTS = {
     "without distillation": "with and without the original as the teacher (distillation)",
     "without features": "with and without matching the features of the original (`features` of the recipe)",
-    LONGER: "for longer",
+    LONGER: "for 60 and for 180 epochs",
 }
-ROWS = re.compile(r"(?<=\| speed-up \|\n\| --- \| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
+ROWS = re.compile(r"(?<=\| speed-up, original fine-tuned \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
 
 
 def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
-    limits = f"{LIMITS}\n{_missing(found)}"
+    limits = f"{LIMITS}\n{missing(found)}"
     parts = [INTRODUCTION, summary(found), *map(_network, found), *analyses(), _costs(found), PAPER, limits]
     return "\n\n".join(parts).rstrip() + "\n"
 
@@ -69,7 +66,7 @@ def _network(results: NetworkResults) -> str:
         *_differences(results),
         *([section.remark, ""] if section.remark else []),
         *_without_surrogate(results),
-        *_variants(results),
+        *_variant_tables(results),
         f"    {section.command(results.name)}",
     ])  # fmt: skip
 
@@ -82,16 +79,16 @@ def _without_surrogate(results: NetworkResults) -> Iterator[str]:
         yield ""
 
 
-def _variants(results: NetworkResults) -> Iterator[str]:
+def _variant_tables(results: NetworkResults) -> Iterator[str]:
     section = SECTIONS[results.name]
-    yield from _varied(results)
+    yield from _variant_table(results)
     if section.variants:
         found = load(section.variants, section.stopwatch)
         assert found is not None, f"{section.variants} has no results"
-        yield from _varied(found, of=f" (networks of {section.variants})")
+        yield from _variant_table(found, of=f" (networks of {section.variants})")
 
 
-def _varied(results: NetworkResults, of: str = "") -> Iterator[str]:
+def _variant_table(results: NetworkResults, of: str = "") -> Iterator[str]:
     for variant, text in VARIANTS.items():
         both = [one for share in ("100%", *SHARES) for one in results.at(share) if variant in one.variants]
         if not both:
@@ -128,10 +125,10 @@ def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
     for share in ("100%", *SHARES):
         for titles, one in _by_plan([one for one in results.at(share) if one.method.endswith(PLAIN) == plain]):
             yield _row(budget(share), titles, one, holdout=bool(holdout))
-        missing = {one.method for one in results.measured} - {one.method for one in results.at(share)}
+        absent = {one.method for one in results.measured} - {one.method for one in results.at(share)}
         for method in SEARCHES if share in SHARES and not plain else ():
-            if method in missing:
-                yield cells(budget(share), TITLES[method], _why_missing(results, method, share))
+            if method in absent:
+                yield cells(budget(share), TITLES[method], why_missing(results, method, share))
     for one in results.measured:
         if one.at not in ("100%", *SHARES) and one.scores and one.profile and not plain:
             yield _row(one.at, TITLES[one.method], one, holdout=bool(holdout))
@@ -167,8 +164,8 @@ def _title(method: str) -> str:
 
 
 def _headline(results: NetworkResults) -> Iterator[str]:
-    fastest = best(results)
-    if not (ours := candidates(results)):
+    fastest = best(results, longer=True)
+    if not (ours := candidates(results, longer=True)):
         yield "No network of depthfold is trained and timed yet."
     elif fastest is None:
         closest = max(ours, key=lambda one: one.mean)
@@ -179,7 +176,7 @@ def _headline(results: NetworkResults) -> Iterator[str]:
         )
     else:
         yield (
-            f"The largest speed-up of depthfold within {CLOSE} points of the original, chosen from the networks below "
+            f"The largest speed-up of depthfold within {CLOSE} points of the original, chosen "
             f"by test accuracy: {fastest.speed_up:.2f} times, at {fastest.mean:.2f} % ({_how(fastest)}; "
             f"{_seeds(fastest)})." + _against_tuned(results)
         )
@@ -188,7 +185,7 @@ def _headline(results: NetworkResults) -> Iterator[str]:
 
 def _against_tuned(results: NetworkResults) -> str:
     """Say what the speed-up is if the original is fine-tuned like the others, which may make it more accurate."""
-    if (original := tuned(results)) is None:
+    if (original := results.tuned) is None:
         return ""
     fastest = best(results, original.mean)
     within = f" Within {CLOSE} points of the original fine-tuned with the same recipe ({original.mean:.2f} %)"
@@ -210,7 +207,9 @@ def _seeds(one: Measured) -> str:
 
 def readme_rows() -> str:
     """Return the rows of the README's table: the headline of each section."""
-    return "".join(f"{_readme_row(results, one)}\n" for results in _results() if (one := best(results)) is not None)
+    return "".join(
+        f"{_readme_row(results, one)}\n" for results in _results() if (one := best(results, longer=True)) is not None
+    )
 
 
 def _readme_row(results: NetworkResults, one: Measured) -> str:
@@ -221,11 +220,12 @@ def _readme_row(results: NetworkResults, one: Measured) -> str:
         for profile, score in ((one.original, results.base["test"]), (one.profile, one.mean))
     )
     machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
-    speed = f"**{one.speed_up:.2f} times**"
-    if (original := tuned(results)) is not None:
+    tuned_speed_up = ""
+    if (original := results.tuned) is not None:
         before += f" (fine-tuned: {original.mean:.2f} %)"
-        speed += f" ({also.speed_up:.2f})" if (also := best(results, original.mean)) else " (none)"
-    return cells(f"{section.title}, {section.data}", machine, _how(one), before, f"{after} ({_seeds(one)})", speed)
+        tuned_speed_up = f"{also.speed_up:.2f} times" if (also := best(results, original.mean)) else "none"
+    speed_up, after = f"**{one.speed_up:.2f} times**", f"{after} ({_seeds(one)})"
+    return cells(f"{section.title}, {section.data}", machine, _how(one), before, after, speed_up, tuned_speed_up)
 
 
 def _differences(results: NetworkResults) -> Iterator[str]:
@@ -266,31 +266,9 @@ def _differences(results: NetworkResults) -> Iterator[str]:
 def _difference(results: NetworkResults, method: str, share: str) -> str:
     found = {one.method: one for one in results.at(share)}
     if method not in found:
-        return _why_missing(results, method, share)
+        return why_missing(results, method, share)
     same = OURS in found and found[method].plan == found[OURS].plan
     return "same plan" if same else _ahead(results, found[method])
-
-
-def _why_missing(results: NetworkResults, method: str, share: str) -> str:
-    """Say why a method has no network at a share of the latency."""
-    one = next((one for one in results.measured if (one.method, one.at) == (method, share)), None)
-    if one is not None:
-        return UNTRAINED if one.profile else UNTIMED
-    if method in PRUNED:
-        steps = json.loads((RESULTS / results.name / f"channels-{PRUNED[method]}.json").read_text())
-        reached = [f"{float(each):.0%}" for each in steps]
-    else:
-        reached = [one.at for one in results.measured if one.method == method]
-    faster = SHARES[SHARES.index(share) :]
-    return UNTRAINED if any(each in reached for each in faster) else NO_PLAN
-
-
-def _untouched(results: NetworkResults) -> Iterator[tuple[str, str]]:
-    """Yield the methods that have some networks, with the budgets for which they have none, but could."""
-    known = {(one.method, one.at) for one in results.measured}
-    for method, share in itertools.product(filter(results.has, (*SEARCHES, *PRUNED)), SHARES):
-        if (method, share) not in known and _why_missing(results, method, share) == UNTRAINED:
-            yield method, share
 
 
 def _ahead(results: NetworkResults, other: Measured) -> str:
@@ -314,39 +292,6 @@ def _costs(found: list[NetworkResults]) -> str:
         finetuning = "" if results.seconds is None else f"{results.seconds:.0f}"
         numbers = (str(T["entries"]), latency, str(I["entries"]), f"{I['seconds']:.0f}", fitted, finetuning)
         lines.append(cells(SECTIONS[results.name].name, *numbers))
-    return "\n".join(lines)
-
-
-def _missing(found: list[NetworkResults]) -> str:
-    """Say which methods and networks have commands but no results yet."""
-    done = {results.name for results in found}
-    lines = list[str]()
-    for results in found:
-        section = SECTIONS[results.name]
-        wanted = [method for method in TITLES if not method.endswith(PLAIN)]
-        if not section.network.startswith("mobilenet"):
-            wanted = [method for method in wanted if method not in FIXED]
-        elif section.network != "mobilenet_v2":
-            wanted.remove(AMC)
-        if tuned(results):
-            wanted.remove(ORIGINAL)
-        rest = [TITLES[method] for method in wanted if not results.has(method)]
-        rest += [f"{TITLES[one.method]} at {budget(one.at)}" for one in results.unfinished if results.has(one.method)]
-        rest += [f"{TITLES[method]} at {budget(share)}" for method, share in _untouched(results)]
-        if section.network == "mobilenet_v2" and not any(
-            "without distillation" in one.variants for one in results.measured
-        ):
-            rest.append("fine-tuning without distillation")
-        seeds = {one.plan: len(one.scores) for one in results.measured if one.scores and not one.method.endswith(PLAIN)}
-        if SUBJECTS[section.network].seeds == 3 and (few := sum(number < 3 for number in seeds.values())):
-            rest.append(f"the third seed of {few} networks, {list(seeds.values()).count(1)} of which have one seed")
-        if rest:
-            lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
-    rest = {name: section.heading for name, section in SECTIONS.items() if name not in done}
-    trained = [name for name in rest if any(key.startswith("train ") for key in rows(RESULTS / name))]
-    for what, names in (("measured", rest.keys() - trained), ("timed", trained)):
-        if names:
-            lines.append(f"- Not {what} yet: {'; '.join(sorted(rest[name] for name in names))}.")
     return "\n".join(lines)
 
 

@@ -58,9 +58,10 @@ def _lines(axes: mpl.axes.Axes, results: NetworkResults) -> None:
                   [max(one.scores.values()) - m for m, one in zip(y, found, strict=True)]]  # fmt: skip
         axes.errorbar(x, y, spread, color=colour, marker=marker, linestyle=line, markersize=5, linewidth=1.4,
                       elinewidth=1, label=TITLES[method], zorder=3 if method == OURS else 2)  # fmt: skip
-        if longer := [one.longer for one in found if one.longer]:  # hollow, beside the line of the usual recipe
+        if longer := [each for one in found if (each := one.longer)]:  # hollow, beside the line of the usual recipe
             axes.errorbar([_latency(one) for one in longer], [one.mean for one in longer], color=colour, marker=marker,
-                          linestyle="none", markerfacecolor="none", label=f"{TITLES[method]}, {LONGER}")  # fmt: skip
+                          markersize=5, linestyle="none", markerfacecolor="none",
+                          label=f"{TITLES[method]}, {LONGER}")  # fmt: skip
     axes.plot([results.original.latency], [results.base["test"]], "*", color="#8c959f", markersize=13, label="original")
 
 

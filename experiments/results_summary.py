@@ -8,6 +8,7 @@ from equal_latency_candidates import CONTROL, FIXED, PLAIN, PRUNED
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults
 from merging_steps import SHARES
 from results_analyses import cells
+from results_missing import unmeasured
 from results_text import SECTIONS, SUMMARY
 
 CLOSE = 0.2  # points below the original that count as none
@@ -38,29 +39,30 @@ def summary(found: list[NetworkResults]) -> str:
 
 
 def best(
-    results: NetworkResults, accuracy: float | None = None, methods: Collection[str] = DEPTHFOLD
+    results: NetworkResults,
+    accuracy: float | None = None,
+    methods: Collection[str] = DEPTHFOLD,
+    *,
+    longer: bool = False,
 ) -> Measured | None:
     """Return the fastest network that is at most CLOSE points below an accuracy, by default that of the original."""
     least = (results.base["test"] if accuracy is None else accuracy) - CLOSE
-    close = [one for one in candidates(results, methods) if one.mean >= least]
+    close = [one for one in candidates(results, methods, longer=longer) if one.mean >= least]
     return max(close, key=lambda one: one.speed_up, default=None)
 
 
-def candidates(results: NetworkResults, methods: Collection[str] = DEPTHFOLD) -> list[Measured]:
-    """Return the networks of these methods, and the same networks fine-tuned for longer."""
+def candidates(
+    results: NetworkResults, methods: Collection[str] = DEPTHFOLD, *, longer: bool = False
+) -> list[Measured]:
+    """Return the networks of these methods. With `longer`, also those that were fine-tuned for longer than others."""
     found = [one for one in finished(results) if one.method in methods]
-    return [*found, *(longer for one in found if (longer := one.longer))]
+    return [*found, *(each for one in found if (each := one.longer) and longer)]
 
 
 def finished(results: NetworkResults) -> list[Measured]:
     """Return what was trained and timed with a surrogate: at the budgets, then at sizes of a method's own."""
     at_budgets = [one for share in SHARES for one in results.at(share) if not one.method.endswith(PLAIN)]
     return [*at_budgets, *(one for one in results.measured if one.method in FIXED and one.scores and one.profile)]
-
-
-def tuned(results: NetworkResults) -> Measured | None:
-    """Return the original, fine-tuned like the other networks. It may not have been timed again."""
-    return next((one for one in results.measured if one.method == "original" and one.scores), None)
 
 
 def differences(results: NetworkResults, method: str) -> list[float | None]:
@@ -76,11 +78,14 @@ def differences(results: NetworkResults, method: str) -> list[float | None]:
 def _speed_ups(results: NetworkResults, method: str) -> str:
     if not candidates(results, [method]):
         return ""
-    accuracies = [results.base["test"], *([one.mean] if (one := tuned(results)) else [])]
+    accuracies = [results.base["test"], *([results.tuned.mean] if results.tuned else [])]
     found = [best(results, accuracy, [method]) for accuracy in accuracies]
-    first, *second = (f"{one.speed_up:.2f} {one.variant}".rstrip() if one else "none" for one in found)
-    so_far = " so far" if any(one.method == method for one in results.unfinished) else ""
-    return (f"{first} ({second[0]})" if second else first) + so_far
+    first, *second = (f"{one.speed_up:.2f}" if one else "none" for one in found)
+    text = f"{first} ({second[0]})" if second else first
+    if any(each == method for each, _ in unmeasured(results)):
+        text += " so far"
+    longer = best(results, methods=[method], longer=True)
+    return f"{text}; {longer.speed_up:.2f} {longer.variant}" if longer and longer.variant else text
 
 
 def _range(results: NetworkResults, method: str) -> str:
