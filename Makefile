@@ -49,7 +49,7 @@ browser:  ## install Debian's chromium, which the tests of the report need
 test: lint docs pytest  ## lint, build the documentation, run all tests (QUICK=1 leaves out the slow ones)
 
 pytest: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile $(if $(QUICK),-m "not slow")  # many tests wait for other processes, which have one thread each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(if $(QUICK),-m "not slow")  # many tests wait for other processes, which have one thread each
 
 test-here:  ## run all tests with another Python (PYTHON=..., WITHOUT="ray openvino" skips the tests that need them)
 	PYTHONPATH="$(CURDIR)/src" $(PYTHON) -m pytest -q -n auto $(addprefix --without ,$(WITHOUT))

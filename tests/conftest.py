@@ -36,6 +36,11 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("device", devices())
 
 
+def pytest_collection_modifyitems(items):
+    """Start with the files that take minutes, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.path.name not in ("test_ray.py", "test_examples.py"))
+
+
 def pytest_terminal_summary(terminalreporter):
     for line in summary(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(line)
