@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 
 import pytest
@@ -110,6 +111,20 @@ def test_a_run_killed_in_every_stage_resumes_to_the_same_result(start, workshop,
     assert plans[0] == plans[1]
     for name in ("result/model.safetensors", "latency.json", "importance.json"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kill needs /proc, which only Linux has")
+def test_a_killed_compress_after_inspect_resumes_with_the_run_alone(start, workshop, tmp_path):
+    """inspect has written settings of its own, among them another method."""
+    run, config = tmp_path / "run", workshop / "tiny.toml"
+    (tmp_path / "inspected.toml").write_text(f'model = "{workshop}/net.py:model"\ntarget = "cost_model"\n')
+    inspected = ("inspect", "--config", tmp_path / "inspected.toml", "--input", "1x8x8", "--run", run)
+    assert start("", 0, *inspected).returncode == 0
+    done = start("importance.jsonl", 3, "compress", "--config", config, "--method", "local", "--run", run)
+    assert done.returncode == -signal.SIGKILL
+    done = start("", 0, "compress", "--run", run)
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads((run / "config.toml").read_text())["method"] == "local"
 
 
 def test_an_interrupted_run_says_how_to_resume(start, workshop, tmp_path):

@@ -193,8 +193,9 @@ def test_options_override_the_file_and_the_file_overrides_the_run(workshop, comp
     assert (kept()["budget"], kept()["alpha"]) == ("95%", 1.6)
 
 
-def test_settings_of_a_failed_command_are_not_kept(run):
-    refused("solve", "--run", run, "--budget", "1%")
+@pytest.mark.parametrize("command", ["solve", "compress"])
+def test_settings_of_a_failed_command_are_not_kept(command, run):
+    refused(command, "--run", run, "--budget", "1%")
     assert tomllib.loads((run / "config.toml").read_text())["budget"] == "80%"
 
 

@@ -20,7 +20,7 @@ from depthfold.cli import terminal
 from depthfold.cli.printing import print_error, print_text, progress, show_own_warnings_only
 from depthfold.errors import DepthfoldError
 from depthfold.pipeline.options import help_text
-from depthfold.settings import Declaration, Settings, declarations, gather, keep
+from depthfold.settings import Declaration, Settings, declarations, gather, keep, restored_after_errors
 from depthfold.support.text import one_line
 from depthfold.version import __version__
 
@@ -120,10 +120,14 @@ def root(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a command. `changed` is true if it was given any setting besides the run folder."""
+    """One call of a command. `changed` is true if it was given any setting besides the run folder.
+
+    The run folder keeps the settings if `keeps` is true.
+    """
 
     settings: Settings
     changed: bool
+    keeps: bool
     retry: bool = False
     json: bool = False
 
@@ -131,7 +135,7 @@ class Call:
         """Return the session of this call, which reports its progress."""
         from depthfold.settings import Session  # imports torch
 
-        return Session(settings=self.settings, progress=progress())
+        return Session(settings=self.settings, progress=progress(), keeps=self.keeps)
 
 
 Command = Callable[[Call], None]
@@ -142,7 +146,7 @@ def command(
 ) -> Callable[[Command], Command]:
     """Register a command with the options for the settings that it needs and uses.
 
-    The run folder keeps the settings when the command has succeeded, unless `keeps` is False.
+    The run folder keeps the settings, unless the command fails or `keeps` is False.
     """
     needed, known = needs.split(), {*needs.split(), *uses.split()}
 
@@ -155,7 +159,9 @@ def command(
             importlib.import_module("depthfold.settings.stages")  # imports torch
             terminal.raise_on_interrupt()
             changed = config is not None or set(options) != {"run"}
-            function(Call(settings=settings, changed=changed, **{name: values[name] for name in flags.split()}))
+            given = {name: values[name] for name in flags.split()}
+            with restored_after_errors(settings):
+                function(Call(settings=settings, changed=changed, keeps=keeps, **given))
             if keeps and settings.run is not None:
                 keep(settings)
 

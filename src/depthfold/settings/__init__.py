@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthfold.settings.config_file import gather, keep
+from depthfold.settings.config_file import gather, keep, restored_after_errors
 from depthfold.settings.settings import Declaration, Settings, declarations
 from depthfold.support.optional import lazy_getattr
 
@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 
 __getattr__ = lazy_getattr(__name__, {"session": "Session"})  # imports torch
 
-__all__ = ["Declaration", "Session", "Settings", "declarations", "gather", "keep"]
+__all__ = ["Declaration", "Session", "Settings", "declarations", "gather", "keep", "restored_after_errors"]

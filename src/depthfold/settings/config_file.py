@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,38 @@ def gather(
 
 
 def keep(settings: Settings, *, if_new: bool = False) -> None:
-    """Write the settings to config.toml in the run folder.
-
-    With `if_new` only if there is none yet: the old settings stay until a command has succeeded with the new ones.
-    """
-    folder, table = RunFolder.open(settings.need("run")), dataclasses.asdict(settings)
-    del table["run"]  # the folder of the file
-    text = HEADER + tomli_w.dumps({name: value for name, value in table.items() if value is not None})
-    path = folder.path / CONFIG
-    if not path.exists() or (not if_new and path.read_text(encoding="utf-8") != text):
+    """Write the settings to config.toml in the run folder. With `if_new` only if there is none yet."""
+    folder, text = RunFolder.open(settings.need("run")), _text(settings)
+    known = _kept(folder.path)
+    if known is None or (not if_new and known != text):
         folder.write_text(CONFIG, text)
+
+
+@contextlib.contextmanager
+def restored_after_errors(settings: Settings) -> Iterator[None]:
+    """Restore the earlier settings of the run if the block has replaced them and then fails.
+
+    An interrupted command keeps its settings, so that --run alone resumes it.
+    """
+    run = settings.run
+    earlier = None if run is None else _kept(Path(run))
+    try:
+        yield
+    except Exception:
+        if run is not None and earlier is not None and _kept(Path(run)) == _text(settings) != earlier:
+            RunFolder.open(run).write_text(CONFIG, earlier)
+        raise
+
+
+def _text(settings: Settings) -> str:
+    table = dataclasses.asdict(settings)
+    del table["run"]  # the folder of the file
+    return HEADER + tomli_w.dumps({name: value for name, value in table.items() if value is not None})
+
+
+def _kept(run: Path) -> str | None:
+    path = run / CONFIG
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -35,11 +35,14 @@ Table = TypeVar("Table", ImportanceTable, LatencyTable)
 class Session:
     """The objects that a command works with, created on first use. Without `progress`, a terminal shows bars.
 
+    An existing run folder keeps these settings instead of its own if `keeps` is True.
+
     Few stages need the data, so most commands still work after the data are deleted.
     """
 
     settings: Settings
     progress: Progress | None = None
+    keeps: bool = False
 
     @cached_property
     def model(self) -> nn.Module:
@@ -130,7 +133,7 @@ class Session:
         """Trace the model and assign the run folder to the network and, unless `weights` is False, to its weights.
 
         An importance table of another network or other moves, or a latency table of another network or target, is
-        refused first. A new run folder keeps the settings.
+        refused first. The run folder then keeps the settings, so that --run alone resumes an interrupted command.
         """
         traced = self.trace()
         if latency is not None:
@@ -140,9 +143,9 @@ class Session:
         if importance is not None and importance is self.importance:
             check_drops(importance, traced.network, self.settings.space, require_moves(self.settings.moves))
         self.folder.claim(traced.network)
-        keep(self.settings, if_new=True)
         if weights:
             self.folder.claim_weights(traced.weights_digest)
+        keep(self.settings, if_new=not self.keeps)
         return traced
 
 
