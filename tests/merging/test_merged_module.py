@@ -130,6 +130,17 @@ def test_other_modules_are_refused():
             df.merge(thing)
 
 
+def test_compiled_student_is_refused_and_what_was_compiled_is_merged():
+    student, _, x = folded()
+    compiled = torch.compile(student, backend="eager")
+    for thing in (compiled, nn.Sequential(compiled)):
+        with pytest.raises(df.DepthfoldError, match=r"inside a module of torch.compile\(\).*compiled._orig_mod"):
+            df.merge(thing)
+    agree(df.merge(compiled._orig_mod)(x), student(x))
+    student.compile(backend="eager")  # in place: nothing is wrapped
+    agree(df.merge(student)(x), student(x))
+
+
 def test_pickled_student_is_refused_and_its_weights_can_be_loaded():
     model, x = randomise_statistics(small()).double().eval(), image().double()
     traced = df.trace(model, x)

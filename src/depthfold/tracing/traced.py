@@ -227,6 +227,11 @@ def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
     parts = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
     for path, part in parts.items():
         if isinstance(part, fx.GraphModule) and Student.KEY in part.meta:
+            if "_orig_mod" in path.split("."):
+                raise InvalidValue(
+                    "The student is inside a module of torch.compile(), which would still run the old network. Pass "
+                    "the student that was compiled (compiled._orig_mod): both have the same weights."
+                )
             return part, part.meta[Student.KEY], path
     name = type(module).__name__
     # torch.fx pickles the code of a graph without its metadata.
