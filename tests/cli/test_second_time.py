@@ -41,6 +41,16 @@ def test_another_budget_trains_another_student_and_keeps_the_first(run):
     assert (run / WEIGHTS).read_bytes() == weights
 
 
+def test_files_of_an_earlier_result_are_named(run):
+    done("export", "--run", run, "--export", "model.onnx")  # from now on the only export of the run
+    assert "earlier result" not in done("compress", "--run", run).stderr
+    assert "model.pt2 in" in (said := done("compress", "--run", run, "--budget", "100%").stderr)
+    assert "was exported from an earlier result. Export again" in said and "model.onnx" not in said
+    done("solve", "--run", run, "--budget", "80%")
+    assert "model.onnx, model.pt2 in" in done("merge", "--run", run).stderr
+    assert not (run / "report.html").exists() and not (run / "findings.json").exists()
+
+
 def test_another_recipe_or_teacher_starts_another_training(run, tmp_path):
     (tmp_path / "recipe.toml").write_text("steps = 3\nbatch = 8\n")
     for arguments in (("--recipe", tmp_path / "recipe.toml"), ("--no-distil",)):

@@ -206,11 +206,17 @@ def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, disti
     return folder.path / STUDENTS / digest(*plan.identity, _resolved(recipe).to_json(), distil)
 
 
-def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path) -> None:
-    """Save the merged network, made from this plan and student. Delete the findings of the one before."""
+def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path) -> bool:
+    """Save the merged network, made from this plan and student. Delete the findings and the report of the one before.
+
+    Return whether it replaced one from another plan or student, whose exported files are then out of date.
+    """
+    earlier, made_from = folder.made_from(RESULT), {"plan": str(plan.plan), "student": student.name}
     folder.forget(FINDINGS)
-    with folder.making(RESULT, {"plan": str(plan.plan), "student": student.name}) as path:
+    folder.forget(REPORT)
+    with folder.making(RESULT, made_from) as path:
         save(shallow, path)
+    return earlier is not None and earlier != made_from
 
 
 def findings_inputs(folder: RunFolder) -> dict[str, object]:

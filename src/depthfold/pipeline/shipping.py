@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path, PurePath
@@ -72,6 +73,18 @@ def with_int8(findings: Findings, exported: Iterable[Exported]) -> Findings:
             values = {name: getattr(each.int8, name) for name in names}
             found[each.path.name] = Int8File(name=each.path.name, **values)
     return replace(findings, int8=tuple(found.values()))
+
+
+def warn_about_old_files(folder: Path, exported: Iterable[Exported]) -> None:
+    """Warn about exported files of an earlier result, which are those with a model card."""
+    new = {each.path.name for each in exported}
+    cards = (path.name.removesuffix(".md") for path in folder.glob("*.md"))
+    if old := sorted(name for name in cards if name not in new and (folder / name).exists()):
+        warnings.warn(
+            f"{', '.join(old)} in {folder} {'were' if len(old) > 1 else 'was'} exported from an earlier result. Export "
+            "again (depthfold export), or delete what you no longer need.",
+            stacklevel=3,
+        )
 
 
 def write_cards(shallow: nn.Module, exported: Iterable[Exported], findings: Findings | None) -> tuple[Path, ...]:

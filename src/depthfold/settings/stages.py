@@ -213,7 +213,8 @@ def merge_stage(session: Session) -> Verification:
         student = _trained_student(session.claim(), plan, place, session.settings)
         shallow = merge(student)
         verification = verify(student, shallow)
-        artefacts.save_result(session.folder, shallow, plan, place)
+        if artefacts.save_result(session.folder, shallow, plan, place):
+            shipping.warn_about_old_files(session.folder.path, ())
         return verification
 
 
