@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,10 +91,13 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
         )
     fastest = min(search.measured.values(), key=lambda found: found.share)
     which = "the fastest one" if 0 in search.measured else "the fastest one that was timed"
+    least = math.ceil(100 * fastest.share / (1 - MARGIN))
+    advice = f"Use a budget of {least}% or more, or other plans" if least < 100 else "Use other plans"
     return BudgetError(
         f"No plan meets the budget of {budget} with a margin of {MARGIN:.0%}: {which} takes {fastest.latency:.4g} ms, "
         f"measured end to end, which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms "
-        f'({1 / fastest.share:.2f} times as fast). Use a larger budget, or measure with space="full" (--space full).',
+        f'({1 / fastest.share:.2f} times as fast). {advice}: space="full" (--space full) merges more layers, and '
+        "moves=... (--moves drop-layers) drops some.",
         fastest=fastest.share,
     )
 
