@@ -14,9 +14,9 @@ from cli_workshop import depthfold, without_memory
 from depthfold import demo
 from depthfold.core import Score
 from depthfold.demo import demo_settings, run_demo
-from depthfold.demo.demo import reachable_budget
 from depthfold.demo.network import SHIPPED, InvertedResidual
 from depthfold.errors import BudgetError
+from depthfold.latency.choose import reachable_budget
 from depthfold.reporting import Findings
 from depthfold.settings import Settings
 

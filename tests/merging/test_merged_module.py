@@ -134,7 +134,7 @@ def test_compiled_student_is_refused_and_what_was_compiled_is_merged():
     student, _, x = folded()
     compiled = torch.compile(student, backend="eager")
     for thing in (compiled, nn.Sequential(compiled)):
-        with pytest.raises(df.DepthfoldError, match=r"inside a module of torch.compile\(\).*compiled._orig_mod"):
+        with pytest.raises(df.DepthfoldError, match=r"wrapped by torch.compile\(\).*compiled._orig_mod"):
             df.merge(thing)
     agree(df.merge(compiled._orig_mod)(x), student(x))
     student.compile(backend="eager")  # in place: nothing is wrapped

@@ -146,7 +146,7 @@ def command(
 ) -> Callable[[Command], Command]:
     """Register a command with the options for the settings that it needs and uses.
 
-    The run folder keeps the settings, unless the command fails or `keeps` is False.
+    The run folder keeps the settings, unless `keeps` is False. If the command fails, it gets its earlier ones back.
     """
     needed, known = needs.split(), {*needs.split(), *uses.split()}
 

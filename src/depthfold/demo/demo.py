@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from depthfold.demo import network as network_file
 from depthfold.demo.network import SHIPPED
 from depthfold.errors import BudgetError
 from depthfold.importance import MethodName
-from depthfold.latency.choose import MARGIN
+from depthfold.latency.choose import reachable_budget
 from depthfold.pipeline import Compressed
 from depthfold.progress import Progress
 from depthfold.settings import Session, Settings, keep
@@ -100,8 +99,3 @@ def run_demo(settings: Settings, *, say: Callable[[str], None], progress: Progre
             budget = reachable_budget(error.fastest)
             session.folder.write(FALLBACK, Fallback(budget=budget), made_from)
             say(f"{error} The demo continues with {budget}, which this machine can meet.")
-
-
-def reachable_budget(fastest: float) -> str:
-    """Return a budget that a plan of this share of the latency meets, with the margin and one per cent for noise."""
-    return f"{math.ceil(100 * fastest / (1 - MARGIN)) + 1}%"

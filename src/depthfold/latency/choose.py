@@ -83,6 +83,11 @@ def _check_arguments(traced: TracedNetwork, frontier: Frontier, steps: int) -> N
         )
 
 
+def reachable_budget(share: float) -> str:
+    """Return a budget that a plan with this share of the latency meets, with the margin and one per cent for noise."""
+    return f"{min(math.ceil(100 * share / (1 - MARGIN)) + 1, 100)}%"
+
+
 def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
     if not search.measured:
         return BudgetError(
@@ -91,13 +96,12 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
         )
     fastest = min(search.measured.values(), key=lambda found: found.share)
     which = "the fastest one" if 0 in search.measured else "the fastest one that was timed"
-    least = math.ceil(100 * fastest.share / (1 - MARGIN))
-    advice = f"Use a budget of {least}% or more, or other plans" if least < 100 else "Use other plans"
+    larger = f"a budget of {reachable_budget(fastest.share)} or more, or " if fastest.share <= 1 - MARGIN else ""
     return BudgetError(
         f"No plan meets the budget of {budget} with a margin of {MARGIN:.0%}: {which} takes {fastest.latency:.4g} ms, "
         f"measured end to end, which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms "
-        f'({1 / fastest.share:.2f} times as fast). {advice}: space="full" (--space full) merges more layers, and '
-        "moves=... (--moves drop-layers) drops some.",
+        f"({1 / fastest.share:.2f} times as fast). Use {larger}other plans: "
+        'space="full" (--space full) merges more layers, and moves=... (--moves drop-layers) drops some.',
         fastest=fastest.share,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from torch import nn
@@ -18,6 +18,7 @@ from depthfold.latency import choose, measure_latency
 from depthfold.latency.journal import latency_inputs
 from depthfold.merging import merge
 from depthfold.pipeline.options import Options
+from depthfold.pipeline.shipping import warn_about_old_files
 from depthfold.pipeline.surrogate import fit_surrogate, surrogate_inputs
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
@@ -206,17 +207,20 @@ def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, disti
     return folder.path / STUDENTS / digest(*plan.identity, _resolved(recipe).to_json(), distil)
 
 
-def save_result(folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path) -> bool:
-    """Save the merged network, made from this plan and student. Delete the findings and the report of the one before.
+def save_result(
+    folder: RunFolder, shallow: nn.Module, plan: SolvedPlan, student: Path, exports: Iterable[str] = ()
+) -> None:
+    """Save the merged network, made from this plan and student, of which `exports` will be written.
 
-    Return whether it replaced one from another plan or student, whose exported files are then out of date.
+    If there was another result, delete its findings and its report, and warn about its other exported files.
     """
-    earlier, made_from = folder.made_from(RESULT), {"plan": str(plan.plan), "student": student.name}
-    folder.forget(FINDINGS)
-    folder.forget(REPORT)
+    made_from = {"plan": str(plan.plan), "student": student.name}
+    if folder.made_from(RESULT) != made_from:
+        folder.forget(FINDINGS)
+        folder.forget(REPORT)
+        warn_about_old_files(folder.path, exports)
     with folder.making(RESULT, made_from) as path:
         save(shallow, path)
-    return earlier is not None and earlier != made_from
 
 
 def findings_inputs(folder: RunFolder) -> dict[str, object]:

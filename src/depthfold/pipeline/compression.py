@@ -113,7 +113,8 @@ def compress(
         teacher = rewrite(traced, traced.vanilla) if options.distil else None
         student = finetune(rewrite(traced, plan), task, options.recipe, teacher=teacher, run=place, progress=progress)
         shallow = merge(student)
-        replaced = artefacts.save_result(folder, shallow, plan, place)
+        names = (*options.exports, *(shipping.int8_names(options.exports) if options.int8 else ()))
+        artefacts.save_result(folder, shallow, plan, place, names)
         exported = shipping.export_files(shallow, folder.path, options.exports, task, options.raw_images)
 
         networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
@@ -127,6 +128,4 @@ def compress(
             artefacts.keep_findings(folder, findings)
             shipping.write_cards(shallow, quantised, findings)
             exported += quantised
-        if replaced:
-            shipping.warn_about_old_files(folder.path, exported)
     return Compressed(shallow=shallow, plan=plan, findings=findings, folder=folder.path, exported=exported)

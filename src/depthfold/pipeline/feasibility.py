@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from depthfold.errors import BudgetError, TableError
 from depthfold.importance import importance_options
 from depthfold.latency import choose
 from depthfold.latency.calibration import is_inaccurate
-from depthfold.latency.choose import MARGIN
+from depthfold.latency.choose import MARGIN, reachable_budget
 from depthfold.pipeline.options import Options
 from depthfold.progress import Progress
 from depthfold.solver import solve
@@ -98,8 +97,7 @@ class LatencyCheck:
         found += f", {share:.1%} of the original's {original:.4g} ms, by the latency table, so nothing was trained"
         if share > 1 - MARGIN:
             return BudgetError(f"{found}. Merging saves no time here: use {advice}.", fastest=share)
-        least = math.ceil(100 * share / (1 - MARGIN))
-        return BudgetError(f"{found}. Use a budget of {least}% or more, or {advice}.", fastest=share)
+        return BudgetError(f"{found}. Use a budget of {reachable_budget(share)} or more, or {advice}.", fastest=share)
 
 
 def check_trusted(latency: LatencyTable, run: Path | None) -> None:

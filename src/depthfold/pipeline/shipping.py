@@ -75,14 +75,15 @@ def with_int8(findings: Findings, exported: Iterable[Exported]) -> Findings:
     return replace(findings, int8=tuple(found.values()))
 
 
-def warn_about_old_files(folder: Path, exported: Iterable[Exported]) -> None:
-    """Warn about exported files of an earlier result, which are those with a model card."""
-    new = {each.path.name for each in exported}
-    cards = (path.name.removesuffix(".md") for path in folder.glob("*.md"))
-    if old := sorted(name for name in cards if name not in new and (folder / name).exists()):
+def warn_about_old_files(folder: Path, names: Iterable[str]) -> None:
+    """Warn about exported files of an earlier result, which are those with a model card, except for these names."""
+    new = {folder / name for name in names}
+    files = (card.with_name(card.name.removesuffix(".md")) for card in folder.rglob("*.md"))
+    old = sorted(str(file.relative_to(folder)) for file in files if file.is_file() and file not in new)
+    if old:
         warnings.warn(
-            f"{', '.join(old)} in {folder} {'were' if len(old) > 1 else 'was'} exported from an earlier result. Export "
-            "again (depthfold export), or delete what you no longer need.",
+            f"Exported from an earlier result of {folder}: {', '.join(old)}. Write each again (depthfold export "
+            "--export NAME), or delete it.",
             stacklevel=3,
         )
 

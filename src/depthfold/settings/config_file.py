@@ -52,7 +52,8 @@ def restored_after_errors(settings: Settings) -> Iterator[None]:
         yield
     except Exception:
         if run is not None and earlier is not None and _kept(Path(run)) == _text(settings) != earlier:
-            RunFolder.open(run).write_text(CONFIG, earlier)
+            with contextlib.suppress(RunError):  # the first error is the one to report
+                RunFolder.open(run).write_text(CONFIG, earlier)
         raise
 
 

@@ -53,8 +53,8 @@ def make_model(text: str, weights: str | None = None) -> nn.Module:
         _load_weights(model, Path(file).expanduser(), text)
     if other := {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()} - {torch.float32}:
         raise InvalidValue(
-            f"The model {text!r} has weights in {', '.join(sorted(map(str, other)))}, and only float32 is supported "
-            "here. Return model.float(); a target has a precision of its own (pytorch:precision=float16)."
+            f"The model {text!r} has weights in {', '.join(sorted(map(str, other)))}, and commands work in float32. "
+            "Call model.float() in its file; a target has a precision of its own (pytorch:precision=float16)."
         )
     return model.eval()
 

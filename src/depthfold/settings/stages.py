@@ -213,8 +213,7 @@ def merge_stage(session: Session) -> Verification:
         student = _trained_student(session.claim(), plan, place, session.settings)
         shallow = merge(student)
         verification = verify(student, shallow)
-        if artefacts.save_result(session.folder, shallow, plan, place):
-            shipping.warn_about_old_files(session.folder.path, ())
+        artefacts.save_result(session.folder, shallow, plan, place)
         return verification
 
 
@@ -298,8 +297,9 @@ def preflight(session: Session) -> TracedNetwork:
     check_raw_images(session.training_task(), _layout(settings), session.inputs)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
     checked = check_images(session.task, settings.run, session.progress)
-    traced = session.claim(importance, session.latency, weights=False)
-    artefacts.keep_checked_images(session.folder, checked)
+    with session.folder.lock():
+        traced = session.claim(importance, session.latency)
+        artefacts.keep_checked_images(session.folder, checked)
     return traced
 
 

@@ -229,8 +229,8 @@ def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
         if isinstance(part, fx.GraphModule) and Student.KEY in part.meta:
             if "_orig_mod" in path.split("."):
                 raise InvalidValue(
-                    "The student is inside a module of torch.compile(), which would still run the old network. Pass "
-                    "the student that was compiled (compiled._orig_mod): both have the same weights."
+                    "The student is wrapped by torch.compile(), so it cannot be replaced. Pass the student that was "
+                    "compiled (compiled._orig_mod): both have the same weights."
                 )
             return part, part.meta[Student.KEY], path
     name = type(module).__name__
