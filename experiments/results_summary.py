@@ -56,7 +56,7 @@ def candidates(
 ) -> list[Measured]:
     """Return the networks of these methods. With `longer`, also those that were fine-tuned for longer than others."""
     found = [one for one in finished(results) if one.method in methods]
-    return [*found, *(each for one in found if (each := one.longer) and longer)]
+    return [*found, *(each for one in found if longer and (each := one.longer))]
 
 
 def finished(results: NetworkResults) -> list[Measured]:

@@ -297,10 +297,8 @@ def preflight(session: Session) -> TracedNetwork:
     check_raw_images(session.training_task(), _layout(settings), session.inputs)
     check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
     checked = check_images(session.task, settings.run, session.progress)
-    # A folder that exists may be in use. A new one is not created before the checks in claim().
-    with session.folder.lock() if Path(settings.need("run")).exists() else contextlib.nullcontext():
-        traced = session.claim(importance, session.latency)
-        artefacts.keep_checked_images(session.folder, checked)
+    traced = session.claim(importance, session.latency)
+    artefacts.keep_checked_images(session.folder, checked)
     return traced
 
 
