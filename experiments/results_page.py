@@ -14,7 +14,7 @@ from statistics import fmean
 from equal_latency_candidates import FIXED, PLAIN, SEARCHES
 from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
-from results_analyses import analyses, budget, cells, device, target
+from results_analyses import analyses, budget, cells, target
 from results_missing import missing, why_missing
 from results_summary import CLOSE, best, candidates, summary
 from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
@@ -28,7 +28,7 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| speed-up, original fine-tuned \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*?(?=\|.*`make demo`)")
+ROWS = re.compile(r"(?<=\| times as fast \|\n\| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*")
 
 
 def page() -> str:
@@ -214,18 +214,17 @@ def readme_rows() -> str:
 
 def _readme_row(results: NetworkResults, one: Measured) -> str:
     assert one.original is not None and one.profile is not None
-    section, environment = SECTIONS[results.name], one.original.environment
-    before, after = (
-        f"{profile.latency:.2f} ms, {score:.2f} %"
-        for profile, score in ((one.original, results.base["test"]), (one.profile, one.mean))
-    )
-    machine = f"{device(environment)}, {environment.precision}, batch {environment.batch}"
-    tuned_speed_up = ""
+    section = SECTIONS[results.name]
+    speed_up = f"**{one.speed_up:.2f}**"
     if (original := results.tuned) is not None:
-        before += f" (fine-tuned: {original.mean:.2f} %)"
-        tuned_speed_up = f"{also.speed_up:.2f} times" if (also := best(results, original.mean)) else "none"
-    speed_up, after = f"**{one.speed_up:.2f} times**", f"{after} ({_seeds(one)})"
-    return cells(f"{section.title}, {section.data}", machine, _how(one), before, after, speed_up, tuned_speed_up)
+        speed_up += f" ({also.speed_up:.2f})" if (also := best(results, original.mean)) else " (none)"
+    return cells(
+        f"{section.title}, {section.data.removesuffix(' at 224 px')}",
+        f"{section.measured_on}, batch {one.original.environment.batch}",
+        f"{one.original.latency:.2f} to {one.profile.latency:.2f}",
+        f"{results.base['test']:.2f} to {one.mean:.2f}",
+        speed_up,
+    )
 
 
 def _differences(results: NetworkResults) -> Iterator[str]:

@@ -66,7 +66,6 @@ INSTEAD = {
         ', "onnxruntime")': ', "cost_model")',
         "steps=60, batch=64, lr=0.02": "steps=2, batch=16, lr=0.001",
         "steps=1, batch=64": "steps=1, batch=8",
-        "Processes()": "None",
         "task.example())": "task.example(), ignore=[str(n) for n in range(1, 10)])",
         '"65%"': '"96%"',
     },
