@@ -89,12 +89,13 @@ def test_spans_must_cover_the_network() -> None:
         solve(latency_table(times), importance_table(values))
 
 
-def test_blocks_must_cover_the_network() -> None:
+@pytest.mark.parametrize("merge_along", ["S", "B"])
+def test_blocks_must_cover_the_network(merge_along: str) -> None:
     scores = importance_table({(0, 1, 1, 1): 0.0, (1, 2, 0, 1): 0.0})  # after 1 the flags do not fit
     without = Score(span=FlaggedSpan(0, 2, True, True), reason="diverged")
     message = "of the importance table do not cover the network: .* the furthest position reached is 1"
     with pytest.raises(TableError, match=message):
-        solve(latency(), ImportanceTable(entries=(*scores.entries, without)))
+        solve(latency(), ImportanceTable(entries=(*scores.entries, without)), merge_along=merge_along)
 
 
 def test_flag_at_the_input_must_be_1() -> None:
@@ -132,12 +133,13 @@ def test_tables_must_cover_the_network_together() -> None:
         solve(times, scores)
 
 
-def test_blocks_whose_flags_do_not_match_do_not_cover_the_network() -> None:
+@pytest.mark.parametrize("merge_along", ["S", "B"])
+def test_blocks_whose_flags_do_not_match_do_not_cover_the_network(merge_along: str) -> None:
     """Both spans have a time, so the latency table is not to blame."""
     blocks = importance_table({(0, 1, 1, 0): 0.0, (1, 2, 1, 1): 0.0})
     message = "of the importance table do not cover the network: no chain of blocks with matching flags"
     with pytest.raises(TableError, match=message):
-        solve(latency_table({(0, 1): 1.0, (1, 2): 1.0}), blocks)
+        solve(latency_table({(0, 1): 1.0, (1, 2): 1.0}), blocks, merge_along=merge_along)
 
 
 @pytest.mark.parametrize("labels", [0, -1])

@@ -13,10 +13,11 @@ from depthfold.core.options import Move
 from depthfold.errors import InvalidValue, PlanError, TableError
 from depthfold.solver import solve
 from depthfold.solver.chains import Chains
+from depthfold.solver.checks import check_scored
 from depthfold.solver.edges import Separate
-from depthfold.solver.problem import Problem
+from depthfold.solver.objective import importance_array, objective
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.stage_one import Shapes, Times
+from depthfold.stage_one import Shapes, Times, time_array
 from structures import Builder, chain, mobilenet_v2, resnet34, shape
 from tables import plausible_tables, random_network, small_instance, tables_with_moves, two_times_instance
 
@@ -104,12 +105,13 @@ def test_chains_without_drops_equal_the_two_separate_stages(make) -> None:
     compared = 0
     for seed in range(300):
         latency, importance = make(seed)
-        problem = Problem.of(latency, importance, None)
+        importances = objective(importance, None)
         try:
-            separate = Separate(problem.T, problem.I)
+            check_scored((block for block, _ in importances), latency.depth)
+            separate = Separate(time_array(latency), importance_array(importances, latency.depth))
         except TableError:
             continue
-        chains = Chains(Times(latency, None), latency.depth, problem.options)
+        chains = Chains(Times(latency, None), latency.depth, importances)
         one, two = (algorithm_2_and_4(stage.edges, latency.depth, 10**6) for stage in (separate, chains))
         assert one.keys() == two.keys()
         if latency.depth in one:

@@ -6,15 +6,22 @@ from statistics import fmean
 
 import pytest
 
-from depthfold.core import FlaggedSpan
+from depthfold.core import NOTHING, FlaggedSpan, ImportanceTable, Score
 from depthfold.errors import InvalidValue, TableError
-from depthfold.solver import normalised, solve
+from depthfold.solver import objective, solve
 from structures import mobilenet_v2
 from tables import plausible_tables
 
 
 def F(i: int, j: int, a: int, b: int) -> FlaggedSpan:
     return FlaggedSpan(i, j, bool(a), bool(b))
+
+
+def normalised(table: dict[FlaggedSpan, float], alpha: float, over: str = "single") -> dict[FlaggedSpan, float]:
+    entries = tuple(Score(span=span, samples=(value,)) for span, value in table.items())
+    found = objective(ImportanceTable(entries=entries), alpha, over)
+    assert all(dropped == NOTHING for _, dropped in found)
+    return {span: value for (span, _), value in found.items()}
 
 
 # The network has an activation at position 1 and none at position 2.
@@ -67,7 +74,7 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_messages_name_a_normalisation_that_works() -> None:
     with pytest.raises(TableError, match=r"no entry with a score, so it has no mean. Measure its entries\."):
-        normalised({}, 1.0, "all")
+        objective(ImportanceTable(entries=(Score(span=F(0, 1, 1, 1), reason="failed"),)), 1.0, "all")
     with pytest.raises(TableError, match=r"needs entries of a single layer, .* or normalise over 'all'\."):
         normalised({F(0, 2, 1, 1): 1.0}, 1.0, "single")
     with pytest.raises(TableError, match=r"with the network's own activations, .* or normalise over 'single' or 'all'"):

@@ -7,7 +7,7 @@ import pytest
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.latency_table import LONGEST
 from depthfold.errors import InvalidValue, TableError
-from depthfold.solver import normalised, solve
+from depthfold.solver import objective, solve
 from structures import mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, timing
 
@@ -50,7 +50,7 @@ def test_alpha_that_shifts_too_far_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"alpha = 1e\+18 shifts the importances by .*, so far that rounding hides"):
         solve(*tables(), alpha=1e18)
     with pytest.raises(InvalidValue, match=r"alpha = 1e\+308 shifts the importances by inf"):
-        normalised({FlaggedSpan(0, 1, True, True): 1e100}, 1e308)
+        objective(ImportanceTable(entries=(Score(span=FlaggedSpan(0, 1, True, True), samples=(1e100,)),)), 1e308)
 
 
 def test_base_score_on_another_scale_is_accepted() -> None:

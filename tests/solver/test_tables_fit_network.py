@@ -100,7 +100,7 @@ def test_every_block_of_the_plain_problem_lies_between_activations() -> None:
 @pytest.mark.parametrize(
     "network",
     [
-        mobilenet_v2(),
+        pytest.param(mobilenet_v2(), marks=pytest.mark.slow),
         barrier_without_activation(),
         no_activation_at_the_end(),
         output_at_the_end(),

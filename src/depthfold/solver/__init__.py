@@ -1,11 +1,11 @@
 """The two-stage dynamic program: from the two tables to every optimal plan. NumPy only, no torch."""
 
 from depthfold.solver.checks import check_importance
-from depthfold.solver.problem import Normalisation, checked_alpha, normalised
+from depthfold.solver.objective import Normalisation, checked_alpha, objective
 from depthfold.solver.solve import solve
 from depthfold.solver.surrogate import FEWEST, fit_to_plans
 
 __all__ = [
     "FEWEST", "Normalisation", "check_importance", "checked_alpha", "fit_to_plans",
-    "normalised", "solve",
+    "objective", "solve",
 ]  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
 from depthfold.core import BlockOption, ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.stage_one import NEVER, Floats, Ints, Shapes, check_shapes, other_network
+from depthfold.stage_one import NEVER, Ints, Shapes, check_shapes, other_network
 
 SHOWN = 5
 
@@ -99,23 +99,29 @@ def _may_become(whole: ConvShape, shape: ConvShape) -> bool:
     return channels and shape.stride == whole.stride and shape != whole
 
 
-def check_covered(T_opt: Ints, I_opt: Floats) -> None:
-    """Raise TableError if the spans of a table do not lead from 0 to L, from activation to activation."""
-    L = len(T_opt) - 1
-    timed = T_opt[0, :, 0] < NEVER
-    blocks = I_opt[:, :, 1, 1] > -np.inf
-    blocks[:, L] |= I_opt[:, L, 1, 0] > -np.inf
-    scored = np.arange(L + 1) == 0
-    for l in range(1, L + 1):
-        scored[l] = (scored[:l] & blocks[:l, l]).any()
-    for table, chain, reached in (("latency", "them", timed), ("importance", "blocks with matching flags", scored)):
-        if not reached[L]:
-            last = int(np.flatnonzero(reached).max())
-            raise TableError(
-                f"The spans of the {table} table do not cover the network: no chain of {chain} leads from position 0 "
-                f"to {L}; the furthest position reached is {last}. Add an entry that starts at or before {last} and "
-                "ends after it."
-            )
+def check_timed(T_opt: Ints) -> None:
+    """Raise TableError if the spans of the latency table do not lead from 0 to L."""
+    reached = np.flatnonzero(T_opt[0, :, 0] < NEVER)
+    _check_reached("latency", "them", {0, *reached.tolist()}, len(T_opt) - 1)
+
+
+def check_scored(blocks: Iterable[FlaggedSpan], L: int) -> None:
+    """Raise TableError if the blocks of the importance table do not lead from 0 to L with matching flags."""
+    reached = {(0, True)}
+    for block in sorted(blocks, key=lambda block: block.i):  # all blocks that end at i start before it
+        if (block.i, block.a) in reached:
+            reached.add((block.j, block.b))
+    _check_reached("importance", "blocks with matching flags", {position for position, _ in reached}, L)
+
+
+def _check_reached(table: str, chain: str, reached: Set[Position], L: int) -> None:
+    if L not in reached:
+        last = max(reached)
+        raise TableError(
+            f"The spans of the {table} table do not cover the network: no chain of {chain} leads from position 0 to "
+            f"{L}; the furthest position reached is {last}. Add an entry that starts at or before {last} and ends "
+            "after it."
+        )
 
 
 def no_plan() -> TableError:

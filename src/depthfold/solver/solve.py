@@ -25,12 +25,12 @@ from depthfold.core import (
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
 from depthfold.solver.chains import Chains
-from depthfold.solver.checks import check_options, check_tables, no_plan
+from depthfold.solver.checks import check_options, check_scored, check_tables, no_plan
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
+from depthfold.solver.objective import Normalisation, checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
-from depthfold.solver.problem import Normalisation, Problem, checked_alpha
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.stage_one import LEFT_OUT, Shapes, Times, useless_blocks, useless_options
+from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_blocks, useless_options
 from depthfold.support.coerce import as_float
 from depthfold.support.text import at_most, count
 
@@ -81,9 +81,14 @@ def solve(
     if merge_along == "B":
         _warn_about_fixed_cuts(importance)
 
-    problem = Problem.of(latency, importance, alpha, over, surrogate)
+    importances = objective(importance, alpha, over, surrogate)
     times = Times(latency, shapes)
-    stage_one = _stage_one(problem, times, merge_along)
+    stage_one: StageOne
+    if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
+        stage_one = Separate(time_array(latency), importance_array(importances, latency.depth))
+    else:
+        stage_one = Chains(times, latency.depth, importances, whole_blocks=merge_along == "B")
+    check_scored((block for block, _ in importances), latency.depth)
     fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
     if latency.depth not in fronts:
         raise no_plan()
@@ -97,7 +102,7 @@ def solve(
         alpha=alpha,
         normalisation=None if alpha is None else over,
         surrogate=surrogate,
-        lost=_lost(fronts[latency.depth].lost, latency.depth, problem.options.values(), max_labels),
+        lost=_lost(fronts[latency.depth].lost, latency.depth, importances.values(), max_labels),
         segments=_segments(used, times, network),
         points=plans,
         unscored=_unscored(importance),
@@ -117,13 +122,6 @@ def _checked_shapes(latency: LatencyTable, importance: ImportanceTable, network:
     shapes = Shapes(network)
     check_options(latency, importance, shapes)
     return shapes
-
-
-def _stage_one(problem: Problem, times: Times, merge_along: MergeAlong) -> StageOne:
-    """Return the ways between two activations. Without drops and with a free S, those of the paper are much faster."""
-    if times.shapes is None and merge_along == "S":
-        return Separate(problem.T, problem.I)
-    return Chains(times, len(problem.T) - 1, problem.options, whole_blocks=merge_along == "B")
 
 
 def _check_rule(merge_along: object) -> None:

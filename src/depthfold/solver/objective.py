@@ -1,18 +1,17 @@
-"""The two tables as arrays with the paper's indices, and the normalisation of the importances (Appendix B.3)."""
+"""What plans maximise: sums of importances, normalised (Appendix B.3) or predicted by a surrogate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Position, Surrogate
+from depthfold.core import Drops, FlaggedSpan, ImportanceTable, Position, Surrogate
 from depthfold.errors import InvalidValue, TableError
-from depthfold.stage_one import Floats, Ints, time_array
+from depthfold.stage_one import Floats
 from depthfold.support.coerce import as_float
 
 # An entry this many times the median is a placeholder for "never", not a measured importance.
@@ -23,55 +22,36 @@ PLACEHOLDER = 1e6
 Normalisation = Literal["single", "default", "all"]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """T[i, j, b] in whole picoseconds, NEVER if there is no such span, and I[i, j, a, b], -inf if there is no such
-    block. The flags a and b are 1 if there is an activation at i and at j. Both are for blocks that drop nothing;
-    `options` has the importances of all blocks."""
+def objective(
+    importance: ImportanceTable, alpha: float | None, over: Normalisation = "single", surrogate: Surrogate | None = None
+) -> dict[tuple[FlaggedSpan, Drops], float]:
+    """Return what each block, with what it drops, adds to the sum that a plan maximises.
 
-    T: Ints
-    I: Floats
-    options: Mapping[tuple[FlaggedSpan, Drops], float]
-
-    @classmethod
-    def of(
-        cls,
-        latency: LatencyTable,
-        importance: ImportanceTable,
-        alpha: float | None,
-        over: Normalisation = "single",
-        surrogate: Surrogate | None = None,
-    ) -> Self:
-        """Return the arrays of two tables. With `alpha`, the importances are normalised.
-
-        With a surrogate, each importance is what its block adds to the predicted score of a plan.
-        """
-        options = importance.options
-        _check_placeholders(options)
-        if alpha is not None:
-            shift = _shift(importance.importances, alpha, over)
-            options = {key: value - shift for key, value in options.items()}
-        if surrogate is not None:
-            slope, per_block = surrogate.slope, surrogate.per_block
-            options = {key: slope * value + per_block for key, value in options.items()}
-        importances = {block: value for (block, dropped), value in options.items() if not dropped}
-        I = np.full((latency.depth + 1, latency.depth + 1, 2, 2), -np.inf)
-        if importances:
-            keys = np.array([(block.i, block.j, block.a, block.b) for block in importances], dtype=np.intp).T
-            I[tuple(keys)] = list(importances.values())
-        return cls(time_array(latency), I, options)
-
-
-def normalised(
-    importances: Mapping[FlaggedSpan, float], alpha: float, over: Normalisation = "single"
-) -> dict[FlaggedSpan, float]:
-    """Return I[i, j, a, b] - alpha * mean, with the mean over the entries that `over` names.
-
-    Short training underestimates the importance of every block a little, so plans with many blocks look worse than
-    they are. The normalisation compensates for this.
+    With `alpha`, this is I[i, j, a, b] - alpha * mean, with the mean over the entries that `over` names. Short training
+    underestimates the importance of every block a little, so plans with many blocks look worse than they are; the
+    normalisation compensates for this. With a surrogate, it is what the block adds to the predicted score of a plan.
     """
-    shift = _shift(importances, alpha, over)
-    return {span: value - shift for span, value in importances.items()}
+    values = dict(importance.options)
+    _check_placeholders(values)
+    if alpha is not None:
+        shift = _shift(importance.importances, alpha, over)
+        values = {key: value - shift for key, value in values.items()}
+    if surrogate is not None:
+        slope, per_block = surrogate.slope, surrogate.per_block
+        values = {key: slope * value + per_block for key, value in values.items()}
+    return values
+
+
+def importance_array(values: Mapping[tuple[FlaggedSpan, Drops], float], L: int) -> Floats:
+    """Return I[i, j, a, b] for blocks that drop nothing, -inf if there is no such block.
+
+    The flags a and b are 1 if there is an activation at i and at j.
+    """
+    I = np.full((L + 1, L + 1, 2, 2), -np.inf)
+    for (block, dropped), value in values.items():
+        if not dropped:
+            I[block.i, block.j, int(block.a), int(block.b)] = value
+    return I
 
 
 def _shift(importances: Mapping[FlaggedSpan, float], alpha: float, over: Normalisation) -> float:
