@@ -81,6 +81,13 @@ def test_identity_changes_nothing():
     assert ConvShape.identity(6, 2).depthwise
 
 
+def test_kernel_of_one_tap_has_no_dilation():
+    """Otherwise two entries of a table would stand for the same convolution."""
+    point = shape(4, 4, 1, dilation=2)
+    assert point == shape(4, 4, 1) and line(1, dilation=2).dilation == (1,)
+    assert ConvShape.identity(4, 2).then(point) == point.then(ConvShape.identity(4, 2)) == point
+
+
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(InvalidValue, match="cannot follow"):
         shape(4, 6).then(shape(4, 4))

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torchvision import models
 
@@ -137,6 +138,15 @@ def test_activation_that_repeats_the_one_before_it_is_removed(act, activations, 
     called = [node.target for node in shallow.graph.nodes if node.op == "call_module"]
     assert called == ["conv1", *["act"] * left, "conv4"]
     assert df.verify(student, shallow, image(19).double()).ok
+    with torch.no_grad():
+        agree(shallow(image().double()), student(image().double()))
+
+
+@pytest.mark.parametrize("function", [F.relu, torch.relu, lambda x: x.relu(), F.hardswish])
+def test_repeated_activation_is_removed_if_it_is_a_function(function):
+    student, shallow = merged(df.Plan((1, 3), (1, 3), Drops((), [Span(1, 3)])), act=Net(lambda net, x: function(x)))
+    kept = [node for node in shallow.graph.nodes if "relu" in node.name or "hardswish" in node.name]
+    assert len(kept) == (2 if function is F.hardswish else 1)
     with torch.no_grad():
         agree(shallow(image().double()), student(image().double()))
 

@@ -311,3 +311,13 @@ def test_adding_zero_is_a_no_op(add):
     model = Net(lambda net, x: net.b(F.relu(add(net.a(x)))), a=conv(), b=conv())
     traced = folds_exactly(model, image())
     assert (traced.network.barriers, traced.network.layers[0].activation) == ((), "relu")
+
+
+@pytest.mark.parametrize("addition", [dict(alpha=1), dict(), dict(alpha=2)])
+def test_addition_with_keywords_ends_a_residual_unless_it_scales(addition):
+    def run(net, x):
+        return net.c(torch.add(net.b(F.relu(net.a(x))), other=x, **addition))
+
+    model = Net(run, a=conv(), b=conv(), c=conv()).double().eval()
+    traced = folds_exactly(model, image().double())
+    assert len(traced.network.skips) == (addition.get("alpha", 1) == 1)

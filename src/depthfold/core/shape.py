@@ -69,6 +69,7 @@ class ConvShape:
     """The shape of one convolution in 1, 2 or 3 dimensions.
 
     `padding` is (before, after) for every dimension, because the padding of a merged convolution may be asymmetric.
+    Where the kernel has one tap, the dilation has no meaning, and is 1.
     """
 
     in_channels: int
@@ -94,6 +95,9 @@ class ConvShape:
             raise InvalidValue(
                 f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels."
             )
+        # Equal convolutions must be equal as keys of the tables: composing with the identity forgets such a dilation.
+        meaningful = tuple(d if k > 1 else 1 for d, k in zip(self.dilation, self.kernel, strict=True))
+        object.__setattr__(self, "dilation", meaningful)
 
     @classmethod
     def identity(cls, channels: int, dims: int) -> Self:

@@ -28,7 +28,7 @@ from depthfold.tracing.modules import (
     norm_statistics,
     plain_batch_norm,
 )
-from depthfold.tracing.roles import count_calls, paths_read_by_code
+from depthfold.tracing.roles import activation_function, count_calls, paths_read_by_code
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 
@@ -68,8 +68,11 @@ def remove_repeated_activations(graph: fx.GraphModule) -> set[str]:
 
 
 def _idempotent_kind(graph: fx.GraphModule, node: fx.Node) -> str | None:
-    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-    kind = activation_kind(module) if module is not None and is_plain(module) else None
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        kind = activation_kind(module) if is_plain(module) else None
+    else:
+        kind = activation_function(node)
     return kind if kind in _IDEMPOTENT else None
 
 

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
@@ -82,7 +83,7 @@ class FunctionalNorm(nn.Module):
 
 
 def functions_as_modules(graph: fx.GraphModule, follows_mode: Mapping[str, bool]) -> None:
-    """Replace functional convolutions, batch norms and dropouts by modules.
+    """Replace functional convolutions, batch norms and dropouts by modules, and give additions positional arguments.
 
     `follows_mode` is True for batch norms, by the path of the running mean, that use batch statistics in training.
     """
@@ -96,6 +97,8 @@ def functions_as_modules(graph: fx.GraphModule, follows_mode: Mapping[str, bool]
         elif node.target is F.batch_norm:
             replacement = _batch_norm(graph, node, follows_mode)
         else:
+            if node.target is torch.add:
+                _use_positions(node)
             continue
         if replacement is not None:
             _call_module(graph, node, *replacement)
@@ -119,6 +122,13 @@ def _user_name(tensor: fx.Node) -> str:
     """Return the name of a layer by its first tensor: the path of the module, if the tensor has its usual name."""
     path, _, name = str(tensor.target).rpartition(".")
     return path if path and name in ("weight", "running_mean") else str(tensor.target)
+
+
+def _use_positions(addition: fx.Node) -> None:
+    """Write torch.add(x, other=y, alpha=1) as torch.add(x, y)."""
+    arguments = dict(zip(("input", "other"), addition.args, strict=False)) | dict(addition.kwargs)
+    if arguments.pop("alpha", 1) == 1 and arguments.keys() == {"input", "other"}:
+        addition.args, addition.kwargs = (arguments["input"], arguments["other"]), {}
 
 
 Replacement = tuple[nn.Module, tuple[Any, ...]]  # a module and its arguments

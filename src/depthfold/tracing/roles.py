@@ -120,10 +120,9 @@ def assign_roles(
     ignore: Iterable[str],
     elsewhere: Iterable[int] = (),
 ) -> dict[fx.Node, Role]:
-    """Return the role of every node. `elsewhere` has the ids of modules that are also used outside the graph."""
+    """Return the role of every node. `elsewhere` has the ids of modules outside the traced part."""
     modules = dict(graph.named_modules(remove_duplicate=False))
-    calls = count_calls(graph)
-    calls.update(elsewhere)
+    calls, outside = count_calls(graph), set(elsewhere)
     read = paths_read_by_code(graph)
 
     def role(node: fx.Node) -> Role:
@@ -134,7 +133,8 @@ def assign_roles(
         if module is not None:
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
             rank = None if size is None else len(size)
-            return _module_role(path, Site(module, calls[id(module)], rank, str(node.target) in read), opaque)
+            read_by_code, also_outside = str(node.target) in read, id(module) in outside
+            return _module_role(path, Site(module, calls[id(module)], rank, also_outside, read_by_code), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)
         return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'not an operation')}"))
@@ -202,16 +202,25 @@ def _pads_map_with_zeros(module: nn.Module, rank: int | None) -> bool:
     return spatial and getattr(module, "value", 0) == 0 and min(widths) >= 0
 
 
+def activation_function(node: fx.Node) -> str | None:
+    """Return the kind of the activation that a function or method computes, or None."""
+    if node.op == "call_method":
+        return str(node.target).rstrip("_") if node.target in _ACTIVATION_METHODS else None
+    return _ACTIVATION_FUNCTIONS.get(node.target) if node.op == "call_function" and _has_constants(node) else None
+
+
+def _has_constants(node: fx.Node) -> bool:
+    """Return True if no argument but the first is computed."""
+    return not any(isinstance(arg, fx.Node) for arg in (*node.args[1:], *node.kwargs.values()))
+
+
 def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
     target = node.target
-    constant = not any(isinstance(arg, fx.Node) for arg in (*node.args[1:], *node.kwargs.values()))
-    if target in _ACTIVATION_FUNCTIONS and constant:
-        return Role(Kind.ACTIVATION, _ACTIVATION_FUNCTIONS[target])
-    if node.op == "call_method" and target in _ACTIVATION_METHODS:
-        return Role(Kind.ACTIVATION, str(target).rstrip("_"))
+    if (kind := activation_function(node)) is not None:
+        return Role(Kind.ACTIVATION, kind)
     if (node.op == "call_method" and target in _NO_OP_METHODS) or _adds_zero(node):
         return Role(Kind.NO_OP)
-    if target is F.pad and constant and (widths := zero_padding(node)) is not None:
+    if target is F.pad and _has_constants(node) and (widths := zero_padding(node)) is not None:
         spatial = len(sizes.get(node, ())) - 2
         if len(widths) <= 2 * spatial:
             return Role(Kind.PAD)
