@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from depthfold.errors import DepthfoldError, InvalidValue, VerificationError
+from depthfold.errors import DepthfoldError, InvalidValue, OutOfMemory, VerificationError
 from nets import Net, agree, conv, image, only
 
 
@@ -349,3 +349,36 @@ def test_network_without_weights_is_refused():
     with pytest.raises(VerificationError) as error:
         df.merge(student)
     assert str(error.value) == expected
+
+
+def test_large_batches_are_verified_with_two_images():
+    """All feature maps are kept, and a model is often traced with the batch of its target."""
+    torch.manual_seed(0)
+    model, sizes = nn.Sequential(conv(), nn.ReLU(), conv()).double().eval(), set()
+    student = df.rewrite(df.trace(model, image(batch=64).double()), df.Plan((), ()))
+    shallow = df.merge(student)
+    hook = lambda module, args: sizes.add(len(args[0]))  # noqa: E731
+    next(part for part in shallow.modules() if isinstance(part, nn.Conv2d)).register_forward_pre_hook(hook)
+    assert df.verify(student, shallow).ok and sizes == {2}
+    assert df.verify(student, shallow, image(batch=5).double()).ok and sizes == {2, 5}
+
+
+def test_model_that_needs_its_batch_is_verified_with_it():
+    torch.manual_seed(0)
+    model = Net(lambda net, x: net.b(net.a(x)).reshape(6, -1) * x.mean(), a=conv(), b=conv()).double().eval()
+    student = df.rewrite(df.trace(model, image(batch=6).double()), df.Plan((), ()))
+    assert df.verify(student, df.merge(student)).ok
+    fixed = Net(lambda net, x: net.b(net.a(x)) + torch.ones(6, 1, 1, 1, dtype=x.dtype), a=conv(), b=conv())
+    student = df.rewrite(df.trace(fixed.double().eval(), image(batch=6).double()), df.Plan((), ()))
+    assert df.verify(student, df.merge(student)).ok
+
+
+def test_lack_of_memory_is_not_an_error_of_the_network(monkeypatch):
+    student, shallow = folded()
+
+    def lacks(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(first_convolution(shallow), "forward", lacks)
+    with pytest.raises(OutOfMemory, match=r"The merged network cannot be verified: .*Tried to allocate 2.00 GiB"):
+        df.verify(student, shallow)

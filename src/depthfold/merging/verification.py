@@ -41,6 +41,9 @@ class Shallow:
 
     KEY: ClassVar[str] = "depthfold.shallow"
 
+    def __deepcopy__(self, _: object) -> Shallow:
+        return self  # it never changes
+
 
 def shallow_parts(module: nn.Module, at: str | None = None) -> tuple[fx.GraphModule, Shallow, str]:
     """Return the merged graph inside a module, its origin, and its path ("" for the module itself).

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.backends import cuda_settings
 from depthfold.core import ConvShape
-from depthfold.errors import InvalidValue, VerificationError
+from depthfold.errors import InvalidValue, OutOfMemory, VerificationError, lacks_memory
 from depthfold.merging.verification import TOLERANCE, SegmentErrors, SegmentNodes, Shallow, Verification, shallow_parts
-from depthfold.tracing import ExampleInputs, Student, describe_error, inputs_at, student_parts
+from depthfold.tracing import Blueprint, ExampleInputs, Student, describe_error, inputs_at, student_parts
 from depthfold.tracing.checking import fixed_random_numbers, working_graph
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -102,12 +102,14 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 OUTPUT = "the outputs"
+IMAGES = 2
 
 
 def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verification:
     """Run both networks on the same inputs and compare them, segment by segment and at the outputs.
 
-    `inputs` are those of the whole model, as for trace(). They default to random inputs of the traced sizes.
+    `inputs` are those of the whole model, as for trace(). They default to random inputs of the traced sizes, with fewer
+    images if the model also runs with those: all feature maps are kept.
     """
     deep, origin, path = student_parts(student)
     made, merged, _ = shallow_parts(shallow, path)
@@ -121,6 +123,8 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         if inputs is not None:
             given = ExampleInputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given
+        elif (few := _few_images(given, origin.blueprint)) is not None and _runs(deep, few.like(deep)):
+            given = few
         if precision in HALF_DTYPES and _runs(single := to_float32(deep), given.like(single)):
             deep, made = single, to_float32(made)
         given = given.like(deep)
@@ -140,6 +144,14 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     shapes = [network.merged_shape(nodes.span, origin.plan.dropped) for nodes in segments]
     errors = tuple(_segment_errors(nodes, shape, wanted, found) for nodes, shape in zip(segments, shapes, strict=True))
     return Verification(errors, output, tolerance, sensitivity)
+
+
+def _few_images(inputs: ExampleInputs, blueprint: Blueprint) -> ExampleInputs | None:
+    """Return the inputs with the first images of a batch, or None if they are not a large batch."""
+    batches = {site.batch for site in blueprint.sites} | {len(leaf) for leaf in inputs.tensors() if leaf.dim()}
+    if len(batches) != 1 or batches.pop() <= IMAGES:
+        return None
+    return inputs.map(lambda tensor: tensor[:IMAGES])
 
 
 def _segment_errors(
@@ -197,6 +209,11 @@ def _record(
         with fixed_random_numbers(inputs):  # a forward may use random numbers and modify its input
             recorder.run(*inputs.map(Tensor.clone).for_graph(graph))
     except Exception as error:
+        if lacks_memory(error):
+            raise OutOfMemory(
+                f"The {which} network cannot be verified: {describe_error(error)}. Free memory, or trace with a "
+                "smaller batch."
+            ) from error
         raise VerificationError(
             f"The {which} network does not run on the inputs: {describe_error(error)}. Pass inputs as for trace(), and "
             "do not modify the results of rewrite() and merge()."

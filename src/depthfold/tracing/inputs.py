@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from depthfold.errors import TraceError
 
@@ -34,6 +34,9 @@ class ExampleInputs:
     @property
     def named(self) -> dict[str, Any]:
         return dict(self.kwargs or {})
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, self.named)) if isinstance(leaf, Tensor)]
 
     def map(self, function: Any) -> ExampleInputs:
         """Return the arguments with a function applied to every tensor."""
