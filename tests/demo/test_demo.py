@@ -21,6 +21,7 @@ from depthfold.reporting import Findings
 from depthfold.settings import Settings
 
 
+@pytest.mark.slow
 def test_the_network_has_its_recorded_accuracy():
     record = json.loads((SHIPPED / "network.json").read_text())
     task = demo.task()
@@ -170,6 +171,15 @@ def test_a_resumed_demo_uses_the_same_budget(tmp_path, monkeypatch, quick):
     assert said == ["Out of reach. The demo continues with 53%, which this machine can meet.", before, before]
     assert taken("4%") == "63%"  # another budget is decided again
     assert taken("4%", target="cost_model:launch_us=1.0") == "73%"  # and so is another environment
+
+
+def test_demo_gives_up_if_no_plan_is_faster(tmp_path, monkeypatch, quick):
+    def compress_stage(session, network, *, budget):
+        raise BudgetError("Out of reach.", fastest=0.985)
+
+    monkeypatch.setattr("depthfold.demo.demo.compress_stage", compress_stage)
+    with pytest.raises(BudgetError, match="Out of reach"):
+        run_demo(quick(tmp_path / "run", budget="3%", data=demo_settings("run").data), say=pytest.fail)
 
 
 def test_other_budget_errors_are_raised(tmp_path, quick):

@@ -15,6 +15,7 @@ from depthfold.demo.demo import model
 from depthfold.demo.network import task as demo_task
 from depthfold.errors import BackendError, InvalidValue, VerificationError
 from depthfold.exporting import Int8, Quantised, int8
+from depthfold.exporting.int8 import calibration_inputs
 from depthfold.training import FunctionTask
 from merged import classifier, merged, picture
 
@@ -117,7 +118,7 @@ def test_calibration_sees_training_images_only(task):
     shallow = merged(classifier())
     shallow.train()
     batches = int8.calibration_inputs(shallow, task, 40)
-    assert [len(images) for (images,) in batches] == [32, 32]  # whole batches
+    assert [len(images) for (images,) in batches] == [20, 20]
     known = {image.numpy().tobytes() for image in task._data.train.images.pixels}
     assert all(image.numpy().tobytes() in known for (images,) in batches for image in images)
     assert shallow.training
@@ -205,3 +206,8 @@ def test_network_that_is_called_by_name_is_refused():
     with pytest.raises(InvalidValue, match="positional tensors only"):
         int8.calibration_inputs(network, task, 1)
     assert not network._forward_pre_hooks
+
+
+@pytest.mark.parametrize("images", [5, 32, 40, 128])
+def test_calibration_reads_as_many_images_as_asked(images, task):
+    assert sum(len(batch[0]) for batch in calibration_inputs(merged(classifier()), task, images)) == images

@@ -118,6 +118,7 @@ def test_suite_finds_a_retry_beside_other_jobs():
         check_executor(RetriesImmediately(), isolated=False)
 
 
+@pytest.mark.slow
 def test_suite_finds_workers_that_are_left_running():
     executor = LeavesWorkers()
     text = r"closed early: processes \[\d+\] are still running after the generator was closed"

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from depthfold.errors import SpoiledDevice
 from depthfold.jobs import InProcess, Job
 
 JOBS = [Job(key=str(n), payload=n) for n in range(3)]
@@ -53,3 +54,18 @@ def test_importing_jobs_imports_no_heavy_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_unusable_device_ends_the_run_after_the_outcome_of_its_job():
+    """All further jobs would fail, and a journal would keep their failures."""
+
+    def work(number):
+        if number:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return number
+
+    outcomes = InProcess().run(lambda: work, [Job(key=f"{n}", payload=n) for n in range(3)])
+    assert next(outcomes).result == 0
+    assert "illegal memory access" in next(outcomes).failure.message
+    with pytest.raises(SpoiledDevice, match=r"illegal memory access .* Run the same again: finished jobs are kept\."):
+        next(outcomes)

@@ -57,6 +57,7 @@ def recorded(folder):
     return {tuple(file.name.split(".")) for file in folder.glob("*.*")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_ray_conforms_and_is_left_running():
     check_executor(RayCluster(workers=2))

@@ -125,6 +125,23 @@ def test_resuming_at_another_speed_gives_a_warning(traced, tmp_path, factor, mod
     assert {warning.filename for warning in caught if warning.category is DoubtfulTable} == {__file__}
 
 
+def test_another_speed_is_not_forgotten_if_the_resumed_measurement_is_interrupted(traced, tmp_path):
+    interrupt(traced, tmp_path)
+
+    def stop(what, total, done=0):
+        if what == "networks":
+            raise Stopped
+        return lambda: None
+
+    slower, given = Slower(factor=1.3), dict(timer=QUICK, run=tmp_path, networks=12)
+    with pytest.warns(DoubtfulTable, match="now takes 1.30 times"), pytest.raises(Stopped):
+        measure_latency(traced, slower, **given, progress=stop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DoubtfulTable)
+        table = measure_latency(traced, slower, **given)  # no block is missing
+    assert table.doubt == "a block took 1.30 times as long as before when the measurement was resumed"
+
+
 def test_resuming_at_the_same_speed_or_a_complete_journal_gives_no_warning(traced, tmp_path):
     journal = tmp_path / "latency.jsonl"
     interrupt(traced, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -211,3 +212,17 @@ def test_killed_writer_loses_at_most_the_current_record(path):
         assert kept == list(range(len(kept)))
         assert said[-1] <= kept[-1] <= said[-1] + 1
         after = len(kept)
+
+
+def test_journal_can_be_locked_where_a_lock_needs_an_open_file_that_can_be_written(path, monkeypatch):
+    """Like NFS."""
+    flock = fcntl.flock
+
+    def of_nfs(handle, operation):
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", of_nfs)
+    write(path)
+    assert read(path) == RECORDS

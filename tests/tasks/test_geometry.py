@@ -106,3 +106,12 @@ def test_first_try_that_fits_is_used():
     uniform[0, 4] = (0.01, 0.5, 0.0, 0.0)
     boxes, found = random_boxes(uniform, 10, 100, (0.08, 1.0), (0.75, 4 / 3))
     assert found.all() and boxes.tolist() == [[0, 0, 9, 9]]  # the square root of 80 pixels
+
+
+def test_centre_boxes_lie_within_the_image():
+    """Pillow refuses a box that exceeds the image, if only by rounding."""
+    for height in range(200, 260):
+        for width in (224, 301, 500):
+            left, top, right, bottom = centre_box(height, width, (224, 224), 1.0)[0]
+            assert 0 <= left < right <= width and 0 <= top < bottom <= height, (height, width)
+            assert min(right - left, bottom - top) == pytest.approx(min(height, width))

@@ -28,7 +28,7 @@ _OPSET, _IR = 18, 10
 _SIZE_QUERIES = ("size", getattr)
 _NO_OPERATIONS = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _ELEMENTWISE = ("Relu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Mul")
-_INPLACE = (operator.iadd, "add_", "relu_", "clamp_", "mul_")
+_INPLACE = (operator.iadd, "add_", "relu_")
 
 
 def write_model(module: nn.Module, inputs: Inputs, outputs: Inputs, larger: Inputs | None = None) -> Any:

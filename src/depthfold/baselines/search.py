@@ -198,5 +198,6 @@ class _PenalisedBatchTask(_PenalisedTask):
     def batch_loss(self, model: nn.Module, batch: tuple[Tensor, ...], step: Step) -> Tensor:
         return self._task.batch_loss(model, batch, step) + self._gates.penalty()
 
+    # Repeated on purpose: steps are only captured if one class defines both losses (training/capture.py).
     def loss(self, model: nn.Module, step: Step) -> Tensor:
         return self._task.loss(model, step) + self._gates.penalty()

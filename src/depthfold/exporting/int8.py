@@ -101,7 +101,8 @@ def calibration_inputs(network: nn.Module, task: Task, images: int) -> list[Inpu
             )
         recorded.append(tuple(tensor.detach().cpu() for tensor in args))
 
-    recipe = Recipe(steps=math.ceil(images / _BATCH), batch=min(images, _BATCH))
+    steps = math.ceil(images / _BATCH)
+    recipe = Recipe(steps=steps, batch=math.ceil(images / steps))
     hook = network.register_forward_pre_hook(record, with_kwargs=True)
     try:
         with preserve_modes(network), torch.no_grad():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from depthfold.errors import DepthfoldError, InvalidValue, NotFinite, lacks_memory, spoils_device
+from depthfold.errors import DepthfoldError, InvalidValue, NotFinite, SpoiledDevice, lacks_memory, spoils_device
 from depthfold.jobs.base import Failure, FailureKind, Job, Outcome, Setup, Work
 from depthfold.support.coerce import as_whole
 from depthfold.support.text import one_line
@@ -324,6 +324,12 @@ class InProcess:
             outcome = queue.finish(job.key, attempt)
             if outcome is not None:
                 yield outcome
+            if attempt.spoiled:  # every further job would fail, and a resumed run would not repeat them
+                assert attempt.failure is not None
+                raise SpoiledDevice(
+                    f"The device cannot be used by this process any more: {attempt.failure.message}. Run the same "
+                    "again: finished jobs are kept."
+                )
 
 
 @contextlib.contextmanager

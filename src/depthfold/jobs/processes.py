@@ -20,6 +20,7 @@ from depthfold.jobs.base import Job, Outcome, Setup
 from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, run_jobs, setup_error
 from depthfold.jobs.worker import STOP, environment_variables
 from depthfold.support.coerce import as_whole
+from depthfold.support.cores import usable_cores
 from depthfold.support.optional import load
 
 _STOP_SECONDS = 10.0  # for a process to exit after STOP or after it closed its pipe
@@ -196,8 +197,7 @@ class Processes:
     def _visible_gpus(self) -> tuple[str, ...]:
         """Return CUDA_VISIBLE_DEVICES for each worker."""
         if self.devices == ("cpu",):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            return ("",) * (self.workers or max(1, cores // self.threads))
+            return ("",) * (self.workers or max(1, usable_cores() // self.threads))
         return tuple(map(_visible_gpu, self.devices)) * self.workers_per_device
 
 

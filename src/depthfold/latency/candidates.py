@@ -28,6 +28,9 @@ Item = TypeVar("Item")
 # The candidates that are compiled at the same time have at most this many elements together: 2 GB, because ONNX Runtime
 # and OpenVINO keep about 12 bytes for each.
 MAX_ELEMENTS = 170_000_000
+# They also have at most this many threads together: an ONNX Runtime session owns its threads, and hangs if the system
+# does not give it one. Containers often allow 1024 or more.
+MAX_THREADS = 512
 # If the time of a block has changed by more than this, new blocks are not comparable with those in the journal.
 MAX_SPEED_CHANGE = 0.15
 
@@ -89,16 +92,16 @@ class CandidateTimer:
     journal: LatencyJournal
     timer: Timer
     progress: Progress
+    threads: int  # of each compiled candidate
 
-    def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> str | None:
-        """Time each block alone. The keys are those of the journal. Return the reason if the times are doubtful."""
-        doubt = self._warn_if_speed_changed(backend, blocks)
+    def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
+        """Time each block alone. The keys are those of the journal."""
+        self._warn_if_speed_changed(backend, blocks)
 
         def size(block: BlockShape) -> int:
             return block.parameters + sum(block.elements)
 
         self._time("blocks", blocks, lambda block: self._build_block(backend, block), size)
-        return doubt
 
     def time_plans(self, backend: Backend, plans: Iterable[Plan], what: str = "networks") -> None:
         """Time the merged network of each plan."""
@@ -118,32 +121,32 @@ class CandidateTimer:
     def _is_missing(self, key: str) -> bool:
         return key not in self.journal.reasons and not self.timer.is_done(self.journal.rounds[key])
 
-    def _warn_if_speed_changed(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> str | None:
-        """Time a block of the journal again before others are added. Warn if its time has changed, and return that.
+    def _warn_if_speed_changed(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
+        """Time a block of the journal again before others are added. Warn and record it if its time has changed.
 
         Use the block with the median time: it is typical, and not the first, which was timed on a cold machine.
         """
         journal = self.journal
         earlier = sorted((key for key in blocks if journal.is_timed(key)), key=journal.time)
         if not earlier or not any(map(self._is_missing, blocks)):
-            return None
+            return
         key = earlier[len(earlier) // 2]
         rounds: dict[str, Rounds] = {}
         try:
             with closing_all({key: self._build_block(backend, blocks[key])}) as again:
                 self.timer.measure(again, rounds)
         except BackendError:  # for example, no memory is free now: then the new blocks will fail as well
-            return None
+            return
         change = milliseconds(rounds[key]) / journal.time(key)
         if abs(change - 1) <= MAX_SPEED_CHANGE:
-            return None
+            return
+        journal.add_doubt(f"a block took {change:.2f} times as long as before when the measurement was resumed")
         warnings.warn(
             f"A block of {describe_journal(journal.path)} now takes {change:.2f} times as long as when it was "
             "measured, so new entries are not comparable. Delete it, and measure again when nothing else runs.",
             DoubtfulTable,
             stacklevel=4,
         )
-        return f"a block took {change:.2f} times as long as before when the measurement was resumed"
 
     def _time(
         self,
@@ -190,7 +193,8 @@ class CandidateTimer:
         while queues:
             queue = queues.popleft()
             while queue:
-                candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject)
+                most = max(1, MAX_THREADS // self.threads)
+                candidates = _compile_some(queue, compile_one, lambda key: size(items[key]), reject, most)
                 with closing_all(candidates):
                     timer.measure(candidates, journal.rounds, add, fail)
 
@@ -200,11 +204,12 @@ def _compile_some(
     compile_one: Callable[[str], Compiled],
     size: Callable[[str], int],
     reject: Callable[[str, str], None],
+    most: int,
 ) -> dict[str, Compiled]:
-    """Compile as many candidates from the front of the queue as fit into memory together."""
+    """Compile as many candidates from the front of the queue as fit into memory together, at most `most`."""
     candidates: dict[str, Compiled] = {}
     total = 0
-    while queue and not (candidates and total + size(queue[0]) > MAX_ELEMENTS):
+    while queue and len(candidates) < most and not (candidates and total + size(queue[0]) > MAX_ELEMENTS):
         key = queue[0]
         try:
             candidates[key] = compile_one(key)

@@ -13,6 +13,7 @@ from depthfold.core.options import MERGE
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.candidates import MAX_ELEMENTS, elements_outside
 from depthfold.latency.timer import Timer
+from depthfold.support.cores import usable_cores
 from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork
 
@@ -166,7 +167,7 @@ def _memory(sizes: list[int]) -> int:
 
 def _seconds(multiply_adds: int, elements: int, environment: Environment) -> float:
     """Return a rough time to build and time one candidate."""
-    threads = environment.threads or os.cpu_count() or 1
+    threads = environment.threads or usable_cores()
     on_cpu = environment.device == "cpu"
     compute, move = [threads * speed for speed in SPEED_OF_A_THREAD] if on_cpu else SPEED_OF_A_GPU
     once = max(multiply_adds / compute, elements / move)

@@ -32,6 +32,7 @@ class LatencyJournal(Journal):
         self.reasons: dict[str, str] = {}
         self.plans: dict[str, Plan] = {}
         self.shares: dict[str, list[float]] = defaultdict(list)
+        self.doubt: str | None = None  # why the times are not comparable with each other
         super().__init__(journal_in(run, LATENCY_JOURNAL), latency_inputs(traced, environment))
 
     def write_round(self, key: str, samples: tuple[float, ...]) -> None:
@@ -63,6 +64,10 @@ class LatencyJournal(Journal):
         self.shares[key].append(share)
         self.append({"key": key, "share": share})
 
+    def add_doubt(self, doubt: str) -> None:
+        self.doubt = doubt
+        self.append({"key": "doubt", "doubt": doubt})
+
     def is_timed(self, key: str) -> bool:
         """Return True if it has a time. A block that failed in its third round has samples, but also a reason."""
         return bool(self.rounds.get(key)) and key not in self.reasons
@@ -83,6 +88,8 @@ class LatencyJournal(Journal):
             self.reasons.pop(key, None)  # it was retried and ran
         elif "share" in record:
             self.shares[key].append(decode(float, record["share"], "share"))
+        elif "doubt" in record:
+            self.doubt = decode(str, record["doubt"], "doubt")
         elif "reason" in record:
             self.reasons[key] = decode(str, record["reason"], "reason")
         else:

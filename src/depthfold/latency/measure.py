@@ -82,16 +82,16 @@ def measure_latency(
         if retry:
             journal.reasons.clear()
         progress = progress or stack.enter_context(progress_bars(f"Latency table on {environment.runtime}"))
-        candidates = CandidateTimer(traced, journal, timer, progress)
+        candidates = CandidateTimer(traced, journal, timer, progress, environment.threads or 1)
         every = {key: blocks[span] for span, key in keys.items()} | {key: dropped[which] for which, key in more.items()}
-        doubt = candidates.time_blocks(block_backend, every)
+        candidates.time_blocks(block_backend, every)
         if in_context:
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
     table = LatencyTable(
         network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
-        calibration=calibration, activations=traced.network.activations, doubt=doubt,
+        calibration=calibration, activations=traced.network.activations, doubt=journal.doubt,
         entries=(
             *(_entry(span, None, blocks[span], journal, key, calibration) for span, key in keys.items()),
             *(_entry(*which, dropped[which], journal, key, calibration) for which, key in more.items()),

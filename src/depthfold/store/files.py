@@ -59,19 +59,27 @@ def lock(path: Path, error: type[DepthfoldError]) -> Iterator[None]:
 
     The lock is the kernel's: it ends with its process, however that ends, and leaves no file behind.
     """
-    handle = -1
     try:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as busy:
-            raise error(f"{path} is in use by another process. Wait for it, or use another run folder.") from busy
-        except OSError as failure:
-            raise error(f"{path} cannot be locked: {failure.strerror}. Use another run folder.") from failure
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as failure:
+        raise error(f"{path} cannot be locked: {failure.strerror}. Use another run folder.") from failure
+    try:
+        lock_open(handle, path, error)
         yield
     finally:
-        if handle >= 0:
-            os.close(handle)
+        os.close(handle)
+
+
+def lock_open(handle: int, path: Path, error: type[DepthfoldError]) -> None:
+    """Hold an open file or folder until it is closed. On NFS, a file has to be open for writing."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as busy:
+        raise error(f"{path} is in use by another process. Wait for it, or use another run folder.") from busy
+    except OSError as failure:
+        raise error(
+            f"{path} cannot be locked: {failure.strerror}. Use a run folder on a file system that has locks."
+        ) from failure
 
 
 def sync(path: Path) -> None:

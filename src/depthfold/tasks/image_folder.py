@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from depthfold.errors import DataError, InvalidValue
 from depthfold.progress import Progress
 from depthfold.support.coerce import as_text, as_tuple
+from depthfold.support.cores import usable_cores
 from depthfold.support.digest import digest
 from depthfold.support.optional import load
 from depthfold.support.text import count, did_you_mean, one_line
@@ -88,7 +89,7 @@ class FileImages:
             return 0
         if self.workers is not None:
             return self.workers
-        return min(8, _cores())
+        return min(8, usable_cores())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +131,6 @@ class _Decoder(Dataset["Tensor | DataError"]):
         return [image for _, image in images]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def decode(path: str) -> Any:
     """Return the image in RGB."""
     try:
@@ -150,7 +147,7 @@ def decode(path: str) -> Any:
 def check_files(paths: Sequence[str], progress: Progress) -> None:
     """Raise DataError with the first images that cannot be decoded. Threads decode them in the lowest resolution."""
     tick, bad = progress("checking images", len(paths), 0), []
-    with ThreadPoolExecutor(_cores()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(paths), _CHECKED):
             for why in pool.map(_why_unreadable, paths[start : start + _CHECKED]):
                 bad += [] if why is None else [why]

@@ -29,7 +29,8 @@ def centre_box(height: int, width: int, size: Size | None, crop_ratio: float) ->
         return np.array([[0.0, 0.0, width, height]])
     scale = min(height / size[0], width / size[1]) * crop_ratio
     y, x = size[0] * scale / 2, size[1] * scale / 2
-    return np.array([[width / 2 - x, height / 2 - y, width / 2 + x, height / 2 + y]])
+    box = np.array([[width / 2 - x, height / 2 - y, width / 2 + x, height / 2 + y]])
+    return box.clip(0, [width, height, width, height])  # rounding may exceed the image
 
 
 def crop_boxes(uniform: np.ndarray, height: int, width: int) -> np.ndarray:

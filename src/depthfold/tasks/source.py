@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -152,14 +151,6 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)  # PyTorch keeps pinned memory until it has been copied
-
-
-def digest(parts: Iterable[bytes]) -> str:
-    """Return a short digest that distinguishes datasets."""
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()[:16]
 
 
 def indented(lines: Sequence[str], limit: int = 10) -> str:
