@@ -15,9 +15,8 @@ from torch import nn
 from depthfold.core import NOTHING, Drops, FlaggedSpan, Network, Plan
 from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork, student_parts
+from depthfold.tracing import TracedNetwork, fork_rng, student_parts
 from depthfold.tracing.functional import use_plain_convolutions
-from depthfold.training import fork_rng
 
 
 def importance_plan(network: Network, block: FlaggedSpan, dropped: Drops = NOTHING) -> Plan:

@@ -19,14 +19,13 @@ from depthfold.importance.local import train_locally
 from depthfold.importance.methods import RECALIBRATION, Method
 from depthfold.jobs import Job, Work
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork, free_weights
+from depthfold.tracing import TracedNetwork, fork_rng, free_weights
 from depthfold.training import (
     OutputTask,
     Task,
     derive_seed,
     device_context,
     disable_autocast,
-    fork_rng,
     recalibrate,
     scoring,
     total_steps,

@@ -14,14 +14,13 @@ from depthfold.merging import replace_segment
 from depthfold.merging.kernels import as_module
 from depthfold.rewriting import rewrite
 from depthfold.rewriting.activations import remove_activation
-from depthfold.tracing import TracedNetwork, device_of, dtype_of, free_weights, student_parts
+from depthfold.tracing import TracedNetwork, device_of, dtype_of, fork_rng, free_weights, student_parts
 from depthfold.training import (
     Recipe,
     Step,
     Task,
     derive_seed,
     disable_autocast,
-    fork_rng,
     loss_without_gradients,
     total_steps,
 )

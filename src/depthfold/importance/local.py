@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from depthfold.core import BlockOption, FlaggedSpan
 from depthfold.importance.pieces import ValueRecorder, cut_out, end_of, start_of
 from depthfold.rewriting import rewrite
-from depthfold.tracing import TracedNetwork, device_of, free_weights, student_parts
+from depthfold.tracing import TracedNetwork, device_of, fork_rng, free_weights, student_parts
 from depthfold.training import (
     Recipe,
     Step,
@@ -21,7 +21,6 @@ from depthfold.training import (
     batch_norms,
     derive_seed,
     disable_autocast,
-    fork_rng,
     learning_rate,
     loss_without_gradients,
     preserve_modes,

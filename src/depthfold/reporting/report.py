@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Iterable
 from importlib import resources
@@ -45,7 +46,7 @@ def report(findings: Findings, path: str | Path) -> Path:
 def page(findings: Findings) -> str:
     """Return the page as text."""
     scripts = [_resource("page.js"), _resource("explorer.js")]
-    template = _templates().get_template("page.html")
+    template = _templates(load("jinja2", "report")).get_template("page.html")
     style = _resource("page.css")
     text = template.render(
         _contents(findings), policy=_policy(scripts), scripts=scripts, style=style, version=__version__
@@ -84,9 +85,9 @@ def _contents(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _templates() -> Any:
+@functools.cache  # compiling the templates takes longer than filling them
+def _templates(jinja2: Any) -> Any:
     """Return the Jinja2 environment of the page. It escapes every value, so that a name from a model is never a tag."""
-    jinja2 = load("jinja2", "report")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("depthfold.reporting"),
         autoescape=True,

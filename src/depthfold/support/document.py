@@ -7,6 +7,7 @@ an unknown field, a missing field or a wrong type raises InvalidValue with the p
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -81,18 +82,24 @@ def decode_fields(cls: type, data: Any, where: str) -> Any:
     """Return the dataclass `cls` from its JSON object. `where` is the path in the document, for error messages."""
     if not isinstance(data, Mapping):
         raise InvalidValue(f"{where}: expected an object, found {type(data).__name__}.")
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    required = {
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-    if unknown := sorted(set(data) - set(fields)):
-        raise InvalidValue(f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(fields)}.")
-    if missing := sorted(required - set(data)):
+    hints, required = _fields(cls)
+    if unknown := sorted(data.keys() - hints.keys()):
+        raise InvalidValue(f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(hints)}.")
+    if missing := sorted(required - data.keys()):
         raise InvalidValue(f"{where}: the field {missing[0]!r} is missing.")
     return cls(**{name: decode(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the types of the fields of a dataclass, and the names of those without a default."""
+    types_of, fields = typing.get_type_hints(cls), [field for field in dataclasses.fields(cls) if field.init]
+    required = (
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    )
+    return {field.name: types_of[field.name] for field in fields}, frozenset(required)
 
 
 def decode(hint: Any, value: Any, where: str) -> Any:

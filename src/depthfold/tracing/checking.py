@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 
 from depthfold.errors import TraceError
 from depthfold.tracing.diagnosis import likely_reason, line_that_changes
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import is_container, is_hooked, is_leaf
+from depthfold.tracing.random_numbers import fork_rng
 from depthfold.tracing.request import copy_model
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.tracer import describe_error
@@ -126,9 +126,8 @@ def _call(module: nn.Module, inputs: ExampleInputs) -> Any:
 @contextmanager
 def fixed_random_numbers(inputs: ExampleInputs) -> Iterator[None]:
     """Seed PyTorch within this context, and restore the state of its generators afterwards."""
-    devices = {leaf.device for leaf in tree_leaves((inputs.args, inputs.named)) if isinstance(leaf, Tensor)}
-    with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
-        torch.manual_seed(0)
+    with fork_rng(*{tensor.device for tensor in inputs.tensors()}) as seed:
+        seed(0)
         yield
 
 

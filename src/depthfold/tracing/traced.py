@@ -221,6 +221,9 @@ class Student:
 
     KEY: ClassVar[str] = "depthfold.student"
 
+    def __deepcopy__(self, _: object) -> Student:
+        return self  # it never changes, and copying it would take longer than copying a network
+
 
 def student_parts(module: nn.Module) -> tuple[fx.GraphModule, Student, str]:
     """Return the rewritten graph inside a module, its metadata, and its path ("" for the module itself)."""

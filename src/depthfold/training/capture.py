@@ -9,8 +9,9 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from depthfold.tracing import fork_rng
 from depthfold.tracing.weights import weights
-from depthfold.training.contexts import fork_rng, outputs_of
+from depthfold.training.contexts import outputs_of
 from depthfold.training.cuda_graph import CannotCapture, record_cuda_graph
 from depthfold.training.device import DeviceContext
 from depthfold.training.forwards import FusedForwards

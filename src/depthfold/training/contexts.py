@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
 from depthfold.training.recipe import Precision
-
-SeedFunction = Callable[[int], None]
 
 HALF: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -85,30 +82,6 @@ def outputs_of(teacher: nn.Module | None) -> Callable[[Tensor], Tensor] | None:
 
 
 @contextlib.contextmanager
-def fork_rng(device: torch.device) -> Iterator[SeedFunction]:
-    """Yield a function that seeds the global generators of the CPU and the device. Restore their states on exit.
-
-    Unlike torch.random.fork_rng with torch.manual_seed, this leaves all other devices alone.
-    """
-    sources: list[tuple[Callable[[], Tensor], Callable[[Tensor], Any], Callable[[int], Any]]] = []
-    for generator in _generators(device):
-        sources.append((generator.get_state, generator.set_state, generator.manual_seed))
-    if device.type == "mps":
-        sources.append((torch.mps.get_rng_state, torch.mps.set_rng_state, torch.mps.manual_seed))
-    states = [get_state() for get_state, _, _ in sources]
-
-    def seed(number: int) -> None:
-        for _, _, manual_seed in sources:
-            manual_seed(number)
-
-    try:
-        yield seed
-    finally:
-        for (_, set_state, _), state in zip(sources, states, strict=True):
-            set_state(state)
-
-
-@contextlib.contextmanager
 def disable_autocast(device: torch.device) -> Iterator[None]:
     """Disable the caller's autocast, so that the recipe alone sets the precision of a training run.
 
@@ -123,13 +96,6 @@ def disable_autocast(device: torch.device) -> Iterator[None]:
                 stack.enter_context(torch.autocast(device_type, enabled=False))
                 torch.clear_autocast_cache()
         yield
-
-
-def _generators(device: torch.device) -> Iterator[torch.Generator]:
-    yield torch.default_generator
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        yield torch.cuda.default_generators[device.index]
 
 
 def _check_teacher(teacher: nn.Module, student: nn.Module) -> None:

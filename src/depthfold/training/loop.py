@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from depthfold.errors import InvalidValue, NotFinite
 from depthfold.progress import Progress, note, silent
 from depthfold.support.coerce import as_path
+from depthfold.tracing import SeedFunction, fork_rng
 from depthfold.tracing.weights import weights
 from depthfold.training.capture import StepRunner
 from depthfold.training.checkpoints import Checkpoints, Identity, State
 from depthfold.training.contexts import (
-    SeedFunction,
     channels_last,
     disable_autocast,
-    fork_rng,
     outputs_of,
     preserve_modes,
     teacher_on,
