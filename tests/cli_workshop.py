@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import textwrap
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner
 
 from depthfold.cli.commands import app
@@ -77,6 +79,10 @@ CONFIG = textwrap.dedent(
 def depthfold(*arguments, **more):
     """Run a command in this process. Return its exit code, stdout and stderr."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="depthfold", **more)
+
+
+# Making the commands takes a tenth of a second, and there are hundreds of tests.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 def refused(*arguments, code=2):

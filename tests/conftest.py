@@ -11,7 +11,7 @@ from lacking import HAS, devices, leave_out, summary
 os.environ["ACCELERATE_USE_CPU"] = "true"  # trainings run on the CPU by default, in every process
 torch.set_num_threads(1)
 _COMMON = dict(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=True)
-settings.register_profile("short", max_examples=50, **_COMMON)
+settings.register_profile("short", max_examples=25, **_COMMON)
 settings.register_profile("long", max_examples=1500, **_COMMON | dict(derandomize=False))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 

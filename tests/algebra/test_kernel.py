@@ -20,14 +20,12 @@ def direct(x, kernel, pad=None):
     per_in, per_out = shape.in_channels // shape.groups, shape.out_channels // shape.groups
     for o in range(shape.out_channels):
         group = o // per_out
+        channels = slice(group * per_in, (group + 1) * per_in)
         for index in product(*map(range, size)):
             total = b[o]
-            for c in range(per_in):
-                for tap in product(*map(range, shape.kernel)):
-                    at = tuple(
-                        n * s + t * d for n, s, t, d in zip(index, shape.stride, tap, shape.dilation, strict=True)
-                    )
-                    total += w[(o, c, *tap)] * x[(group * per_in + c, *at)]
+            for tap in product(*map(range, shape.kernel)):
+                at = tuple(n * s + t * d for n, s, t, d in zip(index, shape.stride, tap, shape.dilation, strict=True))
+                total += w[(o, slice(None), *tap)] @ x[(channels, *at)]
             out[(o, *index)] = total
     return out
 

@@ -113,6 +113,7 @@ def test_a_run_killed_in_every_stage_resumes_to_the_same_result(start, workshop,
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kill needs /proc, which only Linux has")
 def test_a_killed_compress_after_inspect_resumes_with_the_run_alone(start, workshop, tmp_path):
     """inspect has written settings of its own, among them another method."""

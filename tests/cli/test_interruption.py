@@ -39,7 +39,13 @@ def start(name, handler, *arguments):
 
 @pytest.mark.parametrize(
     "name",
-    ["typer", "depthfold.cli.app", "get_command", "torch", "numpy.exceptions", "depthfold.settings.session"],
+    [
+        "typer",
+        "get_command",
+        "numpy.exceptions",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("depthfold.cli.app", "torch")),
+        "depthfold.settings.session",
+    ],
 )
 def test_interruption_during_imports(name, workshop):
     """numpy.exceptions is imported by NumPy's C code, which replaces any exception by its own."""

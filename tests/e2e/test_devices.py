@@ -24,6 +24,9 @@ from latency_workshop import QUICK
 from small_training import equal
 from tiny_importance import RECIPE, SIZE, Tiny, TinyTask, images
 
+# Without a GPU, they compare the CPU with itself.
+pytestmark = pytest.mark.slow
+
 PLAN = df.Plan((1, 4), (1, 4))  # layers 2 to 4 are one: a residual and a stride
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 

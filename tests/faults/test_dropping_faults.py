@@ -10,6 +10,9 @@ from depthfold.core import NOTHING, Drops, Network
 from depthfold.errors import DepthfoldError, VerificationError
 from fault_networks import DROPPING, NetworkFaults, check, replace_with
 
+# These tests check the tests.
+pytestmark = pytest.mark.slow
+
 dropping, padding, merging = (
     importlib.import_module(f"depthfold.{name}")
     for name in ("rewriting.dropping", "rewriting.padding", "merging.merge")

@@ -15,6 +15,9 @@ from depthfold.core import ConvShape
 from depthfold.errors import DepthfoldError, VerificationError
 from fault_networks import NETWORKS, NetworkFaults, check, replace_with
 
+# These tests check the tests.
+pytestmark = pytest.mark.slow
+
 # Modules by name, because some have the same name as a function in their package.
 chains, layers, numbering, pooling, shapes, padding, activations, rewriting, kernels, cleaning, merging = (
     importlib.import_module(f"depthfold.{name}")

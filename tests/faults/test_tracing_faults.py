@@ -14,6 +14,9 @@ from depthfold.tracing.size_guard import SizeCheck, SizeGuard
 from fault_networks import Faults
 from nets import Net, agree, conv, image
 
+# These tests check the tests.
+pytestmark = pytest.mark.slow
+
 functional, merging, padding, plain, recording = (
     importlib.import_module(f"depthfold.{name}")
     for name in ("tracing.functional", "merging.merge", "rewriting.padding", "merging.cleaning", "tracing.recording")

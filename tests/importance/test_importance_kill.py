@@ -52,7 +52,7 @@ def kill_during_training(folder, executor, hold, method, workers):
 # original. With "local", the five blocks that change nothing have the result of the original, and the others are
 # trained in groups of three.
 CASES = [
-    ("Processes(workers=2)", 2, "trained", 8, len(ACTIVATIONS) + 1),
+    pytest.param("Processes(workers=2)", 2, "trained", 8, len(ACTIVATIONS) + 1, marks=pytest.mark.slow),
     ("InProcess()", 1, "local", 8, len(ACTIVATIONS) + 1 - 5),
 ]
 

@@ -75,7 +75,7 @@ def test_block_in_training_form_is_one_layer(name):
     is_one_layer(build(), outs=6 if "wider" in name else 4, terms=terms)
 
 
-@pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0"])
+@pytest.mark.parametrize("name", ["repvgg_a0", pytest.param("mobileone_s0", marks=pytest.mark.slow)])
 def test_timm_model_is_merged_into_its_deployed_form(name):
     torch.manual_seed(0)
     model = randomise_statistics(timm.create_model(name, num_classes=7)).double().eval()

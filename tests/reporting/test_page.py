@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import jinja2
 import pytest
 
 from depthfold.core import Calibration, Environment, Refusal
@@ -226,7 +227,7 @@ def test_names_from_models_stay_text(part):
 
 def test_embedded_json_cannot_end_its_element():
     names = [EVIL, "</script ", "<!--<script>", "]]>"]
-    text = _templates().from_string("{{ names | tojson }}").render(names=names)
+    text = _templates(jinja2).from_string("{{ names | tojson }}").render(names=names)
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == names
 

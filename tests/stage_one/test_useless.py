@@ -91,7 +91,7 @@ def naive(network, latency, block):
 
 
 def instances():
-    for seed in range(400):
+    for seed in range(200):
         rng = random.Random(seed)
         network = random_network(rng)
         blocks = network.flagged_spans("full", exclusion=rng.random() < 0.5)
@@ -110,7 +110,7 @@ def test_leaving_them_out_never_changes_the_frontier():
         # A block without an activation at an end may be part of a longer segment, so its own times are not enough.
         simple = {block for block in blocks if len(block.span) > 1 and naive(network, latency, block)}
         naive_fails += exhaustive_frontier(latency, left_out(importance, simple)) != expected
-    assert found > 500
+    assert found > 200
     assert naive_fails
 
 

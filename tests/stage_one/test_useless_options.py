@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import get_args
 
@@ -101,8 +101,10 @@ def without(importance: ImportanceTable, options: frozenset[BlockOption]) -> Imp
     return replace(importance, entries=tuple(entries))
 
 
-def instances(number: int) -> Iterator[tuple[Network, LatencyTable, ImportanceTable, tuple[BlockOption, ...]]]:
-    for seed in range(number):
+def instances(
+    seeds: Iterable[int],
+) -> Iterator[tuple[Network, LatencyTable, ImportanceTable, tuple[BlockOption, ...]]]:
+    for seed in seeds:
         rng = random.Random(seed)
         network = random_network(rng, rng.randint(2, 5))
         space = rng.choice(("paper", "full"))
@@ -121,7 +123,7 @@ def naive(network: Network, latency: LatencyTable, option: BlockOption) -> bool:
 def test_leaving_them_out_never_changes_the_frontier() -> None:
     found, naive_fails, kinds = 0, 0, set()
     # In seed 401, an option is needed only because of what the block beside it drops.
-    for network, latency, importance, options in instances(410):
+    for network, latency, importance, options in instances([*range(200), 401]):
         useless = useless_options(network, latency, options)
         found += len(useless)
         kinds |= {(bool(o.dropped.layers), bool(o.dropped.branches), o.block.a and o.block.b) for o in useless}
@@ -130,14 +132,14 @@ def test_leaving_them_out_never_changes_the_frontier() -> None:
         # A cut inside a block, or a segment beyond its end, may make an option faster than its own entry is.
         simple = frozenset(option for option in options if naive(network, latency, option))
         naive_fails += frontier_with_moves(latency, without(importance, simple), network) != expected
-    assert found > 500 and naive_fails
+    assert found > 250 and naive_fails
     # Without drops, with dropped layers and branches; with an activation at both ends or not.
     assert kinds >= {(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1), (0, 1, 1)}
 
 
 def test_without_splits_only_alternatives_that_drop_less_count() -> None:
     found = 0
-    for network, latency, importance, options in instances(150):
+    for network, latency, importance, options in instances(range(150)):
         rng = random.Random(1)
         # Blocks of one layer cost something, and splitting a block may lower the sum.
         importance = replace(
@@ -184,7 +186,7 @@ def test_large_networks_of_the_papers_space() -> None:
 
 def test_too_many_surroundings_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(useless_drops, "MANY", 0)
-    for network, latency, _, options in instances(20):
+    for network, latency, _, options in instances(range(20)):
         assert not useless_options(network, latency, options)
 
 
