@@ -202,3 +202,9 @@ def test_missing_pillow_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(MissingDependency) as error:
         folder(tmp_path).read("train").images.cached((8, 8), cropped=False)
     assert str(error.value) == 'PIL.Image is not installed. In a clone of depthfold, run: pip install -e ".[train]"'
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, 1.2, float("nan")])
+def test_crop_ratio_outside_its_range_is_refused(tmp_path, ratio):
+    with pytest.raises(DataError, match="crop_ratio is the part of an image that is scored, above 0 and at most 1"):
+        ImageFolder(path=tmp_path, crop_ratio=ratio)

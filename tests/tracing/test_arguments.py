@@ -267,3 +267,23 @@ def test_invalid_ignore_is_refused(ignore, message):
 def test_wrapped_model_is_refused(wrap, message):
     with pytest.raises(TraceError, match=message):
         df.trace(wrap(nn.Sequential(conv(), conv())), image())
+
+
+def test_lazy_module_without_weights_is_refused():
+    model = nn.Sequential(conv(), nn.ReLU(), nn.LazyConv2d(4, 3))
+    with pytest.raises(TraceError, match=r"^2 has no weights yet\. Run the model once before trace\(\)\.$"):
+        df.trace(model, image())
+    model(image())
+    assert df.trace(model.eval(), image()).depth == 2
+
+
+def test_context_of_a_forward_is_named_as_the_reason():
+    class Autocast(Net):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.b(F.relu(self.a(x))).float()
+
+    with pytest.raises(
+        TraceError, match=r"its forward enters a context such as autocast \(test_arguments.py:\d+, `with"
+    ):
+        df.trace(Autocast(None, a=conv(), b=conv()).eval(), image())

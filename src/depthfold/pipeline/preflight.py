@@ -70,7 +70,8 @@ def checked_options(options: object) -> Options:
         checked_alpha(options.alpha)
         if options.surrogate:
             raise InvalidValue(
-                f"A fitted surrogate takes the place of alpha, found both (alpha = {options.alpha:g}). Give one."
+                f"A fitted surrogate takes the place of alpha, found both (alpha = {options.alpha:g}). Leave out one: "
+                "remove alpha from the settings (config.toml), or use surrogate=False (--no-surrogate)."
             )
     exports: object = options.exports
     if not isinstance(exports, list | tuple) or not all(isinstance(name, str) for name in exports):

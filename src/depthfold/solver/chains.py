@@ -157,11 +157,11 @@ class Chains:
         no_cuts = times.no_cuts(block.mask)
         for p in ends:
             extra = NEVER if p in no_cuts else self._closed(state, block, p)
-            own = times.like(p, j, times.within(p, j, block.mask)) if p < j else 0
+            own = times.representative(p, j, times.within(p, j, block.mask)) if p < j else 0
             if extra < NEVER and own is not None:
                 yield (p, own), extra
         if not self.whole_blocks and times.ends_after(s, j):
-            union = times.like(s, j, mask | block.mask)
+            union = times.representative(s, j, mask | block.mask)
             if union is not None:
                 yield (s, union), 0
 

@@ -26,7 +26,7 @@ class Shapes:
         self._layers = {branch: _layer_bits(branch.i, branch.j) for branch in self.branches}
         self._window = [[self._inside_bits(s, t) for t in range(self.L + 1)] for s in range(self.L + 1)]
         self._at: dict[tuple[Position, Position, int], int | None] = {}
-        self._like: dict[tuple[Position, Position, int], int | None] = {}
+        self._representatives: dict[tuple[Position, Position, int], int | None] = {}
         self._futures: dict[tuple[object, ...], int] = {}
         self._then: dict[tuple[int, int], int] = {}
         self._plus: dict[tuple[int, int, ConvShape | None], int | None] = {}
@@ -79,21 +79,21 @@ class Shapes:
             self._at[key] = self._composed(s, t, mask)
         return self._at[key]
 
-    def like(self, s: Position, m: Position, mask: int) -> int | None:
+    def representative(self, s: Position, m: Position, mask: int) -> int | None:
         """Return one of the drops inside (s, m] after which all longer spans have the same shapes as after `mask`.
 
         Many sets of drops have the same shape at m and at the sources of the skips that are open there, and the solver
         need not tell them apart. None if a skip does not fit, so that no longer span is possible.
         """
         key = (s, m, mask)
-        if key not in self._like:
+        if key not in self._representatives:
             number = self.at(s, m, mask)
             empty = self.is_empty(s, m, mask)
             sources = {k.source for k in self.network.skips if s <= k.source < m < k.target}
             shapes = tuple(self.at(s, p, self.within(s, p, mask)) for p in sorted(sources))
             future = (s, m, number, empty, empty and self.doubles(s, m, mask), shapes)
-            self._like[key] = None if number is None else self._futures.setdefault(future, mask)
-        return self._like[key]
+            self._representatives[key] = None if number is None else self._futures.setdefault(future, mask)
+        return self._representatives[key]
 
     def _composed(self, s: Position, t: Position, mask: int) -> int | None:
         if s == t:

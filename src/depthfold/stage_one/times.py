@@ -39,8 +39,8 @@ class Times:
     def within(self, s: Position, t: Position, mask: int) -> int:
         return self.shapes.within(s, t, mask) if mask and self.shapes else 0
 
-    def like(self, s: Position, m: Position, mask: int) -> int | None:
-        return self.shapes.like(s, m, mask) if mask and self.shapes else 0
+    def representative(self, s: Position, m: Position, mask: int) -> int | None:
+        return self.shapes.representative(s, m, mask) if mask and self.shapes else 0
 
     def no_cuts(self, mask: int) -> frozenset[Position]:
         return self.shapes.no_cuts(mask) if mask and self.shapes else frozenset()

@@ -1,6 +1,6 @@
 """Conversion of arguments to the annotated type.
 
-Measurements often come as NumPy numbers and lists. The constructors of data classes convert them to Python numbers and
+Measurements often come as NumPy numbers and lists. Data classes that hold them convert them to Python numbers and
 tuples, so that equal objects compare, hash and print the same. Text and booleans are not numbers.
 """
 

@@ -36,8 +36,8 @@ class FileImages:
     """Images in files, decoded by worker processes ahead of their use.
 
     `workers` is the number of processes (None: one per core, at most 8). With 0, or in a daemon process, which must not
-    have children, this process decodes. `memory` limits the bytes of decoded images in memory, and `crop_ratio`
-    applies to centre crops.
+    have children, this process decodes. `memory` limits the bytes of decoded images that are kept of one set, in each
+    process that reads it. `crop_ratio` applies to centre crops.
     """
 
     paths: tuple[str, ...]
@@ -211,6 +211,13 @@ class ImageFolder:
     crop_ratio: float = 0.875
     workers: int | None = None
     memory: int = 2 * 10**9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.crop_ratio <= 1:
+            raise DataError(
+                f"crop_ratio is the part of an image that is scored, above 0 and at most 1; found {self.crop_ratio!r}. "
+                "Use 0.875 for 224 of 256 pixels."
+            )
 
     @property
     def identity(self) -> str:

@@ -45,6 +45,7 @@ _WHY = {
     "caught-error": "its forward catches errors",
     "alias": "its forward writes in place to a value that has a second name",
     "state": "its forward reads state from an earlier call",
+    "context": "its forward enters a context such as autocast",
 }
 
 
@@ -57,6 +58,8 @@ def _kind(node: ast.AST) -> str | None:
             return "alias"
     if isinstance(node, ast.Try):
         return "caught-error"
+    if isinstance(node, ast.With):
+        return "context"
     targets = node.targets if isinstance(node, ast.Assign) else ()
     if isinstance(node, ast.AugAssign) or any(isinstance(target, ast.Subscript) for target in targets):
         return "alias"

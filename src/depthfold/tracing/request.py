@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from depthfold.errors import TraceError
 from depthfold.support.text import did_you_mean
@@ -29,6 +30,9 @@ def check_model(model: nn.Module, at: str | None) -> None:
         raise TraceError(f"The model is wrapped in {wrapper}. Unwrap it: trace(model.{_WRAPPERS[wrapper]}, ...).")
     if isinstance(model, torch.jit.ScriptModule):
         raise TraceError("torch.fx cannot record a ScriptModule. Trace the module from which it was scripted.")
+    for path, module in model.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise TraceError(f"{path or type(module).__name__} has no weights yet. Run the model once before trace().")
     paths = [path for path, _ in model.named_modules() if path]
     if at and at not in paths:
         raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {_hint(at, paths)}")
