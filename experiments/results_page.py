@@ -17,7 +17,7 @@ from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, target
 from results_missing import missing, why_missing
 from results_summary import CLOSE, best, candidates, summary
-from results_text import INTRODUCTION, LIMITS, PAPER, SECTIONS
+from results_text import LIMITS, METHOD, PAPER, SECTIONS, TITLE
 from subjects import LONGER
 
 from depthfold.core import Profile
@@ -28,14 +28,14 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| times as fast \|\n\| --- \| --- \| --- \| --- \| --- \|\n)(?:\|.*\n)*")
+ROWS = re.compile(r"(?<=\| times as fast \|\n(?:\| --- ){6}\|\n)(?:\|.*\n)*")
 
 
 def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
     limits = f"{LIMITS}\n{missing(found)}"
-    parts = [INTRODUCTION, summary(found), *map(_network, found), *analyses(), _costs(found), PAPER, limits]
+    parts = [TITLE, summary(found), METHOD, *map(_network, found), *analyses(), _costs(found), PAPER, limits]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -220,7 +220,8 @@ def _readme_row(results: NetworkResults, one: Measured) -> str:
         speed_up += f" ({also.speed_up:.2f})" if (also := best(results, original.mean)) else " (none)"
     return cells(
         f"{section.title}, {section.data.removesuffix(' at 224 px')}",
-        f"{section.measured_on}, batch {one.original.environment.batch}",
+        section.measured_on,
+        f"{one.original.depth} to {one.profile.depth}" + (f" ({one.dropped} dropped)" if one.dropped else ""),
         f"{one.original.latency:.2f} to {one.profile.latency:.2f}",
         f"{results.base['test']:.2f} to {one.mean:.2f}",
         speed_up,

@@ -22,7 +22,7 @@ def blocks(page, language):
 
 
 def commands(page):
-    lines = "".join(blocks(page, "console")).splitlines()
+    lines = "".join(blocks(page, "console")).replace("\\\n", "").splitlines()
     return [shlex.split(line.removeprefix("$ depthfold ")) for line in lines]
 
 
