@@ -28,7 +28,7 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| times as fast \|\n(?:\| --- ){6}\|\n)(?:\|.*\n)*")
+ROWS = re.compile(r"(?<=\| speed-up \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
 
 
 def page() -> str:
@@ -219,9 +219,10 @@ def _readme_row(results: NetworkResults, one: Measured) -> str:
     if (original := results.tuned) is not None:
         speed_up += f" ({also.speed_up:.2f})" if (also := best(results, original.mean)) else " (none)"
     return cells(
-        f"{section.title}, {section.data.removesuffix(' at 224 px')}",
+        section.title,
         section.measured_on,
-        f"{one.original.depth} to {one.profile.depth}" + (f" ({one.dropped} dropped)" if one.dropped else ""),
+        f"{one.original.depth} to {one.profile.depth}",
+        f"{one.dropped}",
         f"{one.original.latency:.2f} to {one.profile.latency:.2f}",
         f"{results.base['test']:.2f} to {one.mean:.2f}",
         speed_up,

@@ -67,7 +67,7 @@ _TARGETS = {
 _SHORT_TARGETS = {
     "cuda": "H200, TF32",
     "float16": "H200, float16",
-    "onnxruntime": "two ARM cores",
+    "onnxruntime": "ARM, float32",
 }
 _LITE = "its weights for ImageNet, fitted to ten classes in six epochs"
 _METHODS = "experiments/importance-methods"
