@@ -1,4 +1,4 @@
-"""How many candidates are compiled at the same time, on a runtime whose memory is counted."""
+"""How many candidates are compiled at the same time, on a runtime whose memory and threads are counted."""
 
 import dataclasses
 
@@ -85,6 +85,21 @@ def test_candidates_at_the_same_time_are_within_the_limit(traced, times, monkeyp
     assert all(count == 1 or numbers <= limit for count, numbers in backend.most)
     most = max(count for count, _ in backend.most)
     assert most == {1: 1, 10**9: len(distinct(traced))}.get(limit, most) and (limit == 1 or most > 1)
+    assert backend.alive == []
+
+
+class ManyThreads(Counted):
+    """Each of its modules owns many threads."""
+
+    def environment(self, inputs):
+        return dataclasses.replace(COST.environment(inputs), threads=200)
+
+
+def test_candidates_at_the_same_time_have_a_limited_number_of_threads(traced, times):
+    """The system may refuse to start thousands of them, and ONNX Runtime then hangs."""
+    backend = ManyThreads()
+    assert measure_latency(traced, backend, mode="alone", timer=QUICK).times == times
+    assert max(count for count, _ in backend.most) == candidates.MAX_THREADS // 200 > 1
     assert backend.alive == []
 
 
