@@ -17,7 +17,7 @@ from typing import Literal
 from playwright.sync_api import sync_playwright
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-WIDTH, HEIGHT = 1100, 1010
+WIDTH, HEIGHT, SCALE = 620, 640, 1.5  # narrow, because the README shows it at half of its width
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
@@ -28,7 +28,9 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for scheme in SCHEMES:
-            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)
+            page = browser.new_page(
+                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, device_scale_factor=SCALE
+            )
             page.goto(report.as_uri(), wait_until="networkidle")
             box = page.locator("#explorer").bounding_box()
             assert box is not None
