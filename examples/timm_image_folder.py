@@ -60,8 +60,13 @@ def main() -> None:
     if given.data is None:  # seconds instead of hours
         train(model, task, df.Recipe(steps=20, batch=16, lr=0.02, warmup=2))
         few = df.Recipe(steps=2, batch=16)
-        options = df.Options(importance_method="recalibrated", importance_recipe=few, exports=(),
-                             recipe=df.Recipe(steps=10, batch=16, lr=0.01, warmup=2))  # fmt: skip
+        options = df.Options(
+            importance_method="recalibrated",
+            importance_recipe=few,
+            exports=(),
+            recipe=df.Recipe(steps=10, batch=16, lr=0.01, warmup=2),
+            allow_doubtful=True,
+        )  # fmt: skip - an example also runs on a busy machine
     else:
         options = df.Options(importance_method="brief", recipe="imagenet-100")
     done = df.compress(model, task, given.target, given.budget, run=given.run, options=options)

@@ -211,3 +211,31 @@ def test_network_that_is_called_by_name_is_refused():
 @pytest.mark.parametrize("images", [5, 32, 40, 128])
 def test_calibration_reads_as_many_images_as_asked(images, task):
     assert sum(len(batch[0]) for batch in calibration_inputs(merged(classifier()), task, images)) == images
+
+
+class InDict(nn.Module):
+    """A network that returns its outputs in a dict, like those for segmentation of torchvision."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, x):
+        scores = self.inner(x)
+        return {"out": scores, "aux": (scores.mean(1), None)}
+
+
+def test_network_that_returns_a_dict_is_scored(tmp_path, task):
+    def loss(model, step):
+        images, labels = task.batch(step)
+        return nn.functional.cross_entropy(model(images)["out"], labels)
+
+    def score(model, split):
+        images, labels = task.source.test
+        found = model(images)
+        assert found["aux"][0].shape == labels.shape and found["aux"][1] is None
+        return float((found["out"].argmax(1) == labels).float().mean()) * 100
+
+    part = FunctionTask(loss=loss, score=score, epoch_steps=2)
+    done = df.export(merged(InDict()), tmp_path / "m.onnx", task=part, int8=Int8(tolerance=100))
+    assert 0 <= done.int8.score <= 100 and done.int8.float32_score == score(merged(InDict()), "test")

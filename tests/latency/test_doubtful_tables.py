@@ -9,8 +9,9 @@ from torch import nn
 
 from depthfold.backends.cost_model import CostModel
 from depthfold.cli.printing import show_own_warnings_only
+from depthfold.core import Span, Timing
 from depthfold.latency import DoubtfulTable, measure_latency
-from depthfold.latency.calibration import MAX_MEDIAN_ERROR, MAX_WORST_ERROR
+from depthfold.latency.calibration import MAX_MEDIAN_ERROR, MAX_WORST_ERROR, warn_if_floored
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -81,6 +82,22 @@ def test_idle_machine_gives_no_warning(traced):
         table = measure_latency(traced, COST, timer=QUICK)
         measure_latency(traced, Busy(), timer=QUICK, mode="alone")  # no calibration, so no warning
     assert table.calibration.median_error <= MAX_MEDIAN_ERROR
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.2, False), (0.4, True)])
+def test_many_layers_at_the_least_cost_give_a_warning(share, warns):
+    """Whole networks may be predicted well all the same."""
+
+    def layer(l, time):
+        return Timing(span=Span(l - 1, l), times=(0.1, 0.1), quartiles=(time,) * 3, count=3, floored=(False, l == 2))
+
+    entries = [layer(1, 1 - share), layer(2, share), Timing(span=Span(0, 2), reason="refused")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DoubtfulTable)
+        warn_if_floored(entries, None)
+    assert len(caught) == warns
+    if warns:
+        assert str(caught[0].message).startswith("The latency table gives 1 of 2 single layers the least cost")
 
 
 class Stopped(Exception):

@@ -238,10 +238,13 @@ class _Attempt:
             finish_onnx(self.path, self.origin, self.images)
             if not self.check:
                 return None
+            module, given = private_copy(self.network, inputs)
+            with torch.no_grad():
+                output = module(*given)
             if images is not None:
                 noise = images.noise(self.network, len(inputs[0]))
-                compare(self.backend, AsInTask(FileModule(normalised), images), noise, self.path, dynamic=True)
-            return compare_with_float32((normalised, float32), inputs, task, int8)
+                compare(self.backend, AsInTask(FileModule(normalised, output), images), noise, self.path, dynamic=True)
+            return compare_with_float32((normalised, float32), inputs, output, task, int8)
 
 
 def _first_sentence(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -168,9 +168,12 @@ def _use_global_pools(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def compare_with_float32(paths: tuple[Path, Path], inputs: Inputs, task: Task, int8: Int8) -> Quantised:
-    """Score and time the INT8 file and the float32 file. Raise VerificationError if the score is too low."""
-    score, float32_score = _scores(paths, task, int8.split)
+def compare_with_float32(paths: tuple[Path, Path], inputs: Inputs, output: Any, task: Task, int8: Int8) -> Quantised:
+    """Score and time the INT8 file and the float32 file. Raise VerificationError if the score is too low.
+
+    `output` is that of the network for the inputs.
+    """
+    score, float32_score = _scores([FileModule(path, output).eval() for path in paths], task, int8.split)
     if not score >= float32_score - int8.tolerance:
         raise VerificationError(
             f"The INT8 file scores {score:.4g} on the {int8.split} set, and float32 {float32_score:.4g}; it may lose "
@@ -184,12 +187,12 @@ def compare_with_float32(paths: tuple[Path, Path], inputs: Inputs, task: Task, i
     )  # fmt: skip
 
 
-def _scores(paths: Iterable[Path], task: Task, split: Split) -> list[float]:
+def _scores(files: Iterable[FileModule], task: Task, split: Split) -> list[float]:
     found = []
     with progress_bars("INT8 beside float32") as progress, torch.no_grad():
         tick = progress("scores", 2, 0)
-        for path in paths:
-            found.append(float(task.score(FileModule(path).eval(), split)))
+        for file in files:
+            found.append(float(task.score(file, split)))
             tick()
     return found
 
@@ -211,24 +214,38 @@ def _latencies(files: list[Compiled]) -> list[float]:
 
 
 class FileModule(nn.Module):
-    """An ONNX file as a module on the CPU, so that a task can score it."""
+    """An ONNX file as a module on the CPU, so that a task can score it.
 
-    def __init__(self, path: Path) -> None:
+    `output` is an output of the network: the tensors of the file are returned in its tuples and dicts.
+    """
+
+    def __init__(self, path: Path, output: Any) -> None:
         super().__init__()
-        self.path, self.session = path, _session(path)
+        self.path, self.session, self.output = path, _session(path), output
         self.names = [info.name for info in self.session.get_inputs()]
         # Tasks take the device and the dtype of their images from the parameters.
         self.placeholder = nn.Parameter(torch.zeros(1), requires_grad=False)
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> Any:
         arrays = (tensor.cpu().numpy() for tensor in inputs)
         with backend_errors("ONNX Runtime cannot run this file"):
             found = self.session.run(None, dict(zip(self.names, arrays, strict=True)))
-        outputs = tuple(map(torch.from_numpy, found))
-        return outputs[0] if len(outputs) == 1 else outputs
+        return _filled(self.output, map(torch.from_numpy, found))
 
     def __deepcopy__(self, memo: object) -> FileModule:
-        return FileModule(self.path)  # a session cannot be copied
+        return FileModule(self.path, self.output)  # a session cannot be copied
+
+
+def _filled(output: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return the output with other tensors, in the order of flatten()."""
+    if isinstance(output, Tensor):
+        return next(tensors)
+    if isinstance(output, Mapping):
+        return {key: _filled(item, tensors) for key, item in output.items()}
+    if isinstance(output, tuple | list):
+        items = [_filled(item, tensors) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
 
 
 def _session(path: Path) -> Any:

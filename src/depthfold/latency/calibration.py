@@ -8,7 +8,7 @@ one that a plan may insert. These costs depend on the runtime, so they are fitte
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from depthfold.core import Calibration, Position, Span
+from depthfold.core import Calibration, Position, Span, Timing
 from depthfold.core.latency_table import COSTS, NEVER_NEGATIVE
 from depthfold.latency.blocks import BlockShape
 
@@ -36,6 +36,9 @@ MAX_MEDIAN_ERROR = 0.05
 # A network that was timed while the machine was busy can spoil the fit, although most others still agree with it.
 # On idle machines the worst error is at most 12 %.
 MAX_WORST_ERROR = 0.2
+# If layers with more than this share of the time of all single layers have the least cost, a warning says so. It is 0
+# in most tables of idle machines.
+MAX_FLOORED = 0.25
 
 
 class DoubtfulTable(UserWarning):
@@ -83,6 +86,24 @@ def warn_if_inaccurate(calibration: Calibration, journal: Path | None) -> None:
         warnings.warn(
             f"The latency table {what}: it is {calibration}. If something else ran on this machine,{delete} "
             "measure again; otherwise rely on choose(), which times whole networks.",
+            DoubtfulTable,
+            stacklevel=3,
+        )
+
+
+def warn_if_floored(entries: Iterable[Timing], journal: Path | None) -> None:
+    """Give the caller of measure_latency() a DoubtfulTable warning if many layers have the least cost of a block.
+
+    Whole networks may be predicted well all the same, but not what a plan saves by merging or dropping such a layer.
+    """
+    layers = [entry for entry in entries if len(entry.span) == 1 and entry.shape is None and entry.quartiles]
+    alone = sum(entry.quartiles[1] for entry in layers if entry.quartiles)
+    floored = [entry for entry in layers if any(entry.floored)]
+    if sum(entry.quartiles[1] for entry in floored if entry.quartiles) > MAX_FLOORED * alone:
+        delete = "" if journal is None else f" delete {describe_journal(journal)}, and"
+        warnings.warn(
+            f"The latency table gives {len(floored)} of {len(layers)} single layers the least cost, so it undervalues "
+            f"merging or dropping them. If something else ran on this machine,{delete} measure again.",
             DoubtfulTable,
             stacklevel=3,
         )

@@ -100,8 +100,9 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
     return BudgetError(
         f"No plan meets the budget of {budget} with a margin of {MARGIN:.0%}: {which} takes {fastest.latency:.4g} ms, "
         f"measured end to end, which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms "
-        f"({1 / fastest.share:.2f} times as fast). Use {larger}other plans: "
-        'space="full" (--space full) merges more layers, and moves=... (--moves drop-layers) drops some.',
+        f"({1 / fastest.share:.2f} times as fast). Use {larger}other plans, if "
+        'they are not allowed yet: space="full" (--space full) merges more layers, and moves=... (--moves drop-layers) '
+        "drops some.",
         fastest=fastest.share,
     )
 

@@ -16,7 +16,7 @@ from depthfold.core.latency_table import COSTS
 from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes, empty_shapes
-from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_inaccurate
+from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_floored, warn_if_inaccurate
 from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.cost import BlockKey, MeasuringCost, available_memory, blocks_that_cannot_pay, cost_of
 from depthfold.latency.journal import LatencyJournal
@@ -98,6 +98,7 @@ def measure_latency(
             *(Timing(span=span, reason=reason, shape=shape) for (span, shape), reason in left_out.items()),
         ),
     )  # fmt: skip
+    warn_if_floored(table.entries, journal.path)
     empty = (key for key in empty_shapes(traced.network, blocks, moves) if key not in dropped)
     return replace(table, entries=(*table.entries, *_empty_entries(table, traced.network, empty)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,12 +68,14 @@ def _hint(wrong: str, paths: Sequence[str]) -> str:
     return f"It has {', '.join(paths[:8])}, ..." if paths else "It has no submodules."
 
 
-def modules_outside(model: nn.Module, at: str | None) -> Iterator[int]:
-    """Yield the ids of the modules outside the traced part. A module that is also inside is used twice."""
+def modules_outside(model: nn.Module, at: str | None) -> dict[int, str]:
+    """Return the paths of the modules outside the traced part by their ids. A module that is also inside is refused."""
+    found: dict[int, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         around = f"{at}.".startswith(f"{path}.") or not path
         if at and not around and not path.startswith(f"{at}."):
-            yield id(module)
+            found.setdefault(id(module), path)
+    return found
 
 
 def copy_model(model: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:

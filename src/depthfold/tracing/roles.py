@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -118,11 +119,11 @@ def assign_roles(
     sizes: Sizes,
     opaque: Mapping[str, Reason],
     ignore: Iterable[str],
-    elsewhere: Iterable[int] = (),
+    elsewhere: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[fx.Node, Role]:
-    """Return the role of every node. `elsewhere` has the ids of modules outside the traced part."""
+    """Return the role of every node. `elsewhere` has the paths of modules outside it by id."""
     modules = dict(graph.named_modules(remove_duplicate=False))
-    calls, outside = count_calls(graph), set(elsewhere)
+    calls = count_calls(graph)
     read = paths_read_by_code(graph)
 
     def role(node: fx.Node) -> Role:
@@ -133,8 +134,8 @@ def assign_roles(
         if module is not None:
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
             rank = None if size is None else len(size)
-            read_by_code, also_outside = str(node.target) in read, id(module) in outside
-            return _module_role(path, Site(module, calls[id(module)], rank, also_outside, read_by_code), opaque)
+            read_by_code, outside = str(node.target) in read, elsewhere.get(id(module))
+            return _module_role(path, Site(module, calls[id(module)], rank, outside, read_by_code), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)
         return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'not an operation')}"))

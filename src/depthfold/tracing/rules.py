@@ -24,7 +24,7 @@ class Site:
     module: nn.Module
     calls: int
     rank: int | None  # the number of dimensions of its input, including batch and channels
-    elsewhere: bool = False  # True if the model outside the traced part has it, too
+    elsewhere: str | None = None  # its path outside the traced part, if it has one
     read: bool = False  # True if other code reads its parameters
 
 
@@ -39,7 +39,7 @@ def _shared(site: Site) -> Reason | None:
     if site.calls > 1:
         return "used-twice", f"it is called {site.calls} times, so its weights cannot be merged into one place"
     if site.elsewhere:
-        return "used-twice", "the model has it outside the traced part, too; delete that attribute if nothing calls it"
+        return "used-twice", f"the model also has it as {site.elsewhere}; delete that attribute if nothing uses it"
     return None
 
 
