@@ -91,7 +91,7 @@ KEYS = st.from_regex(r"[a-z]{1,8}", fullmatch=True) | st.text(st.characters(excl
 NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.dictionaries(KEYS, NESTED))
 def test_config_toml_reads_back_as_written(table):
     with tempfile.TemporaryDirectory() as run:

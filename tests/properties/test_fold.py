@@ -80,7 +80,7 @@ def check_predicted_shapes(network, plan, segments, shallow):
 
 
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
-@settings(max_examples=max(settings().max_examples // 4, 10))
+@settings(max_examples=max(settings().max_examples // 4, 6))
 def test_merging_in_float32_is_within_tolerance(spec, seed):
     model, x = build(spec, seed)
     model, x = model.float(), x.float()

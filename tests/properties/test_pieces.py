@@ -20,7 +20,7 @@ from depthfold.tracing import student_parts
 from properties.test_fold import build, close
 
 
-@settings(max_examples=max(settings().max_examples // 4, 10))
+@settings(max_examples=max(settings().max_examples // 4, 6))
 @given(spec=network_specs(), seed=st.integers(0, 2**16))
 @torch.no_grad()
 def test_pieces_and_replaced_segments_compute_the_same(spec, seed):
