@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import get_args
 
+import pytest
+
 from depthfold.core import (
     Calibration,
     ConvShape,
@@ -252,3 +254,8 @@ def _untimed(rng: random.Random, latency: LatencyTable) -> LatencyTable:
         for entry in latency.entries
     ]
     return LatencyTable(entries=tuple(entries))
+
+
+def batches(number: int) -> list[object]:
+    """Return the parameters of a test in batches. CI runs the first third of them."""
+    return [n if 3 * n < number else pytest.param(n, marks=pytest.mark.slow) for n in range(number)]

@@ -52,6 +52,7 @@ def test_notebook_runs_and_shows_its_tables_and_the_plot(tmp_path, monkeypatch):
     assert "tolerance 1e-04" in printed and "accuracy on the hold-out set: " in printed
 
 
+@pytest.mark.slow
 def test_own_model_and_data_are_compressed(tmp_path, monkeypatch, capsys):
     run("own_model.py", "--run", str(tmp_path), "--target", "cost_model", monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
@@ -60,12 +61,14 @@ def test_own_model_and_data_are_compressed(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_timm_model_is_compressed_on_an_image_folder(tmp_path, monkeypatch, capsys):
     run("timm_image_folder.py", "--run", str(tmp_path), "--target", "cost_model", monkeypatch=monkeypatch)
     assert re.search(r"Compressed\(latency .* 13 traced convolutions -> \d+,", capsys.readouterr().out)
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_table_is_measured_by_the_workers_of_a_cluster(tmp_path, monkeypatch, capsys):
     """With workers in this process: tests/importance and tests/jobs have a real cluster."""
     options = {}

@@ -42,6 +42,7 @@ def failed(tmp_path_factory):
     return folder, task, table, caught
 
 
+@pytest.mark.slow
 def test_table_contains_reasons_and_all_other_scores(failed, whole):
     folder, _, table, _ = failed
     for entry, right in zip(table.entries, whole.entries, strict=True):
@@ -56,6 +57,7 @@ def test_table_contains_reasons_and_all_other_scores(failed, whole):
     assert trainings_in(folder) == 15 + 1 + 2 + 3
 
 
+@pytest.mark.slow
 def test_warning_lists_the_failures_and_points_to_the_caller(failed):
     *_, caught = failed
     (warning,) = [each for each in caught if each.category is IncompleteTable]
@@ -76,6 +78,7 @@ def blocks_of(plan):
     return [FlaggedSpan(i, j, i == 0 or i in A, j in A) for i, j in pairwise(ends)]
 
 
+@pytest.mark.slow
 def test_no_plan_uses_unscored_blocks_and_the_frontier_lists_them(failed, whole):
     *_, table, _ = failed
     # Their spans are fast, so that plans of the complete table use all three.
@@ -109,6 +112,7 @@ def test_long_list_of_unscored_blocks_is_shortened(whole):
     assert str(frontier).splitlines()[2].endswith("; (1, 3], flags 11 and 5 more")
 
 
+@pytest.mark.slow
 def test_retry_runs_only_failed_trainings(failed, whole):
     folder, task, table, _ = failed
     run = folder / "run"

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from lacking import needs
 
 # The launchers run as they are, but a kernel is compiled to Triton's first intermediate language instead of launched.
@@ -74,6 +76,7 @@ print(*sorted(compiled))
 """
 
 
+@pytest.mark.slow
 @needs("triton")
 def test_all_kernels_compile():
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, timeout=300)

@@ -112,6 +112,7 @@ def test_entries_differ_by_their_activation(traced, table):
     assert LatencyTable.loads(table.dumps()) == table
 
 
+@pytest.mark.slow
 def test_frontier_latencies_match_measured_ones(traced, table):
     """Importances that reward removed activations, and importances that reward inserted ones."""
     found = {}
@@ -218,6 +219,7 @@ def test_plans_leave_out_any_share_of_their_activations(traced):
     assert any(one.activations < all_.activations for one, all_ in zip(thin[1::2], fast[1::2], strict=True))
 
 
+@pytest.mark.slow
 def test_shares_measured_by_choose_count_with_their_activations(traced, tmp_path):
     """A plan without activations that choose() timed does not make other plans look faster."""
     before = measure_latency(traced, UNFUSED, timer=QUICK, networks=8, run=tmp_path)

@@ -51,6 +51,7 @@ def test_compiled_network_computes_the_same_as_in_float32(target, precision):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_profile_of_a_float64_network_is_that_of_float32():
     with without_memory():  # its process takes seconds
         one = profile(model(), X, "cost_model", timer=QUICK)

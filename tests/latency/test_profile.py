@@ -56,6 +56,7 @@ def test_data_dependent_network_is_profiled_without_memory(target):
     assert lines[-1] == f"peak memory of network not measured: {found.memory_reason}"
 
 
+@pytest.mark.slow
 def test_table_shows_known_and_unknown_memory():
     both = {"plain": nn.Conv2d(3, 4, 1), "dependent": DataDependent()}
     found = profile_all(both, X, COST, timer=QUICK)

@@ -34,7 +34,10 @@ def build(name, dtype=torch.float64):
     return randomise_statistics(REAL[name](), seed=2).to(dtype).eval()
 
 
-@pytest.mark.parametrize("name", REAL)
+SLOW = {"mobilenet_v2 1.0": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in REAL])
 def test_real_networks_merge_exactly_in_float64_at_odd_sizes(name):
     model = build(name)
     x = torch.randn(1, 3, 65, 65, dtype=torch.float64)

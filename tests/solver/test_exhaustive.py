@@ -11,12 +11,12 @@ from depthfold.core import FlaggedSpan, Frontier, ImportanceTable, LatencyTable,
 from depthfold.errors import TableError
 from depthfold.solver import solve
 from oracle import every_merging, exhaustive_frontier, rounded_up
-from tables import small_instance
+from tables import batches, small_instance
 
 BATCH = 100
 
 
-@pytest.mark.parametrize("batch", range(24))
+@pytest.mark.parametrize("batch", batches(24))
 def test_frontier_equals_exhaustive_search(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         latency, importance = small_instance(seed)

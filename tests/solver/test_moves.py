@@ -11,12 +11,12 @@ from depthfold.errors import TableError
 from depthfold.solver import solve
 from oracle import rounded_up
 from oracle_moves import Segments, every_chain, frontier_with_moves
-from tables import moves_instance
+from tables import batches, moves_instance
 
 BATCH, BATCHES = 100, 21
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", batches(BATCHES))
 def test_frontier_equals_every_plan(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         network, latency, importance = moves_instance(seed)

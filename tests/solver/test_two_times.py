@@ -15,6 +15,7 @@ from depthfold.stage_one import Floats, Ints
 from oracle import exhaustive_frontier, fastest_with, milp_best, rounded_up
 from structures import mobilenet_v2
 from tables import (
+    batches,
     importance_table,
     latency_table,
     plausible_tables,
@@ -34,7 +35,7 @@ def solved(latency: LatencyTable, importance: ImportanceTable) -> Frontier | Non
         return None
 
 
-@pytest.mark.parametrize("batch", range(12))
+@pytest.mark.parametrize("batch", batches(12))
 def test_frontier_equals_exhaustive_search(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         latency, importance = two_times_instance(seed)
