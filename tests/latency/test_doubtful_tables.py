@@ -100,6 +100,13 @@ def test_many_layers_at_the_least_cost_give_a_warning(share, warns):
         assert str(caught[0].message).startswith("The latency table gives 1 of 2 single layers the least cost")
 
 
+def test_table_is_checked_for_layers_at_the_least_cost(traced, monkeypatch):
+    monkeypatch.setattr("depthfold.latency.calibration.MAX_FLOORED", -1)
+    with pytest.warns(DoubtfulTable, match="gives 0 of .* single layers the least cost") as caught:
+        measure_latency(traced, COST, timer=QUICK)
+    assert [warning.filename for warning in caught if warning.category is DoubtfulTable] == [__file__]
+
+
 class Stopped(Exception):
     pass
 

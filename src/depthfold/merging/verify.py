@@ -102,7 +102,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 OUTPUT = "the outputs"
-IMAGES = 2
+IMAGES = 2  # of a larger batch that are compared, unless inputs are given
 
 
 def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verification:
