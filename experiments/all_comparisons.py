@@ -4,8 +4,9 @@
 
 RUNS gets a folder per network and target, named as in experiments/equal-latency, and what is in it already is not
 measured again. One comparison is finished before the next: its tables are measured with nothing else on the GPU, then
-`--streams` processes train at the same time, then everything is timed, again alone. `--timing` seconds of those that
-are given are kept for that, and no training is started that would end later. The weights of ResNet-56,
+all methods are trained, by `--streams` processes at a time (on an H200, three at a time are not faster than one), then
+everything is timed, again alone. `--timing` seconds of those that are given are kept for that, and no training is
+started that would end later. The weights of ResNet-56,
 resnet56-4bfd9763.th, must be in the root of the repository.
 
 A target on another machine (ONNX Runtime on ARM) takes turns with the GPU. With the same RUNS on both:
@@ -170,7 +171,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after about so many seconds")
     parser.add_argument("--timing", type=float, default=250, help="seconds of these that are kept for timing")
-    parser.add_argument("--streams", type=int, default=3, help="processes that train at the same time")
+    parser.add_argument("--streams", type=int, default=1, help="processes that train at the same time")
     parser.add_argument("--stopwatch", help="of targets on this machine; `cpu` for a dry run")
     return parser.parse_known_args()
 
