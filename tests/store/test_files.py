@@ -1,7 +1,9 @@
 """Atomic writes and locks."""
 
+import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from depthfold.errors import RunError
+from depthfold.store import Journal
 from depthfold.store.files import lock, put_all_in_place, put_in_place
 
 
@@ -118,6 +121,36 @@ def test_lock_ends_with_a_killed_process(tmp_path):
         holder.kill()
     with lock(tmp_path, RunError):
         pass
+
+
+@contextlib.contextmanager
+def forked_process():
+    """A process that inherits all open files and does nothing, as an idle worker of a DataLoader."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(1)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_lock_ends_with_its_block_although_a_forked_process_lives_on(tmp_path):
+    with contextlib.ExitStack() as processes:
+        with lock(tmp_path, RunError):
+            processes.enter_context(forked_process())
+        with lock(tmp_path, RunError):
+            pass
+
+
+def test_lock_of_a_journal_ends_with_it_although_a_forked_process_lives_on(tmp_path):
+    with contextlib.ExitStack() as processes:
+        with Journal(tmp_path / "journal.jsonl", {"a": 1}):
+            processes.enter_context(forked_process())
+        with Journal(tmp_path / "journal.jsonl", {"a": 1}):
+            pass
 
 
 def test_missing_file_cannot_be_locked(tmp_path):

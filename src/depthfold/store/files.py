@@ -67,7 +67,7 @@ def lock(path: Path, error: type[DepthfoldError]) -> Iterator[None]:
         lock_open(handle, path, error)
         yield
     finally:
-        os.close(handle)
+        close_locked(handle)
 
 
 def lock_open(handle: int, path: Path, error: type[DepthfoldError]) -> None:
@@ -80,6 +80,13 @@ def lock_open(handle: int, path: Path, error: type[DepthfoldError]) -> None:
         raise error(
             f"{path} cannot be locked: {failure.strerror}. Use a run folder on a file system that has locks."
         ) from failure
+
+
+def close_locked(handle: int) -> None:
+    """Release and close. Without the release, processes that were forked meanwhile would keep the lock."""
+    with contextlib.suppress(OSError):  # a lock that was never taken
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
 
 
 def sync(path: Path) -> None:

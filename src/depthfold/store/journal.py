@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from depthfold.errors import InvalidValue, JournalError
-from depthfold.store.files import lock_open, sync
+from depthfold.store.files import close_locked, lock_open, sync
 from depthfold.support.coerce import as_path
 from depthfold.support.text import one_line
 
@@ -97,7 +97,7 @@ class Journal:
         with _journal_errors(path, "opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._stack.callback(os.close, self._file)
+            self._stack.callback(close_locked, self._file)
         lock_open(self._file, path, JournalError)
         with _journal_errors(path, "read"):
             lines, whole = _lines(path, path.read_bytes())
