@@ -22,11 +22,15 @@ def kept(run):
 
 @pytest.fixture
 def tables(run, workshop, tmp_path):
-    """Return a folder with two importance tables: other.json of another network, and fits.json of this one."""
+    """Return a folder with two importance tables: other.json of another network, and fits.json of this one.
+
+    Its recipe, long.toml, has a longer warm-up than training.
+    """
     other = done("inspect", f"{workshop / 'net.py'}:other", "--input", "1x8x8", "--json").stdout
     table = ImportanceTable.loads((run / "importance.json").read_text()).to_json()
     (tmp_path / "fits.json").write_text(json.dumps(table | {"provenance": "given", "base": table["base"] + 1}))
     short = [entry for entry in table["entries"] if entry["span"]["j"] <= len(json.loads(other)["layers"])]
+    (tmp_path / "long.toml").write_text("epochs = 1\nbatch = 8\nwarmup = 100\n")
     (tmp_path / "other.json").write_text(json.dumps(table | {"entries": short, "fingerprint": "0" * 16}))
     return tmp_path
 
@@ -38,6 +42,9 @@ def tables(run, workshop, tmp_path):
         ("--ignore", "nope"),
         ("--importance", "{tables}/other.json"),
         ("--data", "{net}:broken"),
+        ("--alpha", "1.4", "--surrogate"),
+        ("--method", "brief", "--reinit"),
+        ("--recipe", "{tables}/long.toml"),
     ],
 )
 def test_a_refused_first_compress_leaves_nothing_behind(wrong, workshop, tables, tmp_path):
@@ -45,7 +52,11 @@ def test_a_refused_first_compress_leaves_nothing_behind(wrong, workshop, tables,
     refused(*again, *(text.format(tables=tables, net=workshop / "net.py") for text in wrong))
     assert not run.exists() or not list(run.iterdir())
     done(*again)
-    assert "submodule" not in kept(run) and kept(run)["ignore"] == [] and "importance" not in kept(run)
+    assert (
+        "submodule" not in kept(run)
+        and kept(run)["ignore"] == []
+        and not {"importance", "alpha", "reinit"} & set(kept(run))
+    )
 
 
 @pytest.mark.parametrize("precision", ["half", "double"])
@@ -70,6 +81,7 @@ def test_a_refused_first_importance_leaves_nothing_behind(workshop, tables, tmp_
     asked = ("importance", "--config", workshop / "tiny.toml", "--run", tmp_path / "new")
     refused(*asked, "--importance", tables / "other.json")
     refused(*asked, "--data", f"{workshop / 'net.py'}:broken")
+    refused(*asked, "--method", "brief", "--reinit")
     assert not list((tmp_path / "new").iterdir())
 
 

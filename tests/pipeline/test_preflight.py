@@ -50,7 +50,10 @@ def own_task(**attributes):
         def loss(self, model, step):
             raise AssertionError("not before the first measurement")
 
-        score = steps_per_epoch = loss
+        score = loss
+
+        def steps_per_epoch(self, recipe):
+            return 1
 
     for name, value in attributes.items():
         setattr(Own, name, value)
@@ -86,9 +89,32 @@ def test_user_tasks_need_only_the_protocol(compress):
     with pytest.raises(MeasuredTooEarly):
         compress(own_task(), **given)
     with pytest.raises(MeasuredTooEarly):
-        compress(FunctionTask(loss=max, score=max), **given)
+        compress(FunctionTask(loss=max, score=max, epoch_steps=1), **given)
     with pytest.raises(InvalidValue, match="but this task has none"):
         compress(own_task(has_holdout=False), **given)
+
+
+@pytest.mark.parametrize("name", ["recipe", "importance_recipe"])
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (df.Recipe(epochs=1, batch=4, warmup=9), r"warmup \(9\) must be shorter than its 1 epochs \(4 steps\)"),
+        (df.Recipe(steps=1, batch=4, randaugment=(2, 9)), "RandAugment needs uint8 images, found torch.float32"),
+        (df.Recipe(steps=1, batch=400), None),
+    ],
+)
+def test_recipe_that_cannot_train_the_task_is_refused(name, recipe, said, compress, tmp_path):
+    with pytest.raises(MeasuredTooEarly if said is None else InvalidValue, match=said):
+        compress(**{name: recipe})
+    assert (tmp_path / "run").exists() == (said is None)
+
+
+def test_recipe_that_asks_for_more_than_the_task_knows_is_refused(compress):
+    given = {"example_inputs": torch.rand(1, 1, 8, 8)}
+    with pytest.raises(InvalidValue, match="this task does not know how many steps an epoch has"):
+        compress(FunctionTask(loss=max, score=max), **given)
+    with pytest.raises(InvalidValue, match=r'keep="best"\), but there is no hold-out set'):
+        compress(task(holdout=0), importance=table(), recipe=df.Recipe(steps=1, batch=4, keep="best"))
 
 
 def test_missing_test_set_is_refused(compress, tmp_path):

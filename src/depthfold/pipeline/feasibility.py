@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from depthfold.backends import Backend, get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Score, require_moves
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Move, Score, Space, Span, require_moves
 from depthfold.errors import BudgetError, TableError
 from depthfold.importance import importance_options
 from depthfold.latency import choose
@@ -21,12 +23,24 @@ from depthfold.tracing import TracedNetwork
 def fastest(traced: TracedNetwork, latency: LatencyTable, options: Options) -> Frontier:
     """Return the frontier of the fastest plan alone: if all importances are equal, no other plan is better."""
     blocks = importance_options(traced, options.space, options.moves)
+    _check_space(latency, {option.block.span for option in blocks}, options.space)
     equal = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
         entries=tuple(Score(span=block, dropped=dropped, samples=(0.0,)) for block, dropped in blocks),
     )
     return solve(latency, equal, network=traced.network)
+
+
+def _check_space(latency: LatencyTable, spans: Set[Span], space: str) -> None:
+    """Raise TableError if the table was measured for another search space, with which solve() would refuse it."""
+    timed = {entry.span for entry in latency.entries}
+    if timed != spans:
+        table, other = ("lacks", "has") if spans - timed else ("has", "lacks")
+        raise TableError(
+            f"The latency table {table} {min(spans - timed or timed - spans)}, which the search space {space!r} "
+            f"{other}. Measure the latencies in that space, or use theirs (space=..., --space)."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +60,13 @@ class LatencyCheck:
     progress: Progress | None = None
 
     def __call__(self) -> None:
-        """Raise BudgetError if no plan meets the budget, and TableError if the table is doubtful."""
-        if self.budget is None:
-            self._check_trusted()
-            return
+        """Raise BudgetError if no plan meets the budget, and TableError if the table is doubtful or does not fit."""
         frontier = fastest(self.traced, self.latency, self.options)
-        near = self._is_near(self.budget, frontier)
+        if self.budget is not None:
+            _warn_if_met_already(self.budget, frontier.original)
+        near = self.budget is not None and self._is_near(self.budget, frontier)
         self._check_trusted()  # after the budget: another table would not help one that no plan can meet
-        if near and self.target is not None:
+        if near and self.budget is not None and self.target is not None:
             choose(self.traced, frontier, self.budget, self.target, run=self.run, progress=self.progress)
 
     def _check_trusted(self) -> None:
@@ -73,14 +86,6 @@ class LatencyCheck:
             raise self._out_of_reach(budget, limit, frontier)
         return predicted * (1 + error) > limit * (1 - MARGIN)
 
-    def _advice(self) -> str:
-        ways = ["another target"]
-        if self.options.space == "paper":
-            ways.append('the larger search space (space="full", --space full)')
-        if "drop-layers" not in require_moves(self.options.moves):
-            ways.append("plans that drop layers (moves=..., --moves drop-layers)")
-        return " or ".join(ways)
-
     def _is_here(self, target: str | Backend) -> bool:
         return get(target).environment(self.traced.example_tensors()) == self.latency.environment
 
@@ -88,7 +93,7 @@ class LatencyCheck:
         ms, original = frontier.points[0].latency, frontier.original
         in_ms = "" if budget.kind == "milliseconds" else f" ({limit:.4g} ms)"
         found = f"No plan meets the budget of {budget}{in_ms}: the fastest plan takes {ms:.4g} ms"
-        advice = self._advice()
+        advice = other_ways(self.options.space, require_moves(self.options.moves))
         if original is None:
             return BudgetError(
                 f"{found} by the latency table, so nothing was trained. Use a larger budget or {advice}."
@@ -98,6 +103,25 @@ class LatencyCheck:
         if share > 1 - MARGIN:
             return BudgetError(f"{found}. Merging saves no time here: use {advice}.", fastest=share)
         return BudgetError(f"{found}. Use a budget of {reachable_budget(share)} or more, or {advice}.", fastest=share)
+
+
+def other_ways(space: Space, moves: Collection[Move]) -> str:
+    """Return what else may save time."""
+    ways = ["another target"]
+    if space == "paper":
+        ways.append('the larger search space (space="full", --space full)')
+    if "drop-layers" not in moves:
+        ways.append("plans that drop layers (moves=..., --moves drop-layers)")
+    return " or ".join(ways)
+
+
+def _warn_if_met_already(budget: Budget, original: float | None) -> None:
+    if original is not None and budget.limit(original) > original:
+        warnings.warn(
+            f"The original meets the budget of {budget} already, so the network may become slower. Use a budget below "
+            "100%, or more than 1x, to make it faster.",
+            stacklevel=4,  # the caller of compress()
+        )
 
 
 def check_trusted(latency: LatencyTable, run: Path | None) -> None:

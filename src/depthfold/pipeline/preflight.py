@@ -38,7 +38,18 @@ from depthfold.support.optional import load
 from depthfold.support.text import count, one_line
 from depthfold.tasks import ClassificationTask, class_scores
 from depthfold.tracing import ExampleInputs, TracedNetwork, device_of, dtype_of, require_traced
-from depthfold.training import Recipe, Task, check_features, check_has_holdout, check_task, preserve_modes, preset
+from depthfold.training import (
+    Recipe,
+    Task,
+    check_features,
+    check_has_holdout,
+    check_keeps_last,
+    check_task,
+    has_holdout,
+    preserve_modes,
+    preset,
+    total_steps,
+)
 
 # The libraries that write and check the files of each suffix, and the extras that install them.
 _EXPORTERS = {
@@ -106,7 +117,21 @@ def checked_inputs(
     inputs = inputs_of(task, example_inputs)
     check_raw_images(task, options.raw_images, inputs)
     check_task_data(task, model, inputs, importances=measures_importance)
+    _check_recipes(task, options)
     return inputs
+
+
+def _check_recipes(task: Task, options: Options) -> None:
+    """Raise an error for a recipe that cannot train the task: fine-tuning comes hours after the call."""
+    recipes = [_recipe("recipe", options.recipe)]
+    if not has_holdout(task):
+        check_keeps_last(recipes[0])
+    if options.importance is None:
+        recipes.append(Method.of(options.importance_method, options.importance_recipe, options.reinit).recipe)
+    for recipe in recipes:
+        total_steps(recipe, task)
+        if isinstance(task, ClassificationTask):
+            task.check_augmentation(recipe)
 
 
 def check_drops(importance: ImportanceTable, network: Network, space: Space, moves: Iterable[Move]) -> None:

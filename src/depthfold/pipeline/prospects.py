@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from depthfold.core import Document, Environment, LatencyTable, Space, Span
+from depthfold.core import Document, Environment, LatencyTable, Move, Space, Span, require_moves
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import DataError
 from depthfold.importance import Method, importance_options, left_out_options
 from depthfold.importance.options import is_unchanged
-from depthfold.latency.choose import MARGIN
+from depthfold.latency.choose import reachable_budget
 from depthfold.latency.cost import duration
-from depthfold.pipeline.feasibility import doubt_about, fastest
+from depthfold.pipeline.feasibility import doubt_about, fastest, other_ways
 from depthfold.pipeline.options import Options
 from depthfold.support.table import Table
 from depthfold.support.text import count
@@ -52,6 +52,7 @@ class Prospects(Document):
     environment: Environment
     depth: int
     space: Space
+    moves: tuple[Move, ...]
     original: float
     fastest: float
     convolutions: int
@@ -98,11 +99,10 @@ class Prospects(Document):
             time = f", about {duration(self.seconds)} in one process"
         yield f'The importances: {count(self.importances, "block")} to measure with the method "{self.method}"{time}.'
         if self.worth_it:
-            yield f"Worth trying: budgets from about {100 * self.share / (1 - MARGIN):.0f}% can be met."
+            yield f"Worth trying: budgets of {reachable_budget(self.share)} and more can be met."
         else:
-            wider = "--space full, " if self.space == "paper" else ""
             saved = "saves no time" if self.share >= 1 else f"saves only {1 - self.share:.1%}"
-            yield f"Not worth it: even the fastest plan {saved}. Try another target, {wider}or --moves drop-layers."
+            yield f"Not worth it: even the fastest plan {saved}. Try {other_ways(self.space, self.moves)}."
         if self.doubt is not None:
             yield f"The latency table is doubtful: {self.doubt}. Measure it again when nothing else runs."
 
@@ -131,6 +131,7 @@ def prospects(
     seconds = None if steps is None else number * steps * method.recipe.batch * TRAINING * image
     return Prospects(
         network=traced.network.name, environment=latency.environment, depth=traced.depth, space=options.space,
+        moves=require_moves(options.moves),
         original=latency.original, fastest=frontier.points[0].latency, convolutions=frontier[0].convolutions,
         spans=len(merged), savings=tuple(paying), importances=number, method=method.name, seconds=seconds,
         doubt=doubt_about(latency),

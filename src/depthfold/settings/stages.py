@@ -27,13 +27,14 @@ from depthfold.core import (
 from depthfold.errors import CheckpointError, DataError, DepthfoldError, RunError
 from depthfold.exporting import Exported, load
 from depthfold.finetuning import finetune, finetuned
+from depthfold.importance import Method
 from depthfold.latency import measure_latency, profile, side_by_side
 from depthfold.latency.cost import MeasuringCost, measuring_cost
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
 from depthfold.pipeline.feasibility import LatencyCheck
-from depthfold.pipeline.preflight import check_images, check_latency, check_libraries, check_raw_images, check_task_data
+from depthfold.pipeline.preflight import check_images, check_latency, checked_inputs, checked_options
 from depthfold.pipeline.prospects import Prospects, prospects
 from depthfold.reporting import Findings
 from depthfold.rewriting import rewrite
@@ -118,6 +119,7 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
             importance_recipe=_importance_recipe(settings), executor=make_executor(settings.executor),
             reinit=settings.reinit, allow_doubtful=settings.allow_doubtful, retry=retry,
         )  # fmt: skip
+        Method.of(options.importance_method, options.importance_recipe, options.reinit)  # before the run keeps them
         checked = check_images(task, folder.path, session.progress, tested=False)
         traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
         artefacts.keep_checked_images(folder, checked)
@@ -290,14 +292,10 @@ def preflight(session: Session) -> TracedNetwork:
 
     The run can then be resumed with --run alone. A command that is refused here leaves nothing behind.
     """
-    settings, importance = session.settings, session.importance
-    check_libraries(settings.export, make_executor(settings.executor) if importance is None else None)
-    if settings.int8:
-        shipping.int8_names(settings.export)
-    check_raw_images(session.training_task(), _layout(settings), session.inputs)
-    check_task_data(session.training_task(), session.model, session.inputs, importances=importance is None)
-    checked = check_images(session.task, settings.run, session.progress)
-    traced = session.claim(importance, session.latency)
+    options, task = checked_options(_options(session)), session.training_task()
+    checked_inputs(session.model, task, session.target, options, session.inputs, None)
+    checked = check_images(task, session.settings.run, session.progress)
+    traced = session.claim(options.importance, options.latency)
     artefacts.keep_checked_images(session.folder, checked)
     return traced
 
@@ -306,18 +304,22 @@ def compress_stage(
     session: Session, traced: TracedNetwork, *, budget: str | None = None, retry: bool = False
 ) -> Compressed:
     """Run compress() on the network that preflight() has traced."""
+    return compress(
+        session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
+        example_inputs=session.inputs, traced=traced, options=_options(session, retry=retry),
+        progress=session.progress,
+    )  # fmt: skip
+
+
+def _options(session: Session, *, retry: bool = False) -> Options:
     settings = session.settings
-    options = Options(
+    return Options(
         space=settings.space, moves=require_moves(settings.moves), importance_method=settings.method,
         importance_recipe=_importance_recipe(settings), recipe=make_recipe(settings.recipe),
         latency=session.latency, importance=session.importance, executor=make_executor(settings.executor),
         reinit=settings.reinit, alpha=settings.alpha, surrogate=settings.surrogate,
         distil=settings.distil, exports=settings.export, raw_images=_layout(settings), int8=settings.int8,
         allow_doubtful=settings.allow_doubtful, retry=retry,
-    )  # fmt: skip
-    return compress(
-        session.model, session.task, session.target, budget or session.budget, run=session.folder.path,
-        example_inputs=session.inputs, traced=traced, options=options, progress=session.progress,
     )  # fmt: skip
 
 

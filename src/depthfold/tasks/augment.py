@@ -64,13 +64,17 @@ _UNDIRECTED: dict[str, _Operation] = {
 OPERATIONS: dict[str, _Operation] = _DIRECTED | _UNDIRECTED
 
 
-def randaugment(images: Tensor, rows: np.ndarray, magnitude: int) -> Tensor:
-    """Apply RandAugment. `rows` has two uniform numbers per image and operation: the operation and its direction."""
+def require_uint8(images: Tensor) -> None:
     if images.dtype != torch.uint8:
         raise InvalidValue(
             f"RandAugment needs uint8 images, found {images.dtype}. Give the task uint8 images, or the recipe "
             "randaugment=None."
         )
+
+
+def randaugment(images: Tensor, rows: np.ndarray, magnitude: int) -> Tensor:
+    """Apply RandAugment. `rows` has two uniform numbers per image and operation: the operation and its direction."""
+    require_uint8(images)
     if not 0 <= magnitude <= MAX_MAGNITUDE:
         raise InvalidValue(f"The magnitude of RandAugment must be between 0 and {MAX_MAGNITUDE}, found {magnitude}.")
     images, names = images.clone(), tuple(OPERATIONS)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from depthfold.errors import DataError, InvalidValue
 from depthfold.progress import Progress
 from depthfold.support.coerce import as_path, as_whole
-from depthfold.tasks.augment import augment, augment_normalised
+from depthfold.tasks.augment import augment, augment_normalised, require_uint8
 from depthfold.tasks.batches import steps_per_epoch
 from depthfold.tasks.datasets import Cifar10, Cifar100, FashionMnist, InMemory, Pair
 from depthfold.tasks.image_folder import FileImages, ImageFolder, check_files, class_list, digest_of_files
@@ -235,6 +235,11 @@ class ClassificationTask:
         if unknown := [path for name in found if known.get(name) != found[name] for path in files[name]]:
             check_files(unknown, progress)
         return found
+
+    def check_augmentation(self, recipe: Recipe) -> None:
+        """Raise InvalidValue if the images cannot be augmented as the recipe asks."""
+        if recipe.randaugment is not None:
+            require_uint8(self._first_image())
 
     def steps_per_epoch(self, recipe: Recipe) -> int:
         """Return the number of whole batches in the training set, without the hold-out set."""

@@ -32,7 +32,7 @@ from depthfold.training.forwards import scoring
 from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
 from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, total_steps
-from depthfold.training.task import Split, Step, Task, check_task, derive_seed
+from depthfold.training.task import Split, Step, Task, check_keeps_last, check_task, derive_seed
 
 READ_TOGETHER = 50  # losses: reading one waits until the device has computed it
 CHECKPOINTS = 10  # in a training run with a folder, unless the recipe sets their interval
@@ -382,11 +382,8 @@ def _check(model: object, task: object, recipe: object, split: object, folder: o
     check_task(task)
     if not isinstance(recipe, Recipe):
         raise InvalidValue(f'train() takes a Recipe, found {recipe!r:.80}. preset("quick") is one.')
-    if split is None and recipe.keep == "best":
-        raise InvalidValue(
-            'The recipe keeps the weights of the best score (keep="best"), but there is no hold-out set to score on. '
-            'Give the task one (for example holdout=0.1), or use recipe.replace(keep="last").'
-        )
+    if split is None:
+        check_keeps_last(recipe)
     if folder is not None:
         as_path("The folder of a training run", folder, InvalidValue)
     elif tensorboard:

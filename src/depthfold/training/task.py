@@ -152,6 +152,15 @@ def check_has_holdout(task: object) -> None:
         )
 
 
+def check_keeps_last(recipe: Recipe) -> None:
+    """Raise InvalidValue if the recipe keeps the best weights: without a hold-out set, they are not known."""
+    if recipe.keep == "best":
+        raise InvalidValue(
+            'The recipe keeps the weights of the best score (keep="best"), but there is no hold-out set to score on. '
+            'Give the task one (for example holdout=0.1), or use recipe.replace(keep="last").'
+        )
+
+
 def derive_seed(*parts: object) -> int:
     """Return a seed that is determined by the parts, and is the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
