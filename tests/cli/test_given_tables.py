@@ -1,11 +1,13 @@
 """Tables that were measured earlier or elsewhere are used instead of measuring: --latency FILE, --importance FILE."""
 
+import html
 import json
 
 import pytest
 
 from cli_workshop import depthfold, refused
 from depthfold.core import ImportanceTable, LatencyTable
+from depthfold.reporting import Findings
 
 
 @pytest.fixture
@@ -73,6 +75,18 @@ def test_a_table_of_another_machine_leads_to_a_plan(asked, change, tmp_path):
     assert depthfold("importance", "--run", tmp_path / "run").exit_code == 0
     done = depthfold("solve", "--run", tmp_path / "run")  # the plan is timed here
     assert done.exit_code == 0 and "Chosen for the budget of 80%" in done.stdout, done.output
+
+
+def test_report_of_a_plan_that_was_chosen_here_with_a_table_of_another_machine(asked, change, workshop, tmp_path):
+    tables = "--latency", change(environment={"machine": "a phone"}), "--importance", workshop / "whole/importance.json"
+    done = depthfold(*asked("compress", *tables))
+    assert done.exit_code == 0, done.output
+    findings = Findings.loads((tmp_path / "run/findings.json").read_text())
+    assert findings.title == "Sequential at 80% on cost_model" and findings.notes == ()
+    page = html.unescape((tmp_path / "run/report.html").read_text())
+    assert (
+        "The latency table was measured in a different environment" in page and "met its budget in another" not in page
+    )
 
 
 def test_wrong_tables_are_refused_and_leave_nothing(asked, change, tmp_path):

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from cli_workshop import depthfold, refused
 from depthfold.core import ImportanceTable, SolvedPlan
+from depthfold.pipeline import evaluation
 from depthfold.reporting import Findings
 from depthfold.settings.models import make_model
 from depthfold.store import RunFolder
@@ -142,10 +143,26 @@ def test_a_report_on_another_target_is_measured_again(run, tmp_path):
         assert 'target = "cost_model"' in (run / "config.toml").read_text()
     page = html.unescape((run / "report.html").read_text())
     assert "was measured in a different environment from these networks (runtime: cost_model against" in page
+    assert "The plan met its budget in another environment than this report's (runtime: cost_model against" in page
     assert "the prediction is off by" not in page
     done("report", "--run", run, "--target", "cost_model")
     page = html.unescape((run / "report.html").read_text())
     assert "the prediction is off by" in page and "in a different environment" not in page
+
+
+def test_a_finished_run_is_not_evaluated_again(run, monkeypatch):
+    """Unless its findings are of another target: compress() reports what it was asked for."""
+    profile_all, evaluated = evaluation.profile_all, []
+    monkeypatch.setattr(evaluation, "profile_all", lambda *given: evaluated.append(given) or profile_all(*given))
+    findings = Findings.loads((run / "findings.json").read_text())
+    (run / "report.html").unlink()
+    done("compress", "--run", run)
+    assert not evaluated and Findings.loads((run / "findings.json").read_text()) == findings
+    assert (run / "report.html").exists()
+    done("report", "--run", run, "--target", "cost_model:launch_us=1.0")
+    done("compress", "--run", run)
+    assert len(evaluated) == 2
+    assert Findings.loads((run / "findings.json").read_text()).environment == findings.environment
 
 
 @pytest.mark.parametrize(

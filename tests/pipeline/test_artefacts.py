@@ -13,7 +13,8 @@ from depthfold.importance import IncompleteTable, importance_plan
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import (
     chosen_plan,
-    findings_inputs,
+    find_findings,
+    keep_findings,
     keep_importance,
     make_importance_table,
     make_latency_table,
@@ -23,6 +24,7 @@ from depthfold.pipeline.options import HELP
 from depthfold.stage_one import SAVES_NO_TIME
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import PLAN, RESULT
+from runs import made_up_run
 from tables import latency_table
 from tiny_importance import RECIPE, TinyTask, scores_in, tiny_network, trainings_in
 
@@ -141,12 +143,13 @@ def test_a_plan_without_a_record_is_not_chosen_yet(folder):
 
 
 def test_findings_depend_on_the_plan_and_on_the_result(folder):
-    before = findings_inputs(folder)
+    findings = made_up_run()
     for name in (PLAN, RESULT):
+        keep_findings(folder, findings)
+        assert find_findings(folder) == findings
         with folder.making(name, {"made": "now"}):
             pass
-        assert findings_inputs(folder) != before
-        before = findings_inputs(folder)
+        assert find_findings(folder) is None
 
 
 def test_options_describe_themselves_and_compress_has_at_most_ten_parameters():

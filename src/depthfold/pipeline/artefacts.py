@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from torch import nn
 
 from depthfold.backends import Backend, get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Surrogate, require_moves
+from depthfold.core import (
+    Budget,
+    Environment,
+    Frontier,
+    ImportanceTable,
+    LatencyTable,
+    Plan,
+    SolvedPlan,
+    Surrogate,
+    require_moves,
+)
 from depthfold.core.options import MERGE
 from depthfold.errors import RunError, VerificationError
 from depthfold.exporting import save
@@ -36,6 +47,7 @@ from depthfold.store.run_folder import (
     SURROGATE,
 )
 from depthfold.support.digest import digest
+from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
 
@@ -202,6 +214,12 @@ def chosen_plan(folder: RunFolder, command: str) -> tuple[SolvedPlan, Budget]:
     return plan, Budget.parse(made_from["budget"])
 
 
+def chosen_in(folder: RunFolder) -> Environment:
+    """Return the environment in which the plan of the run met its budget."""
+    made_from = folder.made_from(PLAN)
+    return Environment() if made_from is None else decode(Environment, json.loads(made_from["environment"]), PLAN)
+
+
 def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, distil: bool) -> Path:
     """Return the folder in which the student of a plan is trained. Each plan and recipe has its own."""
     return folder.path / STUDENTS / digest(*plan.identity, _resolved(recipe).to_json(), distil)
@@ -223,14 +241,18 @@ def save_result(
         save(shallow, path)
 
 
-def findings_inputs(folder: RunFolder) -> dict[str, object]:
-    """Return what the findings are made from: the plan and the result of the run."""
+def find_findings(folder: RunFolder) -> Findings | None:
+    """Return the findings about the result of the run; None if it was not evaluated."""
+    return folder.find(FINDINGS, Findings, _findings_inputs(folder))
+
+
+def _findings_inputs(folder: RunFolder) -> dict[str, object]:
     return {"plan": folder.made_from(PLAN), "result": folder.made_from(RESULT)}
 
 
 def keep_findings(folder: RunFolder, findings: Findings) -> Path:
     """Write the findings about the result of the run, and their report. Return the path of the report."""
-    folder.write(FINDINGS, findings, findings_inputs(folder))
+    folder.write(FINDINGS, findings, _findings_inputs(folder))
     return report(findings, folder.path / REPORT)
 
 

@@ -18,6 +18,7 @@ from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Prof
 from depthfold.finetuning import FOLDER as FINETUNING
 from depthfold.latency import profile_all
 from depthfold.merging import sketch, verify
+from depthfold.pipeline import artefacts
 from depthfold.progress import Progress, Tick, progress_bars
 from depthfold.reporting import Evaluation, Findings, TrainingPoint, Verified
 from depthfold.rewriting import rewrite
@@ -61,22 +62,24 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Findings:
     """Verify the merged network, measure and score it and the original, and return everything that a report shows."""
-    traced, environment = networks.traced, solution.latency.environment
+    traced, chosen_in = networks.traced, artefacts.chosen_in(RunFolder.at(folder))
     verification = verify(networks.student, networks.shallow)
     profiles = before_and_after(traced, networks.shallow, target)
     score_before, score_after = scores(networks.model, networks.shallow, task, progress)
     # A run that a command started can be resumed with this one.
     command = f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
     here, where = profiles["before"].environment, describe_target(get(target))
-    if environment.differences(here):  # the budget refers to the environment of the table
-        where = f"{environment.runtime or 'another runtime'}, evaluated in another environment ({where})"
+    notes: tuple[str, ...] = ()
+    if elsewhere := "; ".join(chosen_in.differences(here)):
+        where = f"{chosen_in.runtime or 'another runtime'}, evaluated in another environment ({where})"
+        notes = (f"The plan met its budget in another environment than this report's ({elsewhere}).",)
     return Findings(
         title=f"{traced.network.name} at {solution.budget} on {where}", network=traced.network,
         latency=solution.latency, importance=solution.importance, frontier=solution.frontier, plan=solution.plan,
         verification=Verified(ok=verification.ok, text=str(verification)), command=command,
         before=profiles["before"], after=profiles["after"], score_before=score_before, score_after=score_after,
         environment=here, versions=(("python", platform.python_version()), *_versions()),
-        training=training_curve(folder),
+        training=training_curve(folder), notes=notes,
     )  # fmt: skip
 
 

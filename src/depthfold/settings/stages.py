@@ -44,7 +44,7 @@ from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import HeaderMismatch, RunFolder
-from depthfold.store.run_folder import FINDINGS, IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
+from depthfold.store.run_folder import IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task
@@ -229,7 +229,7 @@ def export_stage(session: Session) -> tuple[Exported, ...]:
         session.claim(weights=False)
         shallow, task = _load_result(session), _task_of_files(session)
         layout = _layout(settings)
-        findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
+        findings = artefacts.find_findings(folder)
         exported = shipping.export_files(shallow, folder.path, settings.export, task, layout)
         shipping.write_cards(shallow, exported, findings)
         if settings.int8 and task is not None:  # last: a file that loses too much is refused
@@ -267,7 +267,7 @@ def report_stage(session: Session, *, remeasure: bool = False) -> Path:
     with folder.lock():
         plan, budget = _chosen_plan(session.settings)
         student = _result_student(session.settings)  # refuses a result that is out of date
-        findings = folder.find(FINDINGS, Findings, artefacts.findings_inputs(folder))
+        findings = artefacts.find_findings(folder)
         if findings is None or remeasure:
             known = () if findings is None else findings.int8
             findings = replace(_evaluate(session, plan, budget, student), int8=known)
