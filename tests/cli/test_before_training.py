@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -92,10 +93,10 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def compress(photos, *options):
+def compress(photos, size=("--input", "3x16x16")):
     net = f"{photos.parent / 'net.py'}:model"
-    data = ("--data", f"imagefolder:{photos}", "--input", "3x16x16", "--target", "cost_model", "--budget", "20x")
-    return ("compress", net, *data, "--export", "model.pt2", "--run", photos.parent / "run", *options)
+    data = ("--data", f"imagefolder:{photos}", *size, "--target", "cost_model", "--budget", "20x")
+    return ("compress", net, *data, "--export", "model.pt2", "--run", photos.parent / "run")
 
 
 def test_images_that_cannot_be_read_cost_no_measurement(photos):
@@ -114,12 +115,34 @@ def test_images_that_cannot_be_read_cost_no_measurement(photos):
     assert "No plan meets the budget of 20x" in refused(*compress(photos))  # reached after the first measurement
 
 
+@pytest.mark.parametrize("file", ["train/dog/6.jpg", "val/cat/1.png"])
+def test_images_of_several_sizes_cost_no_measurement(photos, file):
+    """JPEG files are decoded at an eighth of their size, so their sizes come from their headers."""
+    assert "No plan meets the budget of 20x" in refused(*compress(photos, size=()))  # all have one size
+    shutil.rmtree(photos.parent / "run")
+    Image.new("RGB", (17, 16)).save(photos / file)
+    said = refused(*compress(photos, size=()))
+    assert re.search(rf"The images differ in size: \S+/train/\S+ is 16 x 16, {photos / file} is 16 x 17\. ", said)
+    assert said.endswith("size=... of the task in Python, --input 3x224x224 on the command line.")
+    assert not (photos.parent / "run").exists()
+    assert "No plan meets the budget of 20x" in refused(*compress(photos))  # reached after the first measurement
+
+
+def test_changed_images_are_compared_with_those_that_were_read_before(photos):
+    refused(*compress(photos, size=()))
+    for path in sorted(photos.glob("val/*/*")):
+        Image.new("RGB", (20, 20)).save(path)
+    assert re.search(
+        r"differ in size: \S+/train/\S+ is 16 x 16, \S+/val/\S+ is 20 x 20\.", refused(*compress(photos, size=()))
+    )
+
+
 def test_images_are_read_once_for_each_run(photos, monkeypatch):
     checked, check = [], image_folder.check_files
 
-    def read(paths, progress):
+    def read(paths, progress, **options):
         checked.append(len(paths))
-        check(paths, progress)
+        check(paths, progress, **options)
 
     monkeypatch.setattr("depthfold.tasks.classification.check_files", read)
     refused(*compress(photos))

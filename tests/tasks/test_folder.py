@@ -129,7 +129,7 @@ def test_different_sizes_without_a_size_are_refused(tmp_path):
     here = tmp_path / "train" / "cat"
     assert str(error.value) == (
         f"The images differ in size: {here / '000.png'} is 20 x 30, {here / '001.png'} is 25 x 20. "
-        "Give the task size=... to resize them."
+        "Give the size: size=... of the task in Python, --input 3x224x224 on the command line."
     )
 
 

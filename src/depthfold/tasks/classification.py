@@ -223,7 +223,8 @@ class ClassificationTask:
     def check_files(self, known: Mapping[str, str], progress: Progress, *, tested: bool = True) -> dict[str, str]:
         """Decode every image file once, and return a digest of the files of each split; empty if there are no files.
 
-        A split whose digest is `known` is not decoded. Raise DataError with the first files that cannot be decoded.
+        A split whose digest is `known` is not decoded. Raise DataError with the first files that cannot be decoded, or,
+        without a size, with two files of different sizes.
         """
         holdout = (self._data.scored("holdout"),) if self.has_holdout else ()
         splits = {"train": (self._data.train, *holdout)} | ({"test": (self._data.scored("test"),)} if tested else {})
@@ -233,7 +234,7 @@ class ClassificationTask:
         }
         found = {name: digest_of_files(paths) for name, paths in files.items() if paths}
         if unknown := [path for name in found if known.get(name) != found[name] for path in files[name]]:
-            check_files(unknown, progress)
+            check_files(unknown, progress, like=files["train"][0] if self.size is None else None)
         return found
 
     def check_augmentation(self, recipe: Recipe) -> None:

@@ -124,10 +124,7 @@ class _Decoder(Dataset["Tensor | DataError"]):
         (first, expected), *rest = images
         for path, found in rest:
             if found.shape != expected.shape:
-                raise DataError(
-                    f"The images differ in size: {first} is {_text(expected.shape[1:])}, {path} is "
-                    f"{_text(found.shape[1:])}. Give the task size=... to resize them."
-                )
+                raise _differ(first, expected.shape[1:], path, found.shape[1:])
         return [image for _, image in images]
 
 
@@ -144,13 +141,21 @@ def decode(path: str) -> Any:
         ) from None
 
 
-def check_files(paths: Sequence[str], progress: Progress) -> None:
-    """Raise DataError with the first images that cannot be decoded. Threads decode them in the lowest resolution."""
+def check_files(paths: Sequence[str], progress: Progress, *, like: str | None = None) -> None:
+    """Raise DataError with the first images that cannot be decoded, or with one that has another size than `like`.
+
+    Threads decode them in the lowest resolution.
+    """
     tick, bad = progress("checking images", len(paths), 0), []
+    first = None if like is None else (like, _size(like))
     with ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(paths), _CHECKED):
-            for why in pool.map(_why_unreadable, paths[start : start + _CHECKED]):
-                bad += [] if why is None else [why]
+            part = paths[start : start + _CHECKED]
+            for path, found in zip(part, pool.map(_check, part), strict=True):
+                if isinstance(found, str):
+                    bad.append(f"{path}: {found}")
+                elif first is not None and found != first[1]:
+                    raise _differ(*first, path, found)
                 tick()
     if bad:
         raise DataError(
@@ -159,15 +164,16 @@ def check_files(paths: Sequence[str], progress: Progress) -> None:
         )
 
 
-def _why_unreadable(path: str) -> str | None:
-    """Return the path and the reason if an image cannot be decoded."""
+def _check(path: str) -> Size | str:
+    """Return the size of an image, or the reason if it cannot be decoded."""
     try:
         with _pillow().open(path) as image:
+            size = image.height, image.width  # draft() changes it
             image.draft("RGB", (1, 1))  # a JPEG is still read to its end, but decoded at an eighth of its size
             image.load()
     except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError) as error:
-        return f"{path}: {one_line(error)}"
-    return None
+        return one_line(error)
+    return size
 
 
 def digest_of_files(paths: Iterable[str]) -> str:
@@ -186,8 +192,11 @@ def _size(path: str) -> Size:
         return image.height, image.width
 
 
-def _text(size: Sequence[int]) -> str:
-    return f"{size[0]} x {size[1]}"
+def _differ(first: str, expected: Sequence[int], path: str, found: Sequence[int]) -> DataError:
+    return DataError(
+        f"The images differ in size: {first} is {expected[0]} x {expected[1]}, {path} is {found[0]} x {found[1]}. Give "
+        "the size: size=... of the task in Python, --input 3x224x224 on the command line."
+    )
 
 
 def _pillow() -> Any:
