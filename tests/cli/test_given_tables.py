@@ -89,6 +89,13 @@ def test_report_of_a_plan_that_was_chosen_here_with_a_table_of_another_machine(a
     )
 
 
+def test_a_warning_is_printed_once_per_command(asked, change):
+    """The checks of the command and those of compress() give the same warning."""
+    command = asked("compress", "--latency", change(environment={"machine": "a phone"}), "--budget", "20x")
+    for _ in range(2):
+        assert refused(*command).count("The latency table was measured elsewhere") == 1
+
+
 def test_wrong_tables_are_refused_and_leave_nothing(asked, change, tmp_path):
     (tmp_path / "broken.json").write_text("{}")
     for table, said in (

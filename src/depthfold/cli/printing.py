@@ -35,11 +35,21 @@ def progress() -> Progress | None:
 
 
 def show_own_warnings_only() -> None:
-    """Print depthfold's warnings as paragraphs. Those of libraries are meant for programmers."""
+    """Print depthfold's warnings as paragraphs, each text once: two stages of a command may give the same warning.
+
+    Those of libraries are meant for programmers.
+    """
     warnings.simplefilter("ignore")
     for category in (UserWarning, RuntimeWarning):
         warnings.filterwarnings("default", category=category, module=r"depthfold(\..*)?")
-    warnings.showwarning = lambda message, *_, **__: print_error("Warning", str(message), "bold yellow")
+    printed: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if (text := str(message)) not in printed:
+            printed.add(text)
+            print_error("Warning", text, "bold yellow")
+
+    warnings.showwarning = show
 
 
 def print_summary(done: Compressed, exports: Iterable[str]) -> None:
