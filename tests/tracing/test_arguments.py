@@ -107,6 +107,22 @@ def test_wrong_at_gets_a_suggestion():
         df.trace(Detector(), image(), at="zzz")
 
 
+def test_at_with_the_second_name_of_a_module_says_what_to_delete():
+    model = Net(lambda net, x: net.body(x), backbone=small())
+    model.body = model.backbone
+    for path in ("body", "body.0"):
+        first = path.replace("body", "backbone")
+        with pytest.raises(TraceError) as error:
+            df.trace(model, image(), at=path)
+        assert str(error.value) == (
+            f"{path!r} is the same module as {first!r}, and layers with two names cannot be merged. Delete the "
+            "attribute that the forward of Net does not use, and trace the other one."
+        )
+    assert df.trace(model, image(), at="backbone").depth == 0
+    del model.backbone
+    assert df.trace(model, image(), at="body").depth == 3
+
+
 def test_at_must_be_a_submodule_that_is_called():
     model = Net(lambda net, x: net.used(x), used=conv(), unused=small())
     with pytest.raises(TraceError, match="does not call at='unused'"):

@@ -35,7 +35,19 @@ def check_model(model: nn.Module, at: str | None) -> None:
             raise TraceError(f"{path or type(module).__name__} has no weights yet. Run the model once before trace().")
     paths = [path for path, _ in model.named_modules() if path]
     if at and at not in paths:
-        raise TraceError(f"{type(model).__name__} has no submodule {at!r}. {_hint(at, paths)}")
+        name = type(model).__name__
+        if first := _first_name(model, at):
+            raise TraceError(
+                f"{at!r} is the same module as {first!r}, and layers with two names cannot be merged. Delete the "
+                f"attribute that the forward of {name} does not use, and trace the other one."
+            )
+        raise TraceError(f"{name} has no submodule {at!r}. {_hint(at, paths)}")
+
+
+def _first_name(model: nn.Module, at: str) -> str | None:
+    """Return the first name of a module that is registered more than once; None if there is no module `at`."""
+    wanted = dict(model.named_modules(remove_duplicate=False)).get(at)
+    return next((path for path, module in model.named_modules() if module is wanted), None)
 
 
 def resolve_ignore(part: nn.Module, given: Ignore | str | type[nn.Module], at: str | None) -> tuple[str, ...]:
