@@ -65,6 +65,14 @@ def test_another_recipe_or_teacher_starts_another_training(run, tmp_path):
         assert (run / WEIGHTS).read_bytes() != weights
 
 
+def test_a_finished_run_does_not_need_its_recipe_file(run, tmp_path):
+    (tmp_path / "recipe.toml").write_text("steps = 3\nbatch = 8\n")
+    done("compress", "--run", run, "--recipe", tmp_path / "recipe.toml")
+    (tmp_path / "recipe.toml").unlink()
+    for command in ("export", "profile", "report", "compress"):
+        done(command, "--run", run)
+
+
 def test_other_data_are_refused_for_the_same_training(run, workshop, tmp_path):
     text = (workshop / "net.py").read_text().replace("holdout=0.25", "holdout=0.5")
     (tmp_path / "other.py").write_text(text)

@@ -147,6 +147,29 @@ def test_recipes_by_name_by_file_and_by_table(tmp_path):
             make_recipe(given_)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.toml", 'preset = "quick"\nsteps = 7\nwarmup = 2\nrandaugment = [2, 9]\n'),
+        ("own.json", preset("plans").dumps()),
+    ],
+)
+def test_a_recipe_in_a_file_is_kept_with_the_run(tmp_path, monkeypatch, name, text):
+    """Later changes of the file have no effect on the run until it is given again."""
+    monkeypatch.chdir(tmp_path)
+    run, file = str(tmp_path / "run"), tmp_path / name
+    file.write_text(text)
+    wanted = make_recipe(str(file))
+    keep(gather({"run": run, "recipe": name, "importance_recipe": name}, None, needs=(), uses=("recipe",)))
+    file.write_text(preset("quick").replace(steps=3, warmup=0).dumps() if name == "own.json" else "steps = 3")
+    for _ in range(2):
+        kept = gather({"run": run}, None, needs=(), uses=("recipe", "importance_recipe"))
+        assert make_recipe(kept.recipe) == make_recipe(kept.importance_recipe) == wanted
+        file.unlink(missing_ok=True)
+    with pytest.raises(InvalidValue, match=rf"The recipe {file} cannot be read: No such file"):
+        gather({"run": run, "recipe": name}, None, needs=(), uses=("recipe",))
+
+
 @pytest.mark.parametrize("number", ["60", "0.6"])
 def test_a_budget_without_a_unit_is_refused_and_the_units_are_shown(tmp_path, number):
     """60 might be meant in per cent, and 0.6 as a share or in milliseconds."""

@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _anchored(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """Return the table with absolute paths, because the next command may run in another folder."""
+    """Return the table with absolute paths and the contents of recipes: the next command may run in another folder."""
     known = declarations()
     return {
         name: known[name].anchor(value, base) if name in known and isinstance(value, str) else value

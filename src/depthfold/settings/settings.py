@@ -24,6 +24,7 @@ from depthfold.settings.executors import make_executor
 from depthfold.settings.user_file import check_model_file, names_file
 from depthfold.store.run_folder import require_name
 from depthfold.support.coerce import as_float, as_text, as_whole
+from depthfold.support.document import encode_fields
 from depthfold.support.text import did_you_mean
 
 NETWORK, IMPORTANCE, FINE_TUNING = "Network", "Importance", "Fine-tuning"  # panels of --help
@@ -41,7 +42,7 @@ class Declaration:
     panel: str | None = None
     missing: str = ""  # what to do if a command needs the setting and it is not given
     check: Callable[[Any], object] = lambda _: None
-    anchor: Callable[[str, Path], str] = lambda text, _: text  # make the path in the text absolute
+    anchor: Callable[[str, Path], Any] = lambda text, _: text  # make the value independent of the present folder
 
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
@@ -116,8 +117,16 @@ def _anchor_weights(text: str, base: Path) -> str:
     return path if is_weights_file(path) else text
 
 
-def _anchor_recipe(text: str, base: Path) -> str:
-    return _anchor_path(text, base) if Path(text).suffix in RECIPE_SUFFIXES else text
+def _anchor_recipe(text: str, base: Path) -> str | Mapping[str, Any]:
+    """Return the fields of a recipe in a file: the run must not need the file later, nor change with it."""
+    if Path(text).suffix not in RECIPE_SUFFIXES:
+        return text
+    path = _anchor_path(text, base)
+    try:
+        fields = encode_fields(make_recipe(path))
+    except DepthfoldError:
+        return path  # a command that uses the recipe says what is wrong with the file
+    return {name: value for name, value in fields.items() if value is not None}  # TOML has no null; None is the default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
