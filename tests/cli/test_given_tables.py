@@ -113,3 +113,47 @@ def test_a_csv_file_is_a_latency_table(asked, workshop, tmp_path):
     LatencyTable.loads((workshop / "whole/latency.json").read_text()).write_csv(tmp_path / "time.csv")
     done = depthfold(*asked("inspect", "--latency", tmp_path / "time.csv"))
     assert done.exit_code == 0 and "The fastest plan takes" in done.stdout, done.output
+
+
+@pytest.mark.parametrize("option", [("--method", "recalibrated"), ("--importance-recipe", "quick"), ("--no-reinit",)])
+def test_options_for_measuring_replace_a_table_that_was_given_before(run, workshop, option, monkeypatch):
+    table = workshop / "whole/importance.json"
+    assert depthfold("importance", "--run", run, "--importance", table).exit_code == 0
+    measured = []
+    monkeypatch.setattr("depthfold.pipeline.artefacts.measure_importance", lambda *_, **__: measured.append(1) or 1 / 0)
+    assert depthfold("importance", "--run", run).exit_code == 0 and not measured
+    assert depthfold("importance", "--run", run, *option, "--importance", table).exit_code == 0 and not measured
+    depthfold("importance", "--run", run, *option)
+    assert measured
+
+
+def test_the_run_forgets_a_table_that_was_replaced_by_a_method(run, workshop):
+    assert depthfold("importance", "--run", run, "--importance", workshop / "whole/importance.json").exit_code == 0
+    (run / "importance.jsonl").unlink()  # of another method
+    done = depthfold("importance", "--run", run, "--method", "recalibrated")
+    assert done.exit_code == 0, done.output
+    assert "importance.json" not in (run / "config.toml").read_text()
+    assert [*json.loads((run / "run.json").read_text())["made_from"]["importance.json"]] != ["given table"]
+
+
+def test_a_resumed_run_uses_its_copies_of_tables_that_are_gone(asked, workshop, tmp_path, monkeypatch):
+    for name in ("latency", "importance"):
+        kind = LatencyTable if name == "latency" else ImportanceTable
+        kind.loads((workshop / f"whole/{name}.json").read_text()).write_csv(tmp_path / f"{name}.csv")
+    given = ("--latency", tmp_path / "latency.csv", "--importance", tmp_path / "importance.csv")
+    assert depthfold(*asked("compress", *given)).exit_code == 0
+    (tmp_path / "latency.csv").unlink()
+    (tmp_path / "importance.csv").unlink()
+    copies = [(tmp_path / "run" / f"{name}.json").read_text() for name in ("latency", "importance")]
+    done = depthfold("compress", "--run", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    warned = " ".join(done.stderr.split())
+    for name in ("latency", "importance"):
+        copy = tmp_path / f"run/{name}.json"
+        assert (
+            f"The {name} table {tmp_path / name}.csv is gone, so its copy in the run folder is used: {copy}." in warned
+        )
+    assert copies == [(tmp_path / "run" / f"{name}.json").read_text() for name in ("latency", "importance")]
+    assert "is gone" not in depthfold("solve", "--run", tmp_path / "run").stderr
+    said = refused(*asked("compress", *given))
+    assert "There is no latency table" in said and "There is no importance table" in said

@@ -38,6 +38,7 @@ from depthfold.store import RunFolder
 from depthfold.store.run_folder import (
     CHECKED_IMAGES,
     FINDINGS,
+    GIVEN,
     IMPORTANCE,
     LATENCY,
     PLAN,
@@ -50,8 +51,6 @@ from depthfold.support.digest import digest
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
-
-GIVEN = "given table"  # the input of a table that the user gave
 
 
 def make_latency_table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tomllib
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,30 @@ import tomli_w
 from depthfold.errors import InvalidValue, RunError
 from depthfold.settings.settings import Settings, declarations
 from depthfold.store import RunFolder
-from depthfold.store.run_folder import CONFIG
+from depthfold.store.run_folder import CONFIG, GIVEN, IMPORTANCE, LATENCY
 
 HEADER = "# The settings of this run. Later commands need only --run; their options override these.\n"
+_MEASURING = frozenset(("method", "importance_recipe", "reinit"))  # how importances are measured
 
 
 def gather(
     options: Mapping[str, Any], file: str | Path | None, *, needs: Collection[str], uses: Collection[str]
 ) -> Settings:
-    """Return the settings of a command. Options override the file, and the file overrides the run's config.toml."""
+    """Return the settings of a command. Options override the file, and the file overrides the run's config.toml.
+
+    Options that say how importances are measured also override a table of importances that was given before.
+    """
     table = _anchored(options, Path.cwd())
+    if not _MEASURING.isdisjoint(options):
+        table.setdefault("importance", None)
     if file is not None:
         path = Path(file).expanduser().absolute()
         table = _anchored(_read(path), path.parent) | table
     if isinstance(run := table.get("run"), str) and (kept := Path(run) / CONFIG).exists():
-        table = _anchored(_read(kept), kept.absolute().parent) | table
-    return Settings.checked(table, needs=needs, uses=uses)
+        earlier = _anchored(_read(kept), kept.absolute().parent)
+        table = _with_copies({name: earlier[name] for name in earlier if name not in table}, Path(run)) | table
+    given = {name: value for name, value in table.items() if value is not None}
+    return Settings.checked(given, needs=needs, uses=uses)
 
 
 def keep(settings: Settings, *, if_new: bool = False) -> None:
@@ -55,6 +64,19 @@ def restored_after_errors(settings: Settings) -> Iterator[None]:
             with contextlib.suppress(RunError):  # the first error is the one to report
                 RunFolder.open(run).write_text(CONFIG, earlier)
         raise
+
+
+def _with_copies(kept: Mapping[str, Any], run: Path) -> dict[str, Any]:
+    """Return the kept settings with the run's copies of given tables whose files are gone."""
+    copies: dict[str, Any] = {}
+    for name, copy in (("latency", LATENCY), ("importance", IMPORTANCE)):
+        path = kept.get(name)
+        if isinstance(path, str) and not Path(path).is_file() and GIVEN in (RunFolder(run).made_from(copy) or {}):
+            copies[name] = str(run / copy)
+            warnings.warn(
+                f"The {name} table {path} is gone, so its copy in the run folder is used: {run / copy}.", stacklevel=2
+            )
+    return {**kept, **copies}
 
 
 def _text(settings: Settings) -> str:

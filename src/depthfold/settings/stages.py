@@ -44,7 +44,7 @@ from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import HeaderMismatch, RunFolder
-from depthfold.store.run_folder import IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
+from depthfold.store.run_folder import GIVEN, IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task
@@ -187,7 +187,7 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
     with session.folder.lock():
         traced = session.claim()
         here = get(session.target).environment(traced.example_tensors())
-        measured_here = artefacts.GIVEN not in (session.folder.made_from(LATENCY) or {})
+        measured_here = GIVEN not in (session.folder.made_from(LATENCY) or {})
         if measured_here and frontier.environment != here:
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "

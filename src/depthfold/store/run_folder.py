@@ -32,6 +32,7 @@ STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
 FINDINGS = "findings.json"
 REPORT = "report.html"
+GIVEN = "given table"  # the input of a table that the user gave
 
 # The names that no export may take.
 _TABLES = (LATENCY, LATENCY_JOURNAL, IMPORTANCE, IMPORTANCE_JOURNAL, SURROGATE, SURROGATE_JOURNAL)
