@@ -158,6 +158,15 @@ def test_a_report_on_another_target_is_measured_again(run, tmp_path):
     assert "the prediction is off by" in page and "in a different environment" not in page
 
 
+def test_a_plan_for_another_target_needs_another_latency_table(run):
+    asked = "--run", run, "--target", "cost_model:launch_us=1.0"
+    assert "against cost_model:launch_us=1.0). Use another run folder, or delete" in refused("solve", *asked)
+    for name in ("latency.json", "latency.jsonl"):
+        (run / name).unlink()
+    for command in ("latency", "solve"):  # the advice can be followed
+        done(command, *asked)
+
+
 def test_a_finished_run_is_not_evaluated_again(run, monkeypatch):
     """Unless its findings are of another target: compress() reports what it was asked for."""
     profile_all, evaluated = evaluation.profile_all, []

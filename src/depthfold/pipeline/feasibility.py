@@ -17,6 +17,8 @@ from depthfold.latency.choose import MARGIN, reachable_budget
 from depthfold.pipeline.options import Options
 from depthfold.progress import Progress
 from depthfold.solver import solve
+from depthfold.store import RunFolder
+from depthfold.store.run_folder import GIVEN, LATENCY
 from depthfold.tracing import TracedNetwork
 
 
@@ -127,10 +129,14 @@ def _warn_if_met_already(budget: Budget, original: float | None) -> None:
 def check_trusted(latency: LatencyTable, run: Path | None) -> None:
     """Raise TableError if the latency table is doubtful: trainings for the wrong blocks would be wasted."""
     if (doubt := doubt_about(latency)) is not None:
-        delete = "" if run is None else f"delete latency.json and latency.jsonl in {run} and "
+        again = "measure it again"
+        if run is not None and GIVEN in (RunFolder(run).made_from(LATENCY) or {}):
+            again = "measure another one and give that"
+        elif run is not None:
+            again = f"delete latency.json and latency.jsonl in {run} and {again}"
         raise TableError(
-            f"The latency table is doubtful, so nothing was trained: {doubt}. When nothing else runs, {delete}measure "
-            "it again, or train with it anyway: allow_doubtful=True (--allow-doubtful)."
+            f"The latency table is doubtful, so nothing was trained: {doubt}. When nothing else runs, {again}, or "
+            "train with this one anyway: allow_doubtful=True (--allow-doubtful)."
         )
 
 

@@ -188,10 +188,11 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
         traced = session.claim()
         here = get(session.target).environment(traced.example_tensors())
         measured_here = GIVEN not in (session.folder.made_from(LATENCY) or {})
-        if measured_here and frontier.environment != here:
+        if measured_here and (differences := frontier.environment.differences(here)):
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "
-                f"({frontier.environment}; now {here}). Run: {_command('latency', session.settings)}"
+                f"({'; '.join(differences)}). Use another run folder, or delete latency.json and latency.jsonl there to "
+                "measure again."
             )
         return artefacts.choose_plan(session.folder, traced, frontier, session.budget, session.target, session.progress)
 
