@@ -191,8 +191,8 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
         if measured_here and (differences := frontier.environment.differences(here)):
             raise RunError(
                 f"The latency table in {session.settings.run} was measured in another environment "
-                f"({'; '.join(differences)}). Use another run folder, or delete latency.json and latency.jsonl there to "
-                "measure again."
+                f"({'; '.join(differences)}). Use another run folder, or delete latency.json and latency.jsonl there "
+                "and measure again."
             )
         return artefacts.choose_plan(session.folder, traced, frontier, session.budget, session.target, session.progress)
 
