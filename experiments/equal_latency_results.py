@@ -17,9 +17,11 @@ from depthfold.core import Profile
 
 RESULTS = Path(__file__).parent / "equal-latency"
 OURS = "all moves"
+BASE = "base"
 WITHOUT = ", without a surrogate"
 # Methods whose networks have fewer channels. In `train` rows they are named instead of a plan, which changes nothing.
 NARROWER = (*PRUNED, UNIFORM, AMC)
+SEED_DEVIATION = 0.16  # points between seeds of one plan: that of MobileNetV2-1.0 and ResNet-56, see the tests
 SAME = 0.02  # relative difference of latencies that counts as none at the ends of an interpolation
 # How each method is called on the page, in the order of its tables.
 TITLES = {
@@ -53,10 +55,16 @@ class Measured:
     original: Profile | None = None
     plan: str = ""
     variant: str = ""  # of the fine-tuning that the scores come from
+    base: str = BASE  # the row of the original that it was fine-tuned from
+    repeated: dict[int, list[float]] = field(default_factory=dict)  # of a seed that was trained several times
 
     @property
     def mean(self) -> float:
-        return fmean(self.scores.values())
+        return self.accuracy("test")
+
+    def accuracy(self, split: str) -> float:
+        """Return the mean over the seeds."""
+        return fmean((self.scores if split == "test" else self.holdout).values())
 
     @property
     def longer(self) -> Measured | None:
@@ -64,7 +72,7 @@ class Measured:
         if (varied := self.variants.get(LONGER)) is None:
             return None
         scores, holdout = ({seed: both[n] for seed, both in varied.items()} for n in (0, 1))
-        return replace(self, scores=scores, holdout=holdout, variant=LONGER)
+        return replace(self, scores=scores, holdout=holdout, variant=LONGER, repeated={})
 
     @property
     def dropped(self) -> int:
@@ -85,6 +93,19 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """How many points one network is ahead of another, and the standard deviation of that due to their seeds."""
+
+    points: float
+    deviation: float
+    same_original: bool = True  # that both were fine-tuned from
+
+    @property
+    def is_noise(self) -> bool:
+        return abs(self.points) < 1.96 * self.deviation
+
+
+@dataclass(frozen=True)
 class NetworkResults:
     """The results of one network on one target."""
 
@@ -98,6 +119,20 @@ class NetworkResults:
     # Of one fine-tuning, the median of those that had the GPU for themselves. The lower one of two: the first
     # fine-tuning of a process also compiles its kernels.
     seconds: float | None
+    # Other originals, trained alike, from which some networks were fine-tuned: scores on both sets, before and after.
+    bases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def lost(self, one: Measured, split: str = "test", *, tuned: bool = False) -> float | None:
+        """The points that a network lost to the original that it was fine-tuned from.
+
+        With `tuned`, to that original fine-tuned with the same recipe; None if it was not.
+        """
+        base: dict[str, float] | None = self.base if one.base == BASE else self.bases[one.base]
+        if tuned and one.base == BASE:
+            base = None if self.tuned is None else {split: self.tuned.accuracy(split)}
+        elif tuned:
+            base = self.bases[one.base].get("tuned")
+        return None if base is None else base[split] - one.accuracy(split)
 
     @property
     def original(self) -> Profile:
@@ -119,18 +154,21 @@ class NetworkResults:
     def has(self, method: str) -> bool:
         return any(one.method == method and one.scores and one.profile for one in self.measured)
 
-    def ours_at(self, share: float) -> float | None:
-        """The accuracy of all moves at a share of the latency, interpolated between their networks and the original."""
-        ours = {one.share: one.mean for one in self.measured if one.method == OURS and one.scores and one.profile}
-        shares, scores = zip(*sorted({**ours, 1.0: self.base["test"]}.items()), strict=True)
-        if not shares[0] * (1 - SAME) <= share <= 1 + SAME:
-            return None
-        return float(np.interp(share, shares, scores))
+    def ahead(self, other: Measured) -> Difference | None:
+        """How far all moves are ahead of another network at its latency. None if it is faster than they are.
 
-    def ahead(self, other: Measured) -> float | None:
-        """How many points all moves are ahead of another network at its latency. None if it is faster than they are."""
-        ours = self.ours_at(other.share)
-        return None if ours is None else ours - other.mean
+        Their accuracy at that latency is interpolated between their networks and the original.
+        """
+        ours = sorted((one for one in self.measured if one.method == OURS and one.scores and one.profile), key=_share)
+        shares = [*map(_share, ours), 1.0]
+        if not ours or not shares[0] * (1 - SAME) <= other.share <= 1 + SAME:
+            return None
+        scores = [*(one.mean for one in ours), self.base["test"]]
+        variances = [*(1 / len(one.scores) for one in ours), 0.0]
+        weights = [np.interp(other.share, shares, row) for row in np.eye(len(shares))]
+        deviation = SEED_DEVIATION * np.sqrt(np.dot(np.square(weights), variances) + 1 / len(other.scores))
+        points = np.dot(weights, scores) - other.mean
+        return Difference(float(points), float(deviation), other.base == BASE)
 
     @property
     def unfinished(self) -> list[Measured]:
@@ -146,6 +184,7 @@ class NetworkResults:
 def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
     """Return the results of a network, or None if nothing was trained and timed yet."""
     known = rows(RESULTS / name)
+    timed: dict[tuple[str, str], str] = {}
     found: dict[tuple[str, str], Measured] = {}
     recipe: dict[str, Any] = {}
     seconds: list[float] = []
@@ -155,7 +194,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             continue
         one = found.setdefault((row["method"], row["at"]), Measured(row["method"], row["at"]))
         if what == "train":
-            one.plan = row["plan"]
+            one.plan, one.base = row["plan"], row.get("base", BASE)
             if row["variant"]:
                 one.variants.setdefault(row["variant"], {})[row["seed"]] = row["merged"], row["holdout"]
             else:
@@ -164,13 +203,23 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
                 seconds += [row["seconds"]] if "seconds" in row else []
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
+            timed[row["method"], row["at"]] = row.get("base", BASE)
             if row["method"] not in NARROWER:
                 one.plan = one.plan or row["plan"]
+    for key, base in timed.items():
+        if found[key].method in NARROWER and found[key].scores and base != found[key].base:
+            found[key].profile = found[key].original = None  # pruned from other weights, so it is another network
     if not recipe or not any(one.profile for one in found.values()):
         return None
     _share_repeated(list(found.values()))
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]
-    return NetworkResults(name, *tables, tuple(found.values()), recipe, median_low(seconds) if seconds else None)
+    median = median_low(seconds) if seconds else None
+    bases = {key: row for key, row in known.items() if key.startswith(f"{BASE},")}
+    return NetworkResults(name, *tables, tuple(found.values()), recipe, median, bases)
+
+
+def _share(one: Measured) -> float:
+    return one.share
 
 
 def _share_repeated(measured: list[Measured]) -> None:
@@ -178,6 +227,11 @@ def _share_repeated(measured: list[Measured]) -> None:
 
     This happens if two processes train the plan at the same time.
     """
+    for each in measured:
+        for seed in each.scores:
+            same = {one.scores[seed] for one in measured if one.plan == each.plan and seed in one.scores}
+            if len(same) > 1:
+                each.repeated[seed] = sorted(same, reverse=True)
     for scores in (lambda one: one.scores, lambda one: one.holdout):
         by_plan: dict[str, dict[int, set[float]]] = {}
         for one in measured:

@@ -1,4 +1,4 @@
-"""The paper's analyses on docs/results.md: what each step costs and buys, and plans on other targets."""
+"""The paper's analyses on docs/results.md: the effect of each step, and plans on other targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = dict[str, dict[str, Any]]
 STEPS = ("original", "without activations", "along A", "along S")
 
 ABOUT_STEPS = """\
-## What each step costs and buys
+## The effect of each step
 
 A plan is applied in three steps: activations are removed and layers dropped, the network is fine-tuned, and consecutive
 convolutions are merged. "Along A" merges as much as possible between two activations, "along S" what the plan says

@@ -10,7 +10,7 @@ from equal_latency_candidates import AMC, FIXED, ORIGINAL, PLAIN, PRUNED, SEARCH
 from equal_latency_results import RESULTS, TITLES, NetworkResults
 from gpu_runs import rows
 from merging_steps import SHARES
-from results_analyses import budget
+from results_analyses import budget, cells
 from results_text import SECTIONS
 from subjects import SUBJECTS
 
@@ -41,9 +41,9 @@ def unmeasured(results: NetworkResults) -> Iterator[tuple[str, str]]:
 
 
 def missing(found: list[NetworkResults]) -> str:
-    """Say which methods and networks have commands but no results yet."""
+    """Return the section about methods and networks that have commands but no results yet."""
     done = {results.name for results in found}
-    lines = list[str]()
+    lines = ["## Not measured yet", "", cells("network", "what"), "| --- | --- |"]
     for results in found:
         section = SECTIONS[results.name]
         wanted = [method for method in TITLES if not method.endswith(PLAIN)]
@@ -53,21 +53,39 @@ def missing(found: list[NetworkResults]) -> str:
             wanted.remove(AMC)
         if results.tuned:
             wanted.remove(ORIGINAL)
-        rest = [TITLES[method] for method in wanted if not results.has(method)]
-        rest += [f"{TITLES[method]} at {budget(at)}" for method, at in unmeasured(results)]
+        rest = [_absent(results, method) for method in wanted if not results.has(method)]
+        rest += _budgets(results)
         if section.network == "mobilenet_v2" and not any(
             "without distillation" in one.variants for one in results.measured
         ):
             rest.append("fine-tuning without distillation")
         rest += _seeds(results)
         if rest:
-            lines.append(f"- Not measured yet, {section.name}: {'; '.join(rest)}.")
+            lines.append(cells(section.name, "; ".join(rest)))
     rest = {name: section.heading for name, section in SECTIONS.items() if name not in done}
     trained = [name for name in rest if any(key.startswith("train ") for key in rows(RESULTS / name))]
     for what, names in (("measured", rest.keys() - trained), ("timed", trained)):
         if names:
-            lines.append(f"- Not {what} yet: {'; '.join(sorted(rest[name] for name in names))}.")
+            lines.append(cells("; ".join(sorted(rest[name] for name in names)), f"everything is to be {what}"))
     return "\n".join(lines)
+
+
+def _absent(results: NetworkResults, method: str) -> str:
+    """Name a method without a network that was trained and timed, with the accuracy of those that were trained."""
+    trained = [one for one in results.unfinished if one.method == method and one.scores]
+    listed = ", ".join(f"{one.mean:.2f} % at {budget(one.at)}" for one in trained)
+    return f"{TITLES[method]} (trained, not timed: {listed})" if trained else TITLES[method]
+
+
+def _budgets(results: NetworkResults) -> Iterator[str]:
+    """Yield each method that has some networks with the budgets that it lacks."""
+    trained = {(one.method, one.at): one.mean for one in results.measured if one.scores}
+    lacking: dict[str, list[str]] = {}
+    for method, at in unmeasured(results):
+        score = trained.get((method, at))
+        known = "" if score is None else f" (trained, not timed: {score:.2f} %)"
+        lacking.setdefault(method, []).append(budget(at) + known)
+    yield from (f"{TITLES[method]} at {', '.join(budgets)}" for method, budgets in lacking.items())
 
 
 def _seeds(results: NetworkResults) -> Iterator[str]:

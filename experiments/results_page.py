@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from equal_latency_candidates import FIXED, PLAIN, SEARCHES
-from equal_latency_results import OURS, TITLES, WITHOUT, Measured, NetworkResults, load
+from equal_latency_results import BASE, OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, target
 from results_missing import missing, why_missing
@@ -23,6 +23,7 @@ from subjects import LONGER
 from depthfold.core import Profile
 
 TOO_FAST = "faster than all moves"
+OTHER = " †"  # marks a network of another original
 VARIANTS = {
     "without distillation": "with and without the original as the teacher (distillation)",
     "without features": "with and without matching the features of the original (`features` of the recipe)",
@@ -34,8 +35,8 @@ ROWS = re.compile(r"(?<=\| speed-up \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
 def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
-    limits = f"{LIMITS}\n{missing(found)}"
-    parts = [TITLE, summary(found), METHOD, *map(_network, found), *analyses(), _costs(found), PAPER, limits]
+    networks = map(_network, found)
+    parts = [TITLE, summary(found), METHOD, *networks, *analyses(), _costs(found), PAPER, LIMITS, missing(found)]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -62,6 +63,7 @@ def _network(results: NetworkResults) -> str:
         "",
         *_headline(results),
         *_table(results, plain=False),
+        *_other_originals(results),
         "",
         *_differences(results),
         *([section.remark, ""] if section.remark else []),
@@ -134,6 +136,16 @@ def _table(results: NetworkResults, *, plain: bool) -> Iterator[str]:
             yield _row(one.at, TITLES[one.method], one, holdout=bool(holdout))
 
 
+def _other_originals(results: NetworkResults) -> Iterator[str]:
+    for key in dict.fromkeys(one.base for one in results.measured if one.base != BASE and one.profile):
+        base = results.bases[key]
+        yield ""
+        yield (
+            f"{OTHER.strip()} Fine-tuned from another training of the original, with {base['test']:.2f} % (hold-out "
+            f"{base['holdout']:.2f}). The speed-ups of the summary are relative to that one."
+        )
+
+
 def _by_plan(found: list[Measured]) -> Iterator[tuple[str, Measured]]:
     """Yield the methods that chose the same plan together."""
     plans = dict.fromkeys(one.plan for one in found)
@@ -144,9 +156,12 @@ def _by_plan(found: list[Measured]) -> Iterator[tuple[str, Measured]]:
 
 def _row(at: str, titles: str, one: Measured, *, holdout: bool) -> str:
     assert one.profile is not None
-    seeds = ", ".join(f"{score:.2f}" for _, score in sorted(one.scores.items()))
-    scores = [f"{one.mean:.2f} ({seeds})", *([f"{fmean(one.holdout.values()):.2f}"] if holdout else [])]
-    return cells(at, titles, *scores, *_measured(one.profile, one.speed_up))
+    seeds = ", ".join(
+        " / ".join(f"{each:.2f}" for each in one.repeated.get(seed, [score]))
+        for seed, score in sorted(one.scores.items())
+    )
+    scores = [f"{one.mean:.2f} ({seeds})", *([f"{one.accuracy('holdout'):.2f}"] if holdout else [])]
+    return cells(at, titles + OTHER * (one.base != BASE), *scores, *_measured(one.profile, one.speed_up))
 
 
 def _measured(profile: Profile, speed_up: float) -> tuple[str, ...]:
@@ -169,7 +184,7 @@ def _headline(results: NetworkResults) -> Iterator[str]:
         yield "No network of depthfold is trained and timed yet."
     elif fastest is None:
         closest = max(ours, key=lambda one: one.mean)
-        lost = results.base["test"] - closest.mean
+        lost = results.lost(closest)
         yield (
             f"No network of depthfold is within {CLOSE} points of the original. The most accurate one loses {lost:.3f} "
             f"at {closest.speed_up:.2f} times the speed." + _against_tuned(results)
@@ -187,7 +202,7 @@ def _against_tuned(results: NetworkResults) -> str:
     """Say what the speed-up is if the original is fine-tuned like the others, which may make it more accurate."""
     if (original := results.tuned) is None:
         return ""
-    fastest = best(results, original.mean)
+    fastest = best(results, tuned=True)
     within = f" Within {CLOSE} points of the original fine-tuned with the same recipe ({original.mean:.2f} %)"
     return f"{within}: {fastest.speed_up:.2f} times." if fastest else f"{within}: none."
 
@@ -216,8 +231,8 @@ def _readme_row(results: NetworkResults, one: Measured) -> str:
     assert one.original is not None and one.profile is not None
     section = SECTIONS[results.name]
     speed_up = f"**{one.speed_up:.2f}**"
-    if (original := results.tuned) is not None:
-        speed_up += f" ({also.speed_up:.2f})" if (also := best(results, original.mean)) else " (none)"
+    if results.tuned is not None:
+        speed_up += f" ({also.speed_up:.2f})" if (also := best(results, tuned=True)) else " (none)"
     return cells(
         section.title,
         section.measured_on,
@@ -251,16 +266,10 @@ def _differences(results: NetworkResults) -> Iterator[str]:
         points = "; ".join(f"{TITLES[one.method]}, {one.at}: {_ahead(results, one)}" for one in fixed)
         yield f"The same against methods with networks of their own sizes: {points}."
         yield ""
+    seeds = "Every plan was trained with one seed."
     if results.spread is not None:
-        yield (
-            f"Seeds of one plan differ by up to {results.spread:.2f} points. Differences of half a point or less are "
-            "within noise, most of all where a method has one seed."
-        )
-    else:
-        yield (
-            "Every plan was trained with one seed. On MobileNetV2-1.0 and ResNet-56, seeds of one plan differ by up to "
-            "half a point, so such differences are within noise."
-        )
+        seeds = f"Seeds of one plan differ by up to {results.spread:.2f} points."
+    yield f"{seeds} Differences in bold are larger than seeds explain; the others are within noise."
     yield ""
 
 
@@ -274,8 +283,12 @@ def _difference(results: NetworkResults, method: str, share: str) -> str:
 
 def _ahead(results: NetworkResults, other: Measured) -> str:
     """Return how far all moves are ahead at the latency of another network."""
-    points = results.ahead(other)
-    return TOO_FAST if points is None else f"{round(points, 2) + 0.0:+.2f} ({len(other.scores)})"  # not "-0.00"
+    if (found := results.ahead(other)) is None:
+        return TOO_FAST
+    points = f"{round(found.points, 2) + 0.0:+.2f}"  # not "-0.00"
+    if not found.same_original:
+        return f"{points} ({len(other.scores)}){OTHER}"
+    return f"{points if found.is_noise else f'**{points}**'} ({len(other.scores)})"
 
 
 def _costs(found: list[NetworkResults]) -> str:
@@ -284,16 +297,23 @@ def _costs(found: list[NetworkResults]) -> str:
              "to which the surrogate is fitted, eight processes share one H200. The solver takes less than a second.",
              "",
              "| network | latency table, entries | seconds | importance table, entries | seconds "
-             "| surrogate, seconds | one fine-tuning, seconds |",
-             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+             "| surrogate, seconds | one fine-tuning, seconds | all of these, minutes |",
+             "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for results in found:
         T, I = results.latency, results.importance
         fitted = SECTIONS[results.name].surrogate or f"{results.surrogate['seconds']:.0f}"
         latency = SECTIONS[results.name].latency or f"{T['seconds']:.0f}"
         finetuning = "" if results.seconds is None else f"{results.seconds:.0f}"
         numbers = (str(T["entries"]), latency, str(I["entries"]), f"{I['seconds']:.0f}", fitted, finetuning)
-        lines.append(cells(SECTIONS[results.name].name, *numbers))
+        known = all(each.isdecimal() for each in (latency, fitted, finetuning))
+        lines.append(cells(SECTIONS[results.name].name, *numbers, f"{minutes(results):.0f}" if known else ""))
     return "\n".join(lines)
+
+
+def minutes(results: NetworkResults) -> float:
+    """Return the time for both tables, the surrogate and one fine-tuning."""
+    parts = (results.latency, results.importance, results.surrogate)
+    return (sum(part["seconds"] for part in parts) + (results.seconds or 0)) / 60
 
 
 def main(root: Path) -> None:

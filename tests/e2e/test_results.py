@@ -58,15 +58,21 @@ def test_methods_are_compared_at_the_same_latency(results_page):
             Measured(OURS, "35%", {0: 90.0}, profile=profile(1.5), original=profile(4.0))]  # fmt: skip
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, tuple(ours), {}, None)
     known = {1.48: 90.0, 1.5: 90.0, 1.6: 90.45, 1.9: 91.8, 2.0: 92.25, 3.0: 92.625, 4.0: 93.0, 4.05: 93.0}
+
+    def other(latency, original=4.0, **given):
+        return Measured("paper", "50%", {0: 92.0}, profile=profile(latency), original=profile(original), **given)
+
     for latency, expected in known.items():
-        assert results.ours_at(latency / 4) == pytest.approx(expected)
-    assert results.ours_at(1.4 / 4) is None and results.ours_at(4.2 / 4) is None
-    other = Measured("paper", "50%", {0: 92.0}, profile=profile(1.75), original=profile(4.0))
-    assert results_page._ahead(results, other) == "-0.88 (1)"
-    slower = Measured("paper", "50%", {0: 92.0}, profile=profile(3.5), original=profile(8.0))
-    assert results_page._ahead(results, slower) == "-0.88 (1)", "its original was slower, too"
+        assert results.ahead(other(latency)).points == pytest.approx(expected - 92)
+    assert results.ahead(other(1.4)) is None and results.ahead(other(4.2)) is None
+    assert results_page._ahead(results, other(1.75)) == "**-0.88** (1)"
+    assert results_page._ahead(results, other(3.5, 8.0)) == "**-0.88** (1)", "its original was slower, too"
+    assert results_page._ahead(results, other(1.75, base="base, another")) == "-0.88 (1) †"
     level = Measured("paper", "50%", {0: 92.25 + 1e-9}, profile=profile(2.0), original=profile(4.0))
     assert results_page._ahead(results, level) == "+0.00 (1)"
+    deviations = {1.5: 0.16 * 2**0.5, 2.0: 0.16 * 1.5**0.5, 1.75: 0.16 * (0.25 + 0.125 + 1) ** 0.5, 4.0: 0.16}
+    for latency, expected in deviations.items():
+        assert results.ahead(other(latency)).deviation == pytest.approx(expected)
     fast = Measured("paper", "35%", {0: 92.0}, profile=profile(1.0), original=profile(4.0))
     assert results_page._ahead(results, fast) == "faster than all moves"
 
@@ -117,10 +123,12 @@ def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page)
     assert results_page._difference(results, "paper", "50%") == "not trained yet"
     assert results_page._difference(results, "paper", "35%") == "none meets the budget"
     missing = results_page.missing([results])
-    assert "depthfold, the paper's moves at 50 %" in missing
-    assert (
-        "depthfold, all moves at 80 %; depthfold, all moves at 65 %" in missing and "all moves at 35 %" not in missing
-    )
+    assert "depthfold, all moves at 80 %, 65 %" in missing and "65 %, 35 %" not in missing
+    assert "depthfold, the paper's moves at 50 %, 65 %;" in missing
+    trained.profile = None
+    assert "depthfold, the paper's moves (trained, not timed: 93.00 % at 80 %);" in results_page.missing([results])
+    trained.profile, timed.scores, timed.profile = profile(3.0), {0: 92.0}, None
+    assert "the paper's moves at 50 % (trained, not timed: 92.00 %), 65 %;" in results_page.missing([results])
 
 
 def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_page, monkeypatch):
@@ -150,6 +158,33 @@ def test_plan_that_two_methods_trained_at_the_same_time_has_one_score(results_pa
     )
     assert found["all moves"].scores[1] == known["train all moves 50% 1"]["merged"]
     assert found["LayerMerge's rule"].scores == found["all moves"].scores, "all seeds of the plan"
+    first, second = trained["merged"], trained["merged"] - 1
+    row = results_page._row("50 %", "both", found["all moves"], holdout=False)
+    assert f" ({first:.2f} / {second:.2f}, {found['all moves'].scores[1]:.2f}) |" in row
+
+
+def test_networks_of_another_original(results_page, monkeypatch):
+    """They are compared with that one; a pruned network of other weights than were timed has no latency."""
+    import equal_latency_results
+    from results_summary import _range, _speed_ups
+
+    known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
+    other = "base, another"
+    known[other] = {"test": 95.0, "holdout": 99.0}
+    for key, row in known.items():
+        if row.get("method") == "paper" and key.startswith("train"):
+            row["base"] = other
+    known["profile channels, Taylor 65% cuda"]["base"] = other
+    monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
+    found = equal_latency_results.load("resnet56")
+    assert _speed_ups(found, "paper") == "none (none)" and _range(found, "paper") == "other original"
+    assert "channels, Taylor" not in {one.method for one in found.at("65%")}
+    assert results_page._difference(found, "channels, Taylor", "65%") == "not timed yet"
+    text = results_page._network(found)
+    assert "| 65 % | depthfold, the paper's moves † | 93.37" in text
+    assert "† Fine-tuned from another training of the original, with 95.00 % (hold-out 99.00)." in text
+    known[other]["tuned"] = {"test": 93.5, "holdout": 99.0}
+    assert _speed_ups(equal_latency_results.load("resnet56"), "paper") == "none (1.55)"
 
 
 def test_plan_that_another_method_trained_only_has_to_be_timed(results_page, monkeypatch):
@@ -171,7 +206,7 @@ def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(r
     monkeypatch.setattr(equal_latency_results, "rows", lambda run: shared)
     last = results_page._costs([equal_latency_results.load("resnet56")]).splitlines()[-1]
     assert last.startswith("| ResNet-56, in TF32 on the H200 | ")
-    assert last.endswith(f" {known['surrogate']['seconds']:.0f} |  |")
+    assert last.endswith(f" {known['surrogate']['seconds']:.0f} |  |  |")
 
 
 @pytest.mark.parametrize("variant", ["without distillation", "without features", "for 180 epochs"])
@@ -196,7 +231,7 @@ def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(varian
     missing = results_page.missing([equal_latency_results.load("mobilenet_v2")])
     assert ("fine-tuning without distillation" in missing) == (variant != "without distillation")
     assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
-    assert "DepthShrinker, published, DS-A-1.0: +0.50 (1)" in text  # both have the latency of all moves at 50 %
+    assert "DepthShrinker, published, DS-A-1.0: **+0.50** (1)" in text  # both have the latency of all moves at 50 %
 
 
 def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(results_page, monkeypatch):
