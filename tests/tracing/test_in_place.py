@@ -77,3 +77,89 @@ def test_overwritten_values_are_merged_exactly(run):
         student = df.rewrite(traced, plan)
         agree(df.merge(student)(image().double()), student(image().double()))
     agree(df.rewrite(traced, traced.vanilla)(image().double()), model(image().double()))
+
+
+def added_to_a_map_with_a_view(net, x):
+    x = F.relu(net.a(x))
+    tokens = x.flatten(2)
+    x += net.c(F.relu(net.b(x)))
+    return torch.cat([net.d(x).flatten(2), tokens], 1)
+
+
+def added_to_a_map_with_two_names(name):
+    def run(net, x):
+        shortcut = x = F.relu(net.a(x))
+        x = name(x)
+        x += net.c(F.relu(net.b(x)))
+        return net.d(x) + shortcut
+
+    return run
+
+
+def added_to_a_part(net, x):
+    x = F.relu(net.a(x))
+    one, two = x.chunk(2, 1)
+    one += net.part(two)
+    return net.d(x)
+
+
+def scaled_under_another_name(net, x):
+    x = F.relu(net.a(x))
+    y = x.contiguous()
+    z = F.relu(net.b(y))
+    y.mul_(0.5)
+    return net.c(z) + x
+
+
+def doubled_before_it_is_added(net, x):
+    x = F.relu(net.a(x))
+    y = net.b(x)
+    y = y + net.drop(y)
+    return net.d(F.relu(y + x))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        added_to_a_map_with_a_view,
+        added_to_a_map_with_two_names(lambda x: x.contiguous()),
+        added_to_a_map_with_two_names(lambda x: x.to(x.dtype)),
+        added_to_a_map_with_two_names(lambda x: x.view(x.shape)),
+        added_to_a_part,
+        scaled_under_another_name,
+        doubled_before_it_is_added,
+    ],
+)
+def test_value_that_is_written_under_one_name_and_read_under_another(run):
+    parts = {name: conv() for name in "abcd"}
+    folds_exactly(Net(run, **parts, part=conv(2, 2), drop=nn.Dropout()), image())
+
+
+def test_expanded_input_is_verified():
+    """A grey image as three equal channels; this memory cannot be written to."""
+    folds_exactly(Net(lambda net, x: net.b(net.a(x.expand(-1, 4, -1, -1))), a=conv(), b=conv()), image(channels=1))
+
+
+@pytest.mark.parametrize("after", [nn.Dropout2d(inplace=True), nn.ReLU(inplace=True)], ids=["dropout", "relu"])
+def test_inserted_activation_can_be_trained(after):
+    model = Net(lambda net, x: net.d(net.after(net.c(F.relu(net.a(x))) + x)), **{n: conv() for n in "acd"}, after=after)
+    traced = df.trace(model.double().eval(), image().double())
+    student = df.rewrite(traced, df.Plan(range(1, traced.depth + 1), range(1, traced.depth))).train()
+    student(image().double()).sum().backward()
+    assert all(parameter.grad is not None for parameter in student.parameters())
+
+
+def test_repeated_activation_stays_if_its_value_is_overwritten():
+    """After dropping c: relu(relu(x)), where only the second one is scaled."""
+
+    def run(net, x):
+        x = F.relu(net.a(x))
+        y = F.relu(net.c(x))
+        y = y.mul_(torch.sigmoid(net.gate(y.mean((2, 3), keepdim=True))))
+        return net.d(y) + x
+
+    model = Net(run, a=conv(), c=conv(), gate=conv(kernel=1), d=conv(kernel=1)).double().eval()
+    traced = df.trace(model, image().double())
+    vanilla = traced.vanilla
+    student = df.rewrite(traced, df.Plan(vanilla.activations, vanilla.cuts, df.core.Drops([2])))
+    agree(df.merge(student)(image().double()), student(image().double()))

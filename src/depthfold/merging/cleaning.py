@@ -18,11 +18,11 @@ from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.modules import (
     CONVOLUTIONS,
     activation_kind,
+    called_module,
     computes_batch_norm,
     computes_convolution,
     fused_activation,
     is_batch_norm,
-    is_leaf,
     is_no_op,
     is_plain,
     norm_statistics,
@@ -31,6 +31,7 @@ from depthfold.tracing.modules import (
 from depthfold.tracing.roles import activation_function, count_calls, paths_read_by_code
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.size_guard import SizeCheck, SizeGuard
+from depthfold.tracing.unused import erase_unused
 
 
 def remove_no_ops(graph: fx.GraphModule, but: Set[str | None] = frozenset()) -> set[str]:
@@ -59,12 +60,16 @@ def remove_repeated_activations(graph: fx.GraphModule) -> set[str]:
     """Remove activations that follow the same one, as after a dropped branch. Return the names of their nodes."""
     names = set()
     for node in list(graph.graph.nodes):
-        kind = _idempotent_kind(graph, node)
-        if kind is not None and _idempotent_kind(graph, node.all_input_nodes[0]) == kind:
+        kind, written = _idempotent_kind(graph, node), _is_written_to(graph, node)
+        if kind is not None and not written and _idempotent_kind(graph, node.all_input_nodes[0]) == kind:
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
             names.add(node.name)
     return names
+
+
+def _is_written_to(graph: fx.GraphModule, value: fx.Node) -> bool:
+    return any(writes_in_place(reader, called_module(graph, reader)) for reader in value.users)
 
 
 def _idempotent_kind(graph: fx.GraphModule, node: fx.Node) -> str | None:
@@ -125,14 +130,7 @@ def _fold(conv: _ConvNd, norm: NormStatistics) -> None:
 
 def drop_unused(graph: fx.GraphModule) -> None:
     """Remove unused nodes and their modules, except assertions and operations that write to their input."""
-
-    def needed(node: fx.Node) -> bool:
-        module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        asserts = "assert" in getattr(node.target, "__name__", "")
-        unknown = module is not None and not is_leaf(module)  # it may write to its input
-        return node.op in ("placeholder", "output") or asserts or unknown or writes_in_place(node, module)
-
-    graph.graph.eliminate_dead_code(is_impure_node=needed)
+    erase_unused(graph)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     _drop_unused_tensors(graph)

@@ -197,8 +197,11 @@ class _Recorder(fx.Interpreter):
         elif n.name in self.names:
             self.kept[n.name] = value.clone()  # an in-place activation may overwrite it
         given = self.given.get(n.name)
-        replaces = given is not None and given.shape == value.shape and given.isfinite().all()
-        return given.clone() if replaces else value  # type: ignore[union-attr]
+        if given is not None and given.shape == value.shape and given.isfinite().all():
+            if any(step == 0 for step, size in zip(value.stride(), value.shape, strict=True) if size > 1):
+                return given.clone()  # an expanded value cannot be written to
+            value.copy_(given)  # into the same memory, which may have other names
+        return value
 
 
 def _record(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from depthfold.rewriting.protection import protect
 from depthfold.tracing import TracedNetwork
 from depthfold.tracing.in_place import out_of_place
 from depthfold.tracing.modules import activation_kind, fused_activation
@@ -44,6 +45,7 @@ def insert_activation(graph: fx.GraphModule, nodes: Nodes, traced: TracedNetwork
             arguments = (before, *template.args[1:])
             node = graph.graph.call_function(out_of_place(template.target), arguments, _keyword_arguments(template))
     before.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+    protect(graph, node, {site.activation for site in traced.blueprint.sites})  # its gradient needs its result
 
 
 class _FunctionModule(nn.Module):

@@ -5,20 +5,15 @@ Nodes keep their names, so that everything that looks up a node of a layer still
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import inspect
 from collections.abc import Iterable
-from typing import Any
 
 from torch import fx, nn
 
 from depthfold.core import Drops, Span
 from depthfold.rewriting.padding import Nodes, bypass
+from depthfold.rewriting.protection import protect
 from depthfold.tracing import Blueprint
-from depthfold.tracing.in_place import out_of_place, writes_in_place
-from depthfold.tracing.modules import called_module, fused_activation, is_no_op
-from depthfold.tracing.size_guard import SizeGuard
+from depthfold.tracing.modules import fused_activation
 from depthfold.tracing.traced import LayerSite, SkipSite
 
 
@@ -28,11 +23,11 @@ def drop_parts(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, droppe
     for l in dropped.layers:
         if not dropped.covers(Span(l - 1, l)):
             _drop_layer(graph, nodes, blueprint.sites[l - 1])
-            _protect(graph, nodes[blueprint.sites[l - 1].linear], activations)
+            protect(graph, nodes[blueprint.sites[l - 1].linear], activations)
     for branch in dropped.branches:
         if not any(other.contains(branch) for other in dropped.branches if other != branch):
             addition = _drop_branch(graph, nodes, blueprint.skip_around(branch))
-            _protect(graph, addition, activations)
+            protect(graph, addition, activations)
 
 
 def _drop_layer(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> None:
@@ -90,37 +85,3 @@ def _erase_unused(graph: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
         if node.op == "get_attr" and not any(f"{node.target}.".startswith(target) for target in inside):
             path, _, name = str(node.target).rpartition(".")
             delattr(graph.get_submodule(path), name)
-
-
-def _protect(graph: fx.GraphModule, value: fx.Node, activations: Iterable[str | None]) -> None:
-    """Let no operation write to the value of an identity: it is also the value at an earlier position."""
-    for user in list(value.users):
-        module = called_module(graph, user)
-        if user.name in activations and module is None:
-            _call_out_of_place(user)
-        elif writes_in_place(user, module):
-            if module is not None:
-                target = f"depthfold_{user.name}"  # other nodes may call the same module
-                graph.add_module(target, copy.deepcopy(module))
-                graph.get_submodule(target).inplace = False  # type: ignore[assignment]
-                user.target = target
-            else:
-                with graph.graph.inserting_before(user):
-                    copied = graph.graph.call_method("clone", (value,))
-                user.replace_input_with(value, copied)
-        passes = module is not None and (is_no_op(module) or isinstance(module, SizeGuard))
-        if passes or user.target == "contiguous":
-            _protect(graph, user, activations)
-
-
-def _call_out_of_place(activation: fx.Node) -> None:
-    if activation.op == "call_method":
-        activation.target = str(activation.target).rstrip("_")
-        return
-    function: Any = out_of_place(activation.target)
-    activation.target = function
-    with contextlib.suppress(ValueError):  # a function of C++ has no signature, and no argument for this
-        bound = inspect.signature(function).bind(*activation.args, **activation.kwargs)
-        if "inplace" in bound.arguments:
-            bound.arguments["inplace"] = False
-        activation.args, activation.kwargs = bound.args, bound.kwargs

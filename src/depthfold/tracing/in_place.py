@@ -21,7 +21,7 @@ from depthfold.tracing.proxies import AUGMENTED
 
 _OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
 _NAMESPACES = (torch.nn.functional, torch)
-_EXTERNAL = ("placeholder", "get_attr")  # values that code outside the graph can also read
+EXTERNAL = ("placeholder", "get_attr")  # values that code outside the graph can also read
 
 
 def writes_in_place(node: fx.Node, module: nn.Module | None) -> bool:
@@ -109,7 +109,7 @@ def redirect_reads(graph: fx.GraphModule, run: Observed) -> frozenset[fx.Node]:
     Return the overwritten values that are still read, in whole or in part, and cannot be redirected.
     """
     order = {node: n for n, node in enumerate(graph.graph.nodes)}
-    external = {storage for node in order if node.op in _EXTERNAL for storage in run.storages.get(node, ())}
+    external = {storage for node in order if node.op in EXTERNAL for storage in run.storages.get(node, ())}
     tensors = {node: _tensor(graph, node, run) for node in order}  # before readers are redirected
     overwritten: set[fx.Node] = set()
     for node, storage in [(writer, storage) for writer in order for storage in run.writes.get(writer, ())]:

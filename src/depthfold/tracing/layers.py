@@ -65,6 +65,7 @@ def _assign_addition(
 ) -> tuple[Draft, Addition] | None:
     """Return the draft that takes this addition, and the addition with its skips; None if no draft can take it.
 
+    None can take one that writes to a value which is read under another name, or one that doubles a value.
     If both operands end a draft, choose by these criteria, in this order: the other operand is a skip (the branch of a
     ResNet block, not its downsample); the draft is a single layer with a kernel larger than 1x1, because parallel
     linear branches are one layer and a 1x1 convolution parallel to a longer path is a projection; the longer path; the
@@ -72,6 +73,8 @@ def _assign_addition(
     """
     one, two = node.args
     assert isinstance(one, fx.Node) and isinstance(two, fx.Node)
+    if node in flow.overwritten or flow.origin(one) is flow.origin(two):
+        return None
     candidates: list[tuple[tuple[bool, bool, int, int, int], Draft, Addition]] = []
     for main, other in ((one, two), (two, one)):
         if draft := open_draft(main):

@@ -22,6 +22,7 @@ from depthfold.tracing.request import copy_model
 from depthfold.tracing.roles import enclosing_module
 from depthfold.tracing.rules import Reason
 from depthfold.tracing.size_guard import SizeGuard
+from depthfold.tracing.unused import erase_unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,9 @@ def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Reco
         except Exception:  # noqa: BLE001 - the model may fail as well, or its recording may be wrong
             run_model(part, inputs)
             run = Observed()
+        if erase_unused(graph, run):
+            _renumber_nodes(graph)
+            run = observe(graph, working_graph(graph), inputs) if run.storages else run
         fault: Fault | None
         overwritten: frozenset[fx.Node] = frozenset()
         if (written := writes_to_weights(graph, run)) is not None:

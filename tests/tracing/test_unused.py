@@ -1,0 +1,64 @@
+"""Operations whose results nothing reads: they are no layers, and everything else works as without them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import depthfold as df
+from latency_workshop import COST, QUICK
+from nets import Net, agree, conv, folds_exactly, image
+
+
+def returned_in_training(net, x):
+    x = F.relu(net.b(F.relu(net.a(x))))
+    head = net.aux(x)
+    y = net.c(x)
+    return (y, head) if net.training else y
+
+
+def with_activations_in_place(net, x):
+    x = net.act(net.b(net.act(net.a(x))))
+    net.act(net.aux(x))
+    return net.c(x)
+
+
+def one_level_of_several(net, x):
+    levels = [F.relu(net.a(x))]
+    levels.append(F.relu(net.b(levels[-1])))
+    return [net.aux(levels[0]), net.c(levels[1])][-1]
+
+
+@pytest.mark.parametrize("run", [returned_in_training, with_activations_in_place, one_level_of_several])
+def test_unused_convolutions_are_no_layers(run):
+    parts = {name: conv() for name in ("a", "b", "c", "aux")}
+    traced = folds_exactly(Net(run, **parts, act=nn.ReLU(inplace=True)), image())
+    assert [layer.where for layer in traced.network.layers] == ["a", "b", "c"]
+    assert not traced.network.barriers
+    assert df.measure_latency(traced, COST, timer=QUICK).original is not None
+
+
+def test_unused_operation_that_writes_to_a_value_stays():
+    def run(net, x):
+        y = net.a(x)
+        y.view(-1).mul_(2.0)
+        return net.b(y)
+
+    model = Net(run, a=conv(), b=conv()).double().eval()
+    x = image().double()
+    agree(df.rewrite(traced := df.trace(model, x), traced.vanilla)(x), model(x))
+
+
+def test_unused_random_numbers_do_not_change_those_that_are_used():
+    def run(net, x):
+        torch.rand_like(x)
+        return net.b(net.a(x) + torch.rand_like(x))
+
+    model = Net(run, a=conv(), b=conv()).double().eval()
+    x = image().double()
+    student = df.rewrite(traced := df.trace(model, x), traced.vanilla)
+    found = []
+    for network in (student, model):
+        torch.manual_seed(0)
+        found.append(network(x))
+    agree(*found)
