@@ -23,16 +23,24 @@ def with_activations_in_place(net, x):
     return net.c(x)
 
 
+def with_a_dropout_in_place(net, x):
+    x = F.relu(net.b(F.relu(net.a(x))))
+    net.drop(net.aux(x))
+    return net.c(x)
+
+
 def one_level_of_several(net, x):
     levels = [F.relu(net.a(x))]
     levels.append(F.relu(net.b(levels[-1])))
     return [net.aux(levels[0]), net.c(levels[1])][-1]
 
 
-@pytest.mark.parametrize("run", [returned_in_training, with_activations_in_place, one_level_of_several])
+@pytest.mark.parametrize(
+    "run", [returned_in_training, with_activations_in_place, with_a_dropout_in_place, one_level_of_several]
+)
 def test_unused_convolutions_are_no_layers(run):
     parts = {name: conv() for name in ("a", "b", "c", "aux")}
-    traced = folds_exactly(Net(run, **parts, act=nn.ReLU(inplace=True)), image())
+    traced = folds_exactly(Net(run, **parts, act=nn.ReLU(inplace=True), drop=nn.Dropout(inplace=True)), image())
     assert [layer.where for layer in traced.network.layers] == ["a", "b", "c"]
     assert not traced.network.barriers
     assert df.measure_latency(traced, COST, timer=QUICK).original is not None
@@ -47,6 +55,18 @@ def test_unused_operation_that_writes_to_a_value_stays():
     model = Net(run, a=conv(), b=conv()).double().eval()
     x = image().double()
     agree(df.rewrite(traced := df.trace(model, x), traced.vanilla)(x), model(x))
+
+
+def test_dropout_as_a_statement_stays():
+    def run(net, x):
+        y = net.a(x)
+        net.drop(y)
+        return net.b(y)
+
+    traced = df.trace(Net(run, a=conv(), b=conv(), drop=nn.Dropout(inplace=True)).eval(), image())
+    student = df.rewrite(traced, traced.vanilla).train()
+    assert any(isinstance(module, nn.Dropout) for module in student.modules())
+    assert not torch.equal(student(image()), student(image()))
 
 
 def test_unused_random_numbers_do_not_change_those_that_are_used():

@@ -37,7 +37,8 @@ def erase_unused(graph: fx.GraphModule, run: Observed | None = None) -> bool:
 
 def _writes_for_itself(node: fx.Node, run: Observed, order: Mapping[fx.Node, int]) -> bool:
     """Return True if nothing reads the values that the node has written to after it."""
-    written = run.writes.get(node)
+    inputs = set().union(*(run.storages.get(each, ()) for each in node.all_input_nodes))
+    written = run.writes.get(node, inputs)  # a dropout writes only in training
     if not written:
         return False
     names = [name for name in order if order[name] < order[node] and run.storages[name] & written]
