@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
-from nets import Net, agree, conv, folds_exactly, image
+from nets import Net, agree, codes, conv, folds_exactly, image
 
 
 def relu_as_a_statement(net, x):
@@ -133,6 +133,11 @@ def doubled_before_it_is_added(net, x):
 def test_value_that_is_written_under_one_name_and_read_under_another(run):
     parts = {name: conv() for name in "abcd"}
     folds_exactly(Net(run, **parts, part=conv(2, 2), drop=nn.Dropout()), image())
+
+
+def test_addition_to_a_value_with_another_name_is_explained():
+    model = Net(added_to_a_map_with_a_view, **{name: conv() for name in "abcd"})
+    assert "alias" in codes(df.trace(model.eval(), image())).values()
 
 
 def test_expanded_input_is_verified():

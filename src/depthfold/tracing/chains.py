@@ -102,7 +102,10 @@ def _reasons(draft: Draft, layers: list[Draft], flow: DataFlow) -> Iterator[Refu
         elif reader not in entry:
             alone = role.kind is Kind.ACTIVATION and len(readers) == 1
             default = ("branches", "it reads this value in addition to the next layer")
-            yield Refusal(display_name(reader), *(_SECOND if alone else _OTHER_READERS.get(role.kind, default)))
+            reason = _SECOND if alone else _OTHER_READERS.get(role.kind, default)
+            if role.kind is Kind.ADD and reader in flow.overwritten:
+                reason = ("alias", "it writes in place to a value that is also read under another name")
+            yield Refusal(display_name(reader), *reason)
 
 
 _SECOND = ("second-activation", "it is the second activation in a row, and a layer can have only one")
