@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import json
 from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +66,20 @@ def short(recipe: Recipe, options: argparse.Namespace) -> Recipe:
 def record(run: Path, key: str, row: dict[str, Any]) -> None:
     """Append a line to the results of a run, and print its figures."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    row = {**row, "key": key, "device": device, "torch": torch.__version__}
+    known = {"torch": torch.__version__, **_versions(), "date": datetime.date.today().isoformat()}
+    row = {**row, "key": key, "device": device, **known}
     with (run / "results.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps({k: v for k, v in row.items() if k not in ("recipe", "plan")}), flush=True)
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that train and prune, as far as they are installed as packages."""
+    found = {}
+    for package in ("torchvision", "torch-pruning", "triton"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def rows(run: Path) -> dict[str, dict[str, Any]]:
