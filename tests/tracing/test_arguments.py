@@ -293,6 +293,21 @@ def test_lazy_module_without_weights_is_refused():
     assert df.trace(model.eval(), image()).depth == 2
 
 
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda module: torch.jit.trace(module, image(4))])
+@pytest.mark.parametrize("arguments", [{}, {"ignore": "1"}, {"at": "2"}])
+def test_scripted_submodule_with_weights_is_refused_also_if_it_is_ignored_or_outside(compiled, arguments):
+    model = nn.Sequential(conv(), compiled(nn.Sequential(conv())), nn.Sequential(conv(), conv())).eval()
+    with pytest.raises(TraceError, match=r"^'1' is a ScriptModule, .*\. Use the module from which it was scripted\.$"):
+        df.trace(model, image(), **arguments)
+
+
+def test_scripted_submodule_without_weights_is_part_of_the_network():
+    model = nn.Sequential(conv(), torch.jit.script(nn.Softplus(beta=2)), conv()).eval()
+    shallow = df.merge(df.rewrite(traced := df.trace(model, image()), traced.network.vanilla))
+    assert traced.depth == 2
+    agree(shallow(image()), model(image()), 1e-5)
+
+
 def test_context_of_a_forward_is_named_as_the_reason():
     class Autocast(Net):
         def forward(self, x):

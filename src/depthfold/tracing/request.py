@@ -33,6 +33,12 @@ def check_model(model: nn.Module, at: str | None) -> None:
     for path, module in model.named_modules():
         if any(map(is_lazy, module.parameters(recurse=False))):
             raise TraceError(f"{path or type(module).__name__} has no weights yet. Run the model once before trace().")
+        # Also outside the traced part: TorchScript's copies of weights cannot be trained or replaced.
+        if isinstance(module, torch.jit.ScriptModule) and (*module.parameters(), *module.buffers()):
+            raise TraceError(
+                f"{path!r} is a ScriptModule, whose weights a rewritten copy would lose. Use the module from which it "
+                "was scripted."
+            )
     paths = [path for path, _ in model.named_modules() if path]
     if at and at not in paths:
         name = type(model).__name__
