@@ -30,6 +30,11 @@ def small(run, **parts):
     return merged(model, plan=df.Plan((), ()))
 
 
+class DependsOnValues(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
 def in_onnxruntime(path, *inputs):
     session = onnxruntime.InferenceSession(path)
     names = [info.name for info in session.get_inputs()]
@@ -263,6 +268,15 @@ def test_invalid_example_inputs_are_refused(tmp_path):
     with pytest.raises(BackendError, match=r"PyTorch cannot run this module with a batch of 1: "):
         df.export(shallow, tmp_path / "m.onnx", torch.zeros(1, 5, 9, 8))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+def test_failing_export_shows_the_cause_and_not_the_graph(tmp_path, name, capfd):
+    """The message of PyTorch's ONNX exporter starts with advice for its developers."""
+    shallow = small(lambda net, x: net.act(x), act=DependsOnValues())
+    with pytest.raises(BackendError, match=r"^PyTorch cannot export this module.*: Could not guard on data-dependent"):
+        df.export(shallow, tmp_path / name)
+    assert capfd.readouterr().err == ""
 
 
 def test_failing_export_leaves_no_file(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -143,6 +145,18 @@ def backend_errors(what: str) -> Iterator[None]:
         if lacks_memory(error):
             raise OutOfMemory(text) from error
         raise BackendError(text) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress what libraries print and log for their developers, such as the graph of a failed export."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def batched(inputs: Inputs) -> tuple[bool, ...]:

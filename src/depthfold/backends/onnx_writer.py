@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from depthfold.backends.base import Inputs, backend_errors, batched, dynamic_shapes, flatten, private_copy, with_batch
+from depthfold.backends.base import (
+    Inputs,
+    backend_errors,
+    batched,
+    dynamic_shapes,
+    flatten,
+    private_copy,
+    quiet,
+    with_batch,
+)
 from depthfold.backends.onnx_ops import CALLS, MODULES, UnsupportedOp
 from depthfold.backends.raw_images import RawImages, add_normalisation
 from depthfold.errors import BackendError
@@ -221,10 +230,19 @@ def _run(module: nn.Module, inputs: Inputs) -> Inputs:
 
 def export_with_pytorch(module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> Any:
     """Return an onnx.ModelProto from PyTorch's exporter. Its warnings are for developers and are not shown."""
-    with backend_errors("PyTorch cannot export this module to ONNX"), warnings.catch_warnings():
+    with backend_errors("PyTorch cannot export this module to ONNX"), quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shapes = dynamic_shapes(inputs) if dynamic_batch else None
-        program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        try:
+            program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        except torch.onnx.OnnxExporterError as error:
+            raise _first_cause(error) from None  # the message of the exporter starts with advice for developers
         if program is None:
             raise BackendError("PyTorch's ONNX exporter returned no model. Measure with pytorch, and export to .pt2.")
         return program.model_proto
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

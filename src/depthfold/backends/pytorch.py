@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from depthfold.backends.base import Compiled, Inputs, backend_errors, check_suffix, dynamic_shapes, private_copy
+from depthfold.backends.base import Compiled, Inputs, backend_errors, check_suffix, dynamic_shapes, private_copy, quiet
 from depthfold.backends.machine import device_name
 from depthfold.backends.torch_run import Device, Precision, TorchBackend
 from depthfold.errors import InvalidValue
@@ -41,7 +41,7 @@ class PyTorch(TorchBackend):
     def export(self, module: nn.Module, inputs: Inputs, path: str | Path, *, dynamic_batch: bool = False) -> Path:
         """Write a program of torch.export, which `torch.export.load` reads."""
         path = check_suffix(path, ".pt2")
-        with backend_errors("PyTorch cannot export this module"):
+        with backend_errors("PyTorch cannot export this module"), quiet():
             module, inputs = private_copy(module, inputs)
             shapes = dynamic_shapes(inputs) if dynamic_batch else None
             torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), path)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import io
 import json
 import re
 import tempfile
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends import Exporter, Inputs, Layout, backend_errors, cuda_settings, get
-from depthfold.backends.base import batched, flatten, on_cpu, private_copy, with_batch
+from depthfold.backends.base import batched, flatten, on_cpu, private_copy, quiet, with_batch
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
 from depthfold.exporting.int8 import FileModule, Int8, Quantised, calibration_inputs, compare_with_float32, quantise
@@ -113,10 +111,9 @@ def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *,
 
 
 def run_in_pytorch(module: nn.Module, given: Inputs) -> Inputs:
-    """Return the outputs in evaluation mode, on the CPU. Suppress the graph that torch.fx prints when it fails."""
+    """Return the outputs in evaluation mode, on the CPU."""
     what = f"PyTorch cannot run this module with a batch of {len(given[0])}"
-    quiet = contextlib.redirect_stderr(io.StringIO())
-    with backend_errors(what), quiet, torch.inference_mode(), cuda_settings(tf32=False, benchmark=False):
+    with backend_errors(what), quiet(), torch.inference_mode(), cuda_settings(tf32=False, benchmark=False):
         return tuple(map(on_cpu, flatten(module(*(tensor.clone() for tensor in given)))))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.backends import Backend, Compiled, Inputs, backend_errors, get
+from depthfold.backends.base import quiet
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.core import Environment
 from depthfold.errors import InvalidValue, VerificationError
@@ -124,21 +124,16 @@ def quantise(source: Path, target: Path, batches: Iterable[Inputs]) -> None:
         def get_next(self) -> Mapping[str, Any] | None:
             return next(feeds, None)
 
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # its warnings are for developers
-    try:
-        with backend_errors("ONNX Runtime cannot quantise this network"):
-            prepared = source.with_suffix(".prepared.onnx")
-            load("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
-                str(source), str(prepared), skip_symbolic_shape=True
-            )
-            _use_global_pools(prepared)
-            library.quantize_static(
-                str(prepared), str(target), Reader(), quant_format=library.QuantFormat.QDQ, per_channel=True,
-                activation_type=library.QuantType.QInt8, weight_type=library.QuantType.QInt8,
-            )  # fmt: skip
-    finally:
-        logging.disable(disabled)
+    with backend_errors("ONNX Runtime cannot quantise this network"), quiet():
+        prepared = source.with_suffix(".prepared.onnx")
+        load("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
+            str(source), str(prepared), skip_symbolic_shape=True
+        )
+        _use_global_pools(prepared)
+        library.quantize_static(
+            str(prepared), str(target), Reader(), quant_format=library.QuantFormat.QDQ, per_channel=True,
+            activation_type=library.QuantType.QInt8, weight_type=library.QuantType.QInt8,
+        )  # fmt: skip
 
 
 def _use_global_pools(path: Path) -> None:

@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from depthfold.backends import Backend, Compiled, backend_errors, float32_copy, get
+from depthfold.backends.base import quiet
 from depthfold.backends.torch_run import Precision, TorchOptions
 from depthfold.core import Environment, Profile
 from depthfold.core.latency_table import quartiles
@@ -189,7 +190,7 @@ def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     module, inputs = module.cpu(), tuple(tensor.cpu() for tensor in inputs)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "module.pt2"
-        with backend_errors("torch.export cannot export it for the process that measures it"):
+        with backend_errors("torch.export cannot export it for the process that measures it"), quiet():
             torch.export.save(torch.export.export(module, inputs), path)
         sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
         command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
