@@ -45,8 +45,9 @@ def finetune(
         )
     recipe = preset(recipe) if isinstance(recipe, str) else recipe
     folder = None if run is None else _folder(run)
-    trained = copy.deepcopy(student)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # inference tensors cannot be trained
+        trained = copy.deepcopy(student)
         train(
             trained,
             task,
@@ -59,7 +60,7 @@ def finetune(
             tensorboard=tensorboard,
             progress=progress or stack.enter_context(progress_bars("Fine-tuning")),
         )
-    return trained.to(device_of(student))
+        return trained.to(device_of(student))
 
 
 def finetuned(student: nn.Module, run: str | Path) -> nn.Module:

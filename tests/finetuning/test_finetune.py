@@ -56,6 +56,17 @@ def test_trained_student_can_be_merged(model, at):
     assert sum(isinstance(module, nn.Conv2d) for module in shallow.modules()) == 2
 
 
+def test_surrounding_inference_mode_changes_nothing(model):
+    traced, plan = df.trace(model, INPUTS), df.Plan((2,), (2,))
+    expected = finetune(df.rewrite(traced, plan), TASK, RECIPE, teacher=model)
+    with torch.inference_mode():
+        student = df.rewrite(traced, plan)
+        trained = finetune(student, TASK, RECIPE, teacher=model)
+    assert equal(trained, expected)
+    train(student, TASK, RECIPE, teacher=model)  # a student of inference tensors could not be trained
+    assert equal(student, expected)
+
+
 @pytest.mark.parametrize("at", [None, "body"])
 def test_frozen_parts_do_not_change(model, at):
     frozen = model.body[1].eval().requires_grad_(False)

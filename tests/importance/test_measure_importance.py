@@ -274,9 +274,10 @@ def test_score_with_global_random_numbers_is_reproducible():
     assert measure_importance(PAIR, task, RECIPE) == one
 
 
-def test_surrounding_autocast_changes_nothing():
+@pytest.mark.parametrize("context", [torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()])
+def test_surrounding_context_changes_nothing(context):
     expected = measure_importance(NETWORK, TinyTask(), RECIPE)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with context:
         assert measure_importance(NETWORK, TinyTask(), RECIPE) == expected
 
 

@@ -79,6 +79,14 @@ def test_training_leaves_no_accelerate_state():
     train(SmallNet(), TASK, RECIPE)
 
 
+def test_surrounding_inference_mode_changes_nothing():
+    train(alone := SmallNet(), TASK, RECIPE)
+    inside = SmallNet()
+    with torch.inference_mode():
+        train(inside, TASK, RECIPE)
+    assert equal(alone, inside)
+
+
 @pytest.mark.parametrize("teacher", [None, SmallNet(seed=4)])
 @pytest.mark.parametrize("ema", [None, 0.5])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from depthfold.core import BlockOption, ImportanceTable, LatencyTable, Move, Score, Space
 from depthfold.core.options import MERGE
 from depthfold.errors import InvalidValue, TableError
@@ -95,6 +97,7 @@ def measure_importance(
     without = {*left_out, *unchanged}
     measured_as = shared_measurements(network, [option for option in options if option not in without], chosen)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # inference tensors cannot be trained
         journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars("Importance table"))
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)

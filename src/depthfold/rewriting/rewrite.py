@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
+import torch
 from torch import fx, nn
 
 from depthfold.core import Drops, Network, Plan, SolvedPlan, Span, plan_of
@@ -16,6 +17,7 @@ from depthfold.tracing import Student, TracedNetwork, require_traced
 from depthfold.tracing.forward import exclude_unsaved_buffers
 
 
+@torch.inference_mode(False)  # inference tensors cannot be trained
 def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     """Return a trainable copy of the model with the plan applied. It can be merged exactly.
 

@@ -345,6 +345,7 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_modes(model))
         stack.enter_context(channels_last(model.to(context.device), enabled=recipe.channels_last))
+        stack.enter_context(torch.inference_mode(False))  # inference tensors do not record what computes them
         stack.enter_context(torch.enable_grad())
         stack.enter_context(disable_autocast(context.device))
         stack.enter_context(teacher_on(context.device, teacher, model, in_channels_last=recipe.channels_last))
