@@ -62,6 +62,13 @@ def test_exported_describes_the_file(tmp_path, name):
     assert " of PyTorch" in str(done)
 
 
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+def test_surrounding_autocast_changes_nothing(tmp_path, name):
+    shallow = merged(classifier(), plan=PLAN)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert df.export(shallow, tmp_path / name).error <= 1e-5
+
+
 def test_torchvision_model_is_exported(tmp_path):
     model = randomise_statistics(torchvision.models.mobilenet_v2(width_mult=0.25, num_classes=5)).eval()
     sample = torch.randn(1, 3, 32, 32)

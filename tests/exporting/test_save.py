@@ -40,6 +40,14 @@ def test_loaded_network_is_bit_identical_for_any_weights_of_the_model(tmp_path, 
         assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
 
 
+def test_surrounding_autocast_changes_nothing(tmp_path):
+    shallow = merged(classifier())
+    df.save(shallow, tmp_path / "alone")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        df.save(shallow, tmp_path / "inside")
+    assert (tmp_path / "inside" / "config.json").read_bytes() == (tmp_path / "alone" / "config.json").read_bytes()
+
+
 def test_part_that_shares_weights_with_the_rest(tmp_path):
     def model():
         body = nn.Sequential(conv(3, 3), nn.ReLU(), conv(3, 3), nn.ReLU(), conv(3, 3))

@@ -33,6 +33,15 @@ def test_exact_merge_is_verified_with_the_tolerance_of_its_precision():
     assert df.verify(*folded(dtype=torch.float32)).tolerance == 1e-4
 
 
+def test_surrounding_autocast_changes_nothing():
+    student, shallow = folded(dtype=torch.float32)
+    expected = df.verify(student, shallow)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = df.merge(student)
+        assert df.verify(student, again) == expected
+    assert all(map(torch.equal, again.parameters(), shallow.parameters()))
+
+
 def test_border_error_is_reported_at_the_borders():
     student, shallow = folded()
     first_convolution(shallow).padding_mode = "replicate"

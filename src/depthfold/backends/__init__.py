@@ -9,11 +9,11 @@ from depthfold.backends.base import (
     backend_errors,
     float32_copy,
 )
-from depthfold.backends.cuda import cuda_settings
+from depthfold.backends.precision import disable_autocast, full_precision
 from depthfold.backends.raw_images import Layout, RawImages
 from depthfold.backends.registry import available, describe_target, get
 
 __all__ = [
     "Backend", "Compiled", "Exporter", "Inputs", "Layout", "RawImages", "SupportsInside", "available", "backend_errors",
-    "cuda_settings", "describe_target", "float32_copy", "get",
+    "describe_target", "disable_autocast", "float32_copy", "full_precision", "get",
 ]  # fmt: skip

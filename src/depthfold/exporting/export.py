@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from depthfold.backends import Exporter, Inputs, Layout, backend_errors, cuda_settings, get
+from depthfold.backends import Exporter, Inputs, Layout, backend_errors, disable_autocast, full_precision, get
 from depthfold.backends.base import batched, flatten, on_cpu, private_copy, quiet, with_batch
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue, OutOfMemory, VerificationError
@@ -113,7 +113,7 @@ def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *,
 def run_in_pytorch(module: nn.Module, given: Inputs) -> Inputs:
     """Return the outputs in evaluation mode, on the CPU."""
     what = f"PyTorch cannot run this module with a batch of {len(given[0])}"
-    with backend_errors(what), quiet(), torch.inference_mode(), cuda_settings(tf32=False, benchmark=False):
+    with backend_errors(what), quiet(), torch.inference_mode(), full_precision(device_of(module)):
         return tuple(map(on_cpu, flatten(module(*(tensor.clone() for tensor in given)))))
 
 
@@ -158,7 +158,7 @@ def export(
     inputs = _tensors(shallow, _arguments(shallow, origin.blueprint, at, example_inputs))
     images = images_of(task, raw_images, inputs)
     quantised = None
-    with write_errors(path), put_all_in_place(path) as partial:
+    with disable_autocast(device_of(shallow)), write_errors(path), put_all_in_place(path) as partial:
         attempt = _Attempt(backend, shallow, origin, partial, check, images, settings is not None)
         error, why_fixed = (
             attempt.write_for_any_batch(inputs) if dynamic_batch else (attempt.write(inputs, False), None)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from depthfold.backends import cuda_settings
+from depthfold.backends import full_precision
 from depthfold.errors import InvalidValue
 from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, output_error, perturbed, tensor_error
-from depthfold.tracing import ExampleInputs, describe_error
+from depthfold.tracing import ExampleInputs, describe_error, device_of
 
 _KEPT = 64  # values of each output, evenly spaced
 
@@ -105,7 +105,7 @@ def _outputs(graph: fx.GraphModule, given: ExampleInputs) -> tuple[Tensor, ...]:
         graph = graph.float()
     given = given.like(graph)
     try:
-        with cuda_settings(tf32=False, benchmark=False), torch.no_grad():
+        with full_precision(device_of(graph)), torch.no_grad():
             value: Any = graph(*given.map(Tensor.clone).for_graph(graph))
     except Exception as error:
         raise InvalidValue(

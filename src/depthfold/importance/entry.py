@@ -11,6 +11,7 @@ from typing import NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from depthfold.backends import disable_autocast
 from depthfold.core import BlockOption
 from depthfold.errors import NotFinite
 from depthfold.importance.definition import importance_student
@@ -25,7 +26,6 @@ from depthfold.training import (
     Task,
     derive_seed,
     device_context,
-    disable_autocast,
     recalibrate,
     scoring,
     total_steps,

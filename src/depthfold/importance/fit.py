@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from depthfold.algebra import Kernel
+from depthfold.backends import disable_autocast
 from depthfold.core import ConvShape, FlaggedSpan, as_pad_argument
 from depthfold.errors import DepthfoldError
 from depthfold.importance.pieces import ValueRecorder, cut_out, input_of, start_of
@@ -20,7 +21,6 @@ from depthfold.training import (
     Step,
     Task,
     derive_seed,
-    disable_autocast,
     loss_without_gradients,
     total_steps,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthfold.backends import disable_autocast
 from depthfold.core import BlockOption, FlaggedSpan
 from depthfold.importance.pieces import ValueRecorder, cut_out, end_of, start_of
 from depthfold.rewriting import rewrite
@@ -20,7 +21,6 @@ from depthfold.training import (
     autocast,
     batch_norms,
     derive_seed,
-    disable_autocast,
     learning_rate,
     loss_without_gradients,
     preserve_modes,

@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
-from depthfold.backends import cuda_settings
+from depthfold.backends import full_precision
 from depthfold.core import ConvShape
 from depthfold.errors import InvalidValue, OutOfMemory, VerificationError, lacks_memory
 from depthfold.merging.verification import TOLERANCE, SegmentErrors, SegmentNodes, Shallow, Verification, shallow_parts
-from depthfold.tracing import Blueprint, ExampleInputs, Student, describe_error, inputs_at, student_parts
+from depthfold.tracing import Blueprint, ExampleInputs, Student, describe_error, device_of, inputs_at, student_parts
 from depthfold.tracing.checking import fixed_random_numbers, working_graph
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -118,8 +118,7 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
     check_weights("merged", made)
     precision = lowest_precision(deep)
     given = origin.blueprint.inputs.random(seed=0)
-    # TF32 rounds every product to three digits, which would hide other errors.
-    with cuda_settings(tf32=False, benchmark=False), _eval_mode(student), _eval_mode(shallow), torch.no_grad():
+    with full_precision(device_of(deep)), _eval_mode(student), _eval_mode(shallow), torch.no_grad():
         if inputs is not None:
             given = ExampleInputs.of(inputs).like(student)
             given = inputs_at(student, path, given) if path else given

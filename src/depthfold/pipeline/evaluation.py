@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from depthfold.backends import Backend, describe_target, get
+from depthfold.backends import Backend, describe_target, disable_autocast, get
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
 from depthfold.finetuning import FOLDER as FINETUNING
 from depthfold.latency import profile_all
@@ -26,7 +26,7 @@ from depthfold.store import RunFolder
 from depthfold.store.run_folder import CONFIG, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Task, device_context, disable_autocast, moved_to, preserve_modes, read_curve
+from depthfold.training import Task, device_context, moved_to, preserve_modes, read_curve
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
 

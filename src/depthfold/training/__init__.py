@@ -8,7 +8,7 @@ from depthfold.support.optional import lazy_getattr
 
 if TYPE_CHECKING:
     from depthfold.training.checkpoints import LAST, load_weights
-    from depthfold.training.contexts import disable_autocast, moved_to, preserve_modes
+    from depthfold.training.contexts import moved_to, preserve_modes
     from depthfold.training.device import DeviceContext, device_context
     from depthfold.training.features import check_features
     from depthfold.training.forwards import scoring
@@ -37,7 +37,7 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "checkpoints": "LAST load_weights",
-        "contexts": "disable_autocast moved_to preserve_modes",
+        "contexts": "moved_to preserve_modes",
         "device": "DeviceContext device_context",
         "features": "check_features",
         "forwards": "scoring",
@@ -54,6 +54,6 @@ __getattr__ = lazy_getattr(
 __all__ = [
     "LAST", "BatchTask", "DeviceContext", "FunctionTask", "OutputTask", "Recipe", "Split", "Step", "Task", "Trained",
     "autocast", "batch_norms", "check_features", "check_has_holdout", "check_keeps_last", "check_task", "derive_seed",
-    "device_context", "disable_autocast", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients",
+    "device_context", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients",
     "moved_to", "preserve_modes", "preset", "read_curve", "recalibrate", "scoring", "task_name", "total_steps", "train",
 ]  # fmt: skip

@@ -81,23 +81,6 @@ def outputs_of(teacher: nn.Module | None) -> Callable[[Tensor], Tensor] | None:
     return outputs
 
 
-@contextlib.contextmanager
-def disable_autocast(device: torch.device) -> Iterator[None]:
-    """Disable the caller's autocast, so that the recipe alone sets the precision of a training run.
-
-    The cache of cast weights is cleared on entry and exit, because weights may change inside.
-    """
-    with contextlib.ExitStack() as stack:
-        # Only if one is enabled: otherwise the task's own autocast stays the outermost one, which clears the cache
-        # when it ends.
-        for device_type in sorted({"cpu", device.type}):
-            if torch.is_autocast_enabled(device_type):
-                stack.callback(torch.clear_autocast_cache)
-                stack.enter_context(torch.autocast(device_type, enabled=False))
-                torch.clear_autocast_cache()
-        yield
-
-
 def _check_teacher(teacher: nn.Module, student: nn.Module) -> None:
     if not isinstance(teacher, nn.Module):
         raise InvalidValue(f"The teacher must be an nn.Module, found {type(teacher).__name__}.")

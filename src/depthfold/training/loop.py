@@ -12,6 +12,7 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
+from depthfold.backends import disable_autocast
 from depthfold.errors import InvalidValue, NotFinite
 from depthfold.progress import Progress, note, silent
 from depthfold.support.coerce import as_path
@@ -21,7 +22,6 @@ from depthfold.training.capture import StepRunner
 from depthfold.training.checkpoints import Checkpoints, Identity, State
 from depthfold.training.contexts import (
     channels_last,
-    disable_autocast,
     outputs_of,
     preserve_modes,
     teacher_on,

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from depthfold.backends import disable_autocast
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of, fork_rng
 from depthfold.tracing.functional import FunctionalNorm
-from depthfold.training.contexts import channels_last, disable_autocast, preserve_modes
+from depthfold.training.contexts import channels_last, preserve_modes
 from depthfold.training.recipe import Recipe
 from depthfold.training.task import Step, Task, derive_seed
 
