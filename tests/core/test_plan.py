@@ -1,5 +1,6 @@
 """Plans and their checks."""
 
+import numpy as np
 import pytest
 
 from depthfold.core import Drops, Plan, Segment, Span
@@ -22,18 +23,23 @@ def test_plan_prints_runs_of_positions():
 
 @pytest.mark.parametrize("bad", [0, -1])
 def test_positions_start_at_1(bad):
-    with pytest.raises(PlanError, match=rf"A plan's cuts are positions 1, 2, \.\.\., found {bad}"):
+    message = "A position in the {} of a plan must be an integer of at least 1, found {}."
+    with pytest.raises(PlanError, match=message.format("cuts", bad)):
         Plan((), (bad,))
-    with pytest.raises(PlanError, match=rf"A plan's activations are positions 1, 2, \.\.\., found {bad}"):
+    with pytest.raises(PlanError, match=message.format("activations", bad)):
         Plan((bad,), ())
 
 
-@pytest.mark.parametrize("bad", [(1.0,), ("2",), (None,), ([1],), 1, None])
-def test_positions_are_integers(bad):
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize("bad", [(1.0,), ("2",), (None,), ([1],), (True,), 1, None, "1"])
+def test_positions_are_sequences_of_integers(bad):
+    with pytest.raises(PlanError, match=r"cuts of a plan must be (an integer of at least 1|a sequence), found "):
         Plan((), bad)
-    with pytest.raises(TypeError):
+    with pytest.raises(PlanError, match=r"activations of a plan must be (an integer of at least 1|a sequence), found "):
         Plan(bad, ())
+
+
+def test_positions_may_be_numbers_of_numpy():
+    assert Plan(np.array([2, 4]), np.array([2, 4])) == Plan((2, 4), (2, 4))
 
 
 def test_activations_must_be_cuts_except_at_the_last_position():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,9 +143,9 @@ def test_blocks_whose_flags_do_not_match_do_not_cover_the_network(merge_along: s
         solve(latency_table({(0, 1): 1.0, (1, 2): 1.0}), blocks, merge_along=merge_along)
 
 
-@pytest.mark.parametrize("labels", [0, -1])
-def test_max_labels_must_be_positive(labels: int) -> None:
-    with pytest.raises(InvalidValue, match="max_labels must be at least 1"):
+@pytest.mark.parametrize("labels", [0, -1, 2.5, "x", None])
+def test_max_labels_must_be_a_positive_integer(labels: Any) -> None:
+    with pytest.raises(InvalidValue, match=rf"^max_labels must be an integer of at least 1, found {labels!r}\.$"):
         solve(latency(), importance(), max_labels=labels)
 
 

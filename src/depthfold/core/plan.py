@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,6 +11,7 @@ from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
 from depthfold.errors import PlanError
+from depthfold.support.coerce import as_tuple, as_whole
 from depthfold.support.document import SPARSE, Document
 from depthfold.support.table import Table
 from depthfold.support.text import count
@@ -180,10 +180,8 @@ def plan_of(plan: Plan | SolvedPlan) -> Plan:
 
 
 def _positions(name: str, given: Iterable[Position]) -> tuple[Position, ...]:
-    positions = tuple(map(operator.index, given))
-    if wrong := [position for position in positions if position < 1]:
-        raise PlanError(f"A plan's {name} are positions 1, 2, ..., found {wrong[0]}.")
-    return positions
+    positions = as_tuple(f"The {name} of a plan", given, PlanError)
+    return tuple(as_whole(f"A position in the {name} of a plan", position, PlanError) for position in positions)
 
 
 def ranges(positions: Iterable[int]) -> str:

@@ -31,7 +31,7 @@ from depthfold.solver.objective import Normalisation, checked_alpha, importance_
 from depthfold.solver.plans import points
 from depthfold.solver.stage_two import algorithm_2_and_4
 from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_blocks, useless_options
-from depthfold.support.coerce import as_float
+from depthfold.support.coerce import as_float, as_whole
 from depthfold.support.text import at_most, count
 
 # Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
@@ -67,8 +67,7 @@ def solve(
     over = _checked_normalisation(normalisation, alpha)
     if surrogate is not None:
         _check_surrogate(surrogate, alpha, importance)
-    if max_labels < 1:
-        raise InvalidValue(f"max_labels must be at least 1, found {max_labels!r}.")
+    max_labels = as_whole("max_labels", max_labels, InvalidValue)
     _check_rule(merge_along)
     check_tables(latency, importance, network)
     shapes = _checked_shapes(latency, importance, network)
