@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from depthfold.errors import DepthfoldError, NotFinite, OutOfMemory
+from depthfold.errors import DepthfoldError, InvalidValue, NotFinite, OutOfMemory
 from depthfold.jobs.pool import failure_from, run_attempt, run_setup
 
 
@@ -62,6 +62,12 @@ def test_result_that_cannot_be_pickled_is_a_failure():
     assert failure.message.endswith("Return plain values: numbers, text, tuples, dicts.")
 
 
+@pytest.mark.parametrize("error", [InvalidValue, NotFinite, OutOfMemory])
+def test_sentences_of_depthfold_are_not_changed(error):
+    message = "The value is wrong:\n  it is 3.\nUse another one, " + "and another one, " * 30 + "please."
+    assert run_attempt(raising(error(message)), None).failure.message == message
+
+
 def test_only_cuda_errors_other_than_memory_spoil_a_worker():
     assert run_attempt(raising(RuntimeError("CUDA error: device-side assert triggered")), None).spoiled
     assert not run_attempt(raising(RuntimeError("CUDA error: out of memory")), None).spoiled
@@ -79,6 +85,14 @@ def test_failing_setup_raises_its_error():
         raise ValueError("no data here")
 
     with pytest.raises(DepthfoldError, match=r"The setup of the jobs failed: ValueError: no data here \(test_attempt"):
+        run_setup(setup)
+
+
+def test_failing_setup_of_depthfold_raises_its_sentences():
+    def setup():
+        raise InvalidValue("There is no data. Download it.")
+
+    with pytest.raises(DepthfoldError, match=r"The setup of the jobs failed: There is no data\. Download it\. No job "):
         run_setup(setup)
 
 

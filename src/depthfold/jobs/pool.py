@@ -48,6 +48,7 @@ def run_setup(setup: Setup) -> Work:
 
 
 def setup_error(reason: str) -> DepthfoldError:
+    reason = reason.rstrip(".")
     return DepthfoldError(f"The setup of the jobs failed: {reason}. No job was run, because every job needs it.")
 
 
@@ -57,11 +58,14 @@ def failure_from(error: Exception) -> Failure:
         kind = "not finite"
     elif lacks_memory(error):
         kind = "out of memory"
-    return Failure(kind=kind, message=describe_error(error) if kind == "error" else one_line(error))
+    described = kind == "error" or isinstance(error, DepthfoldError)
+    return Failure(kind=kind, message=describe_error(error) if described else one_line(error))
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type, the message and the location of an error in one line."""
+    """Return the type, the message and the location of an error in one line, or the sentences of a DepthfoldError."""
+    if isinstance(error, DepthfoldError):
+        return str(error)
     text, name = one_line(error), type(error).__name__
     if not text.startswith(name):
         text = f"{name}: {text}"
@@ -327,8 +331,8 @@ class InProcess:
             if attempt.spoiled:  # every further job would fail, and a resumed run would not repeat them
                 assert attempt.failure is not None
                 raise SpoiledDevice(
-                    f"The device cannot be used by this process any more: {attempt.failure.message}. Run the same "
-                    "again: finished jobs are kept."
+                    "The device cannot be used by this process any more: "
+                    f"{attempt.failure.message.rstrip('.')}. Run the same again: finished jobs are kept."
                 )
 
 
