@@ -84,6 +84,29 @@ def test_unmergeable_operation_is_a_barrier_with_a_reason(kind):
     assert traced.network.why_not(df.Span(0, 2)).why.startswith("there is a barrier at 1: ")
 
 
+@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
+@pytest.mark.parametrize("padding", [0, "valid", "same"])
+def test_padding_mode_of_a_convolution_that_does_not_pad_is_no_reason(mode, padding):
+    """The padding of the other layers moves to the first one, whose mode is then "zeros"."""
+    given = dict(kernel=1, padding=padding, padding_mode=mode)
+    model = nn.Sequential(conv(**given), nn.ReLU(), conv(), nn.BatchNorm2d(4), nn.ReLU(), conv(**given), conv(stride=2))
+    traced = folds_exactly(model, image())
+    assert (traced.network.depth, traced.network.barriers) == (4, ())
+    student = df.rewrite(traced, df.Plan((), ()))
+    for x in (image(9).double(), image(16).double()):
+        agree(df.merge(student)(x), student(x))
+    vanilla = df.rewrite(traced, traced.vanilla)
+    agree(vanilla(image(9).double()), model(image(9).double()))
+
+
+@pytest.mark.parametrize("before, after", [(0, (1, 1)), (1, (0, 0)), (0, "same")])
+def test_padding_that_was_changed_after_the_module_was_made_is_refused(before, after):
+    """PyTorch still pads with the widths of before."""
+    part = conv(padding=before, padding_mode="reflect")
+    part.padding = after
+    assert refusal(df.trace(Between(part), image()), "part").code == "padding-mode"
+
+
 def test_reasons_name_the_cause():
     def why(part):
         return refusal(df.trace(Between(part), image()), "part").why

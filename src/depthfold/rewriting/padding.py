@@ -170,6 +170,7 @@ def bypass(graph: fx.GraphModule, node: fx.Node) -> None:
 def _set_padding(graph: fx.GraphModule, conv: fx.Node, padding: Padding | None) -> None:
     """Set the padding of a convolution, with a padding node before it if the padding is not symmetric."""
     module: Any = graph.get_submodule(str(conv.target))
+    module.padding_mode = "zeros"  # without padding, it may be any other
     symmetric = padding is not None and all(before == after for before, after in padding)
     module.padding = tuple(p[0] for p in padding or ()) if symmetric else (0,) * len(module.kernel_size)
     if padding is not None and not symmetric:

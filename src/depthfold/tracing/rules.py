@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -82,9 +83,17 @@ def _custom_convolution(site: Site) -> Reason | None:
     return None
 
 
+def _pads(conv: Any) -> bool:
+    """Return True unless a convolution whose padding mode is not "zeros" has a padding of 0."""
+    given = conv.padding
+    widths = [k - 1 for k in conv.kernel_size] if given == "same" else [] if given == "valid" else given
+    # In these modes, PyTorch does not read `padding`, but widths that it computed from it when the module was made.
+    return any(widths) or any(conv._reversed_padding_repeated_twice)
+
+
 def _padding_mode(site: Site) -> Reason | None:
-    mode = getattr(site.module, "padding_mode", "zeros")
-    if mode != "zeros":
+    conv: Any = site.module
+    if (mode := conv.padding_mode) != "zeros" and _pads(conv):
         return ("padding-mode", f"its padding mode is {mode!r}, but only zero padding can move to the front of a span")
     return None
 
