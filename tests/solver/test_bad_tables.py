@@ -143,6 +143,23 @@ def test_blocks_whose_flags_do_not_match_do_not_cover_the_network(merge_along: s
         solve(latency_table({(0, 1): 1.0, (1, 2): 1.0}), blocks, merge_along=merge_along)
 
 
+@pytest.mark.parametrize("start", [1, 2])
+def test_mistyped_end_is_refused_before_it_takes_memory(start: int) -> None:
+    """An array of all pairs of positions would take 600 GiB."""
+    spans = [(0, 1), (1, 2), (start, 200_000)]
+    blocks = importance_table({(i, j, 1, 1): 0.0 for i, j in spans})
+    message = rf"^The latency table has \({start}, 200000\], which merges {200_000 - start} layers; .* Correct its end"
+    with pytest.raises(TableError, match=message):
+        solve(latency_table(dict.fromkeys(spans, 1.0)), blocks)
+
+
+def test_mistyped_start_and_end_are_refused_before_they_take_memory() -> None:
+    spans = [(0, 1), (1, 2), (199_999, 200_000)]
+    blocks = importance_table({(i, j, 1, 1): 0.0 for i, j in spans})
+    with pytest.raises(TableError, match=r"no chain of them leads from position 0 to 200000; the furthest .* is 2"):
+        solve(latency_table(dict.fromkeys(spans, 1.0)), blocks)
+
+
 @pytest.mark.parametrize("labels", [0, -1, 2.5, "x", None])
 def test_max_labels_must_be_a_positive_integer(labels: Any) -> None:
     with pytest.raises(InvalidValue, match=rf"^max_labels must be an integer of at least 1, found {labels!r}\.$"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-import numpy as np
-
 from depthfold.core import BlockOption, ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.stage_one import NEVER, Ints, Shapes, check_shapes, other_network
+from depthfold.stage_one import Shapes, check_shapes, other_network
 
 SHOWN = 5
+LONGEST = 1000  # layers of a span
 
 
 def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Network | None = None) -> None:
@@ -99,10 +98,21 @@ def _may_become(whole: ConvShape, shape: ConvShape) -> bool:
     return channels and shape.stride == whole.stride and shape != whole
 
 
-def check_timed(T_opt: Ints) -> None:
-    """Raise TableError if the spans of the latency table do not lead from 0 to L."""
-    reached = np.flatnonzero(T_opt[0, :, 0] < NEVER)
-    _check_reached("latency", "them", {0, *reached.tolist()}, len(T_opt) - 1)
+def check_timed(latency: LatencyTable) -> None:
+    """Raise TableError if the spans of the latency table do not lead from 0 to L, or if one is implausibly long.
+
+    Stage one takes memory in proportion to L^2, so this is checked before.
+    """
+    reached = {0}
+    for span in latency.times:  # sorted: all spans that end at i come before those that start there
+        if len(span) > LONGEST:
+            raise TableError(
+                f"The latency table has {span}, which merges {len(span)} layers; more than {LONGEST} are not "
+                "plausible. Correct its end, or remove the entry."
+            )
+        if span.i in reached:
+            reached.add(span.j)
+    _check_reached("latency", "them", reached, latency.depth)
 
 
 def check_scored(blocks: Iterable[FlaggedSpan], L: int) -> None:

@@ -9,7 +9,6 @@ from typing import Protocol, Self
 import numpy as np
 
 from depthfold.core import Position
-from depthfold.solver.checks import check_timed
 from depthfold.stage_one import NEVER, Floats, Ints, algorithm_1, algorithm_3, time_along_activations
 
 UsedSegment = tuple[Position, Position, int]  # its ends, and its drops as bits
@@ -77,7 +76,6 @@ class Separate:
     def __init__(self, T: Ints, I: Floats) -> None:
         self.T, self.I, self.L = T, I, len(T) - 1
         T_opt, self.S_opt = algorithm_1(T)
-        check_timed(T_opt)
         I_opt, self.B_opt = algorithm_3(I)
         possible = (T_opt < NEVER) & (I_opt[:, :, 1] > -np.inf)  # indices: k, l, b
         # Difference: Algorithm 4 also has states with a = 0 before L. They are not needed, because T_opt and I_opt pass

@@ -25,7 +25,7 @@ from depthfold.core import (
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
 from depthfold.solver.chains import Chains
-from depthfold.solver.checks import check_options, check_scored, check_tables, no_plan
+from depthfold.solver.checks import check_options, check_scored, check_tables, check_timed, no_plan
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.objective import Normalisation, checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
@@ -84,6 +84,7 @@ def solve(
     times = Times(latency, shapes)
     stage_one: StageOne
     if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
+        check_timed(latency)
         stage_one = Separate(time_array(latency), importance_array(importances, latency.depth))
     else:
         stage_one = Chains(times, latency.depth, importances, whole_blocks=merge_along == "B")
