@@ -159,16 +159,16 @@ class NetworkResults:
 
         Their accuracy at that latency is interpolated between their networks and the original.
         """
-        ours = sorted((one for one in self.measured if one.method == OURS and one.scores and one.profile), key=_share)
-        shares = [*map(_share, ours), 1.0]
+        ours = [one for one in self.measured if one.method == OURS and one.scores and one.profile]
+        known = [(one.share, one.mean, 1 / len(one.scores)) for one in ours]
+        points = sorted([*known, (1.0, self.base["test"], 0.0)], key=lambda point: point[0])
+        shares, scores, variances = zip(*points, strict=True)
         if not ours or not shares[0] * (1 - SAME) <= other.share <= 1 + SAME:
             return None
-        scores = [*(one.mean for one in ours), self.base["test"]]
-        variances = [*(1 / len(one.scores) for one in ours), 0.0]
         weights = [np.interp(other.share, shares, row) for row in np.eye(len(shares))]
         deviation = SEED_DEVIATION * np.sqrt(np.dot(np.square(weights), variances) + 1 / len(other.scores))
-        points = np.dot(weights, scores) - other.mean
-        return Difference(float(points), float(deviation), other.base == BASE)
+        ahead = np.dot(weights, scores) - other.mean
+        return Difference(float(ahead), float(deviation), other.base == BASE)
 
     @property
     def unfinished(self) -> list[Measured]:
@@ -216,10 +216,6 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
     median = median_low(seconds) if seconds else None
     bases = {key: row for key, row in known.items() if key.startswith(f"{BASE},")}
     return NetworkResults(name, *tables, tuple(found.values()), recipe, median, bases)
-
-
-def _share(one: Measured) -> float:
-    return one.share
 
 
 def _share_repeated(measured: list[Measured]) -> None:

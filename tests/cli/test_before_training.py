@@ -49,7 +49,7 @@ def test_latency_table_of_another_space_costs_no_training(run):
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace('budget = "80%"', ""))  # nothing but the table is checked
     said = refused("importance", "--run", run, "--space", "full")
-    assert "The latency table lacks (0, 2], which the search space 'full' has. Measure the latencies in" in said
+    assert "The latency table has no entry for (0, 2], which the importance table has. Measure it" in said
     assert not (run / "importance.jsonl").exists()
 
 

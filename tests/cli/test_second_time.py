@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from cli_workshop import depthfold, refused
 from depthfold.core import ImportanceTable, SolvedPlan
-from depthfold.pipeline import evaluation
 from depthfold.reporting import Findings
 from depthfold.settings.models import make_model
 from depthfold.store import RunFolder
@@ -167,19 +166,14 @@ def test_a_plan_for_another_target_needs_another_latency_table(run):
     done("solve", *asked, "--budget", "100%")
 
 
-def test_a_finished_run_is_not_evaluated_again(run, monkeypatch):
-    """Unless its findings are of another target: compress() reports what it was asked for."""
-    profile_all, evaluated = evaluation.profile_all, []
-    monkeypatch.setattr(evaluation, "profile_all", lambda *given: evaluated.append(given) or profile_all(*given))
+def test_other_test_data_are_scored(run, workshop, tmp_path):
+    """The data of the training are the same, so nothing is trained again."""
+    text = (workshop / "net.py").read_text()
+    (tmp_path / "other.py").write_text(text.replace("images[64:], labels[64:]", "images[64:80], labels[64:80]"))
+    before = trainings(run)
+    done("compress", "--run", run, "--data", f"{tmp_path / 'other.py'}:data")
     findings = Findings.loads((run / "findings.json").read_text())
-    (run / "report.html").unlink()
-    done("compress", "--run", run)
-    assert not evaluated and Findings.loads((run / "findings.json").read_text()) == findings
-    assert (run / "report.html").exists()
-    done("report", "--run", run, "--target", "cost_model:launch_us=1.0")
-    done("compress", "--run", run)
-    assert len(evaluated) == 2
-    assert Findings.loads((run / "findings.json").read_text()).environment == findings.environment
+    assert findings.score_after.images == 16 and trainings(run) == before
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_methods_are_compared_at_the_same_latency(results_page):
 
     for latency, expected in known.items():
         assert results.ahead(other(latency)).points == pytest.approx(expected - 92)
+    slow = Measured(OURS, "100%", {0: 91.0}, profile=profile(4.4), original=profile(4.0))
+    assert replace(results, measured=(*ours, slow)).ahead(other(4.04)).points == pytest.approx(0.8)
     assert results.ahead(other(1.4)) is None and results.ahead(other(4.2)) is None
     assert results_page._ahead(results, other(1.75)) == "**-0.88** (1)"
     assert results_page._ahead(results, other(3.5, 8.0)) == "**-0.88** (1)", "its original was slower, too"

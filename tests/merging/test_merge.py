@@ -255,3 +255,11 @@ def test_convolution_that_is_read_elsewhere_is_not_folded():
     randomise_statistics(model).double().eval()
     traced = df.trace(model, image().double(), ignore=["stem", "norm"])
     agree(df.merge(df.rewrite(traced, df.Plan((), ())))(image().double()), model(image().double()))
+
+
+def test_network_that_was_merged_in_inference_mode_can_be_trained():
+    traced = df.trace(Net(lambda net, x: net.b(net.a(x)), a=conv(), b=conv()).eval(), image())
+    with torch.inference_mode():
+        shallow = df.merge(df.rewrite(traced, df.Plan((), ())))
+    shallow(image()).sum().backward()
+    assert all(parameter.grad is not None for parameter in shallow.parameters())

@@ -360,6 +360,20 @@ def test_network_without_weights_is_refused():
     assert str(error.value) == expected
 
 
+def test_weights_of_a_student_stay_as_they_are():
+    """A segment reads a weight directly, and the weight differs from that of the merged network."""
+    model = Net(lambda net, x: net.b(F.relu(net.a(net.p))) + net.c(x), a=conv(), b=conv(), c=conv())
+    model.p = nn.Parameter(image(batch=1))
+    traced = df.trace(model.eval(), image())
+    student = df.rewrite(traced, traced.vanilla)
+    shallow = df.merge(student)
+    with torch.no_grad():
+        student.p.add_(1)
+    before = student.p.clone()
+    assert not df.verify(student, shallow).ok
+    assert torch.equal(student.p, before)
+
+
 def test_large_batches_are_verified_with_two_images():
     """All feature maps are kept, and a model is often traced with the batch of its target."""
     torch.manual_seed(0)

@@ -157,3 +157,15 @@ def test_missing_file_cannot_be_locked(tmp_path):
     missing = pytest.raises(RunError, match="gone cannot be locked: No such file or directory")
     with missing, lock(tmp_path / "gone", RunError):
         pass
+
+
+def test_forked_process_that_leaves_the_block_does_not_release_the_lock(tmp_path):
+    parent = os.getpid()
+    with lock(tmp_path, RunError):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            with pytest.raises(RunError, match="in use"), lock(tmp_path, RunError):
+                pass
+    if os.getpid() != parent:
+        os._exit(0)

@@ -82,3 +82,57 @@ def test_unused_random_numbers_do_not_change_those_that_are_used():
         torch.manual_seed(0)
         found.append(network(x))
     agree(*found)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x.bernoulli(0.5),
+        lambda x: F.dropout(x, 0.5, True),
+        lambda x: torch.normal(x, 1.0),
+        lambda x: torch.empty_like(x).uniform_(),
+    ],
+)
+def test_all_unused_random_numbers_stay(draw):
+    def run(net, x):
+        draw(torch.full_like(x, 0.5))
+        return net.b(net.a(x) + torch.rand_like(x))
+
+    df.trace(Net(run, a=conv(), b=conv()).eval(), image())  # which compares the graph with the model
+
+
+class Functional(nn.Module):
+    """A head of functional layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = conv(), nn.BatchNorm2d(4)
+        self.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
+
+    def forward(self, x):
+        norm = self.norm
+        x = F.batch_norm(
+            self.conv(x), norm.running_mean, norm.running_var, norm.weight, norm.bias, self.training, norm.momentum
+        )
+        return F.conv2d(x, self.weight)
+
+
+def test_unused_head_of_functional_layers_is_no_layer():
+    parts = {name: conv() for name in ("a", "b", "c")}
+    traced = folds_exactly(Net(returned_in_training, **parts, aux=Functional()), image())
+    assert [layer.where for layer in traced.network.layers] == ["a", "b", "c"]
+
+
+def test_unused_module_with_a_hook_stays():
+    def run(net, x):
+        y = net.a(x)
+        net.probe(y)
+        return net.b(y)
+
+    seen = []
+    model = Net(run, a=conv(), b=conv(), probe=nn.Identity()).eval()
+    model.probe.register_forward_hook(lambda *given: seen.append(given))
+    traced = df.trace(model, image())
+    seen.clear()
+    df.rewrite(traced, traced.vanilla)(image())
+    assert len(seen) == 1

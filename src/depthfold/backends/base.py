@@ -151,7 +151,7 @@ def backend_errors(what: str) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Suppress what libraries print and log for their developers, such as the graph of a failed export."""
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(max(disabled, logging.WARNING))
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield

@@ -77,6 +77,7 @@ def _kernel(conv: nn.Module) -> Kernel:
 ConvolutionFor = Callable[[Span, torch.Tensor], nn.Module]
 
 
+@torch.inference_mode(False)  # inference tensors cannot be trained
 def merge(student: nn.Module) -> nn.Module:
     """Return the shallow network, in which each segment is one convolution with bias, in evaluation mode.
 

@@ -188,6 +188,8 @@ class _Recorder(fx.Interpreter):
         super().__init__(working_graph(graph), graph=graph.graph)
         self.names, self.given = names, given
         self.kept: dict[str, Any] = {}
+        tensors = (*graph.parameters(), *graph.buffers())
+        self.stored = {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -197,8 +199,9 @@ class _Recorder(fx.Interpreter):
             self.kept[n.name] = value.clone()  # an in-place activation may overwrite it
         given = self.given.get(n.name)
         if given is not None and given.shape == value.shape and given.isfinite().all():
-            if any(step == 0 for step, size in zip(value.stride(), value.shape, strict=True) if size > 1):
-                return given.clone()  # an expanded value cannot be written to
+            expanded = any(step == 0 for step, size in zip(value.stride(), value.shape, strict=True) if size > 1)
+            if expanded or value.untyped_storage()._cdata in self.stored:
+                return given.clone()  # it cannot be written to, or is a weight
             value.copy_(given)  # into the same memory, which may have other names
         return value
 

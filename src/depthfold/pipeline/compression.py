@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from depthfold.backends import Backend, get
+from depthfold.backends import Backend
 from depthfold.core import Budget, SolvedPlan
 from depthfold.exporting import Exported
 from depthfold.finetuning import finetune
@@ -117,11 +117,9 @@ def compress(
         artefacts.save_result(folder, shallow, plan, place, names)
         exported = shipping.export_files(shallow, folder.path, options.exports, task, options.raw_images)
 
-        findings = artefacts.find_findings(folder)
-        if findings is None or findings.environment != get(target).environment(traced.example_tensors()):
-            networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
-            solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
-            findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
+        networks = Networks(traced=traced, model=model, student=student, shallow=shallow)
+        solution = Solution(latency=latency, importance=importance, frontier=frontier, plan=plan, budget=budget)
+        findings = evaluate(networks, solution, task, target, folder=folder.path, progress=progress)
         artefacts.keep_findings(folder, findings)
         shipping.write_cards(shallow, exported, findings)
         if options.int8:  # last: a file that loses too much is refused, and everything else is done by then

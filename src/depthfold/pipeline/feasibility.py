@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from depthfold.backends import Backend, get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Move, Score, Space, Span, require_moves
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Move, Score, Space, require_moves
 from depthfold.errors import BudgetError, TableError
 from depthfold.importance import importance_options
 from depthfold.latency import choose
@@ -25,7 +25,7 @@ from depthfold.tracing import TracedNetwork
 def fastest(traced: TracedNetwork, latency: LatencyTable, options: Options) -> Frontier:
     """Return the frontier of the fastest plan alone: if all importances are equal, no other plan is better."""
     blocks = importance_options(traced, options.space, options.moves)
-    _check_space(latency, {option.block.span for option in blocks}, options.space)
+    _check_space(traced, latency, options)
     equal = ImportanceTable(
         network=traced.network.name,
         fingerprint=traced.network.fingerprint,
@@ -34,14 +34,16 @@ def fastest(traced: TracedNetwork, latency: LatencyTable, options: Options) -> F
     return solve(latency, equal, network=traced.network)
 
 
-def _check_space(latency: LatencyTable, spans: Set[Span], space: str) -> None:
-    """Raise TableError if the table was measured for another search space, with which solve() would refuse it."""
-    timed = {entry.span for entry in latency.entries}
-    if timed != spans:
-        table, other = ("lacks", "has") if spans - timed else ("has", "lacks")
+def _check_space(traced: TracedNetwork, latency: LatencyTable, options: Options) -> None:
+    """Raise TableError if the table is of the other search space. solve() would say that entries are missing."""
+    other: Space = "full" if options.space == "paper" else "paper"
+    timed, own, others = (
+        {entry.span for entry in latency.entries}, set(traced.spans(options.space)), set(traced.spans(other))
+    )  # fmt: skip
+    if timed != own and timed == others:
         raise TableError(
-            f"The latency table {table} {min(spans - timed or timed - spans)}, which the search space {space!r} "
-            f"{other}. Measure the latencies in that space, or use theirs (space=..., --space)."
+            f"The latency table is of the search space {other!r}, and importances are to be of {options.space!r}. "
+            f"Measure the latencies in {options.space!r}, too, or use space={other!r} (--space {other})."
         )
 
 

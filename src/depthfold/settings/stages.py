@@ -33,7 +33,7 @@ from depthfold.latency.cost import MeasuringCost, measuring_cost
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
-from depthfold.pipeline.feasibility import LatencyCheck
+from depthfold.pipeline.feasibility import LatencyCheck, check_trusted
 from depthfold.pipeline.preflight import check_images, check_latency, checked_inputs, checked_options
 from depthfold.pipeline.prospects import Prospects, prospects
 from depthfold.reporting import Findings
@@ -178,7 +178,10 @@ def surrogate_stage(session: Session) -> Surrogate:
     task = session.training_task()
     with folder.lock():
         traced = session.claim(importance)
-        _latency_check(session, traced, latency, options)()
+        if settings.budget is not None:
+            _latency_check(session, traced, latency, options)()
+        elif not options.allow_doubtful:
+            check_trusted(latency, folder.path)
         return artefacts.make_surrogate(folder, traced, task, (latency, importance), options, session.progress)
 
 

@@ -63,11 +63,12 @@ def lock(path: Path, error: type[DepthfoldError]) -> Iterator[None]:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as failure:
         raise error(f"{path} cannot be locked: {failure.strerror}. Use another run folder.") from failure
+    owner = os.getpid()
     try:
         lock_open(handle, path, error)
         yield
     finally:
-        close_locked(handle)
+        close_locked(handle, owner)
 
 
 def lock_open(handle: int, path: Path, error: type[DepthfoldError]) -> None:
@@ -82,10 +83,11 @@ def lock_open(handle: int, path: Path, error: type[DepthfoldError]) -> None:
         ) from failure
 
 
-def close_locked(handle: int) -> None:
-    """Release and close. Without the release, processes that were forked meanwhile would keep the lock."""
-    with contextlib.suppress(OSError):  # a lock that was never taken
-        fcntl.flock(handle, fcntl.LOCK_UN)
+def close_locked(handle: int, owner: int) -> None:
+    """Close, and release in the process that holds the lock: those that it has forked meanwhile would keep it."""
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):  # a lock that was never taken
+            fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
 
 

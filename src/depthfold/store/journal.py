@@ -97,7 +97,7 @@ class Journal:
         with _journal_errors(path, "opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._stack.callback(close_locked, self._file)
+            self._stack.callback(close_locked, self._file, os.getpid())
         lock_open(self._file, path, JournalError)
         with _journal_errors(path, "read"):
             lines, whole = _lines(path, path.read_bytes())

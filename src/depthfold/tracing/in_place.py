@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import activation_kind, called_module, is_no_op
 from depthfold.tracing.proxies import AUGMENTED
+from depthfold.tracing.random_numbers import generators
+from depthfold.tracing.weights import device_of
 
 _OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem}
 _NAMESPACES = (torch.nn.functional, torch)
@@ -59,12 +61,14 @@ class Memory:
 
 @dataclass(slots=True)
 class Observed:
-    """The results of one run on the example inputs: sizes, memory, and the storages that each node writes to."""
+    """The results of one run on the example inputs: sizes, memory, the storages that each node writes to, and the nodes
+    that draw random numbers."""
 
     sizes: dict[fx.Node, torch.Size] = field(default_factory=dict)
     memory: dict[fx.Node, Memory] = field(default_factory=dict)
     storages: dict[fx.Node, set[int]] = field(default_factory=dict)
     writes: dict[fx.Node, set[int]] = field(default_factory=dict)
+    random: set[fx.Node] = field(default_factory=set)
 
 
 class _Observer(fx.Interpreter):
@@ -73,11 +77,15 @@ class _Observer(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, modules: nn.Module) -> None:
         super().__init__(modules, graph=graph.graph)
         self.observed = Observed()
+        self.generators = tuple(generators((device_of(modules),)))
 
     def run_node(self, n: fx.Node) -> Any:
         operands = [leaf for leaf in tree_leaves([self.env.get(arg) for arg in n.all_input_nodes]) if _is_dense(leaf)]
         before = [tensor._version for tensor in operands]
+        states = [generator.get_state() for generator in self.generators]
         value = super().run_node(n)
+        if not all(map(torch.equal, states, [generator.get_state() for generator in self.generators])):
+            self.observed.random.add(n)
         written = [tensor for tensor, version in zip(operands, before, strict=True) if tensor._version != version]
         if written:
             self.observed.writes[n] = {tensor.untyped_storage()._cdata for tensor in written}

@@ -20,7 +20,7 @@ def fork_rng(*devices: torch.device) -> Iterator[SeedFunction]:
     GPU, torch.manual_seed also keeps a stack trace of each call, for the time when CUDA starts.
     """
     sources: list[tuple[Callable[[], Tensor], Callable[[Tensor], Any], Callable[[int], Any]]] = []
-    for generator in _generators(devices):
+    for generator in generators(devices):
         sources.append((generator.get_state, generator.set_state, generator.manual_seed))
     if any(device.type == "mps" for device in devices):
         sources.append((torch.mps.get_rng_state, torch.mps.set_rng_state, torch.mps.manual_seed))
@@ -37,7 +37,7 @@ def fork_rng(*devices: torch.device) -> Iterator[SeedFunction]:
             set_state(state)
 
 
-def _generators(devices: tuple[torch.device, ...]) -> Iterator[torch.Generator]:
+def generators(devices: tuple[torch.device, ...]) -> Iterator[torch.Generator]:
     yield torch.default_generator
     for device in devices:
         if device.type == "cuda":

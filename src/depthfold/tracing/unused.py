@@ -6,18 +6,19 @@ from collections.abc import Mapping
 
 from torch import fx
 
+from depthfold.tracing.functional import FunctionalConv, FunctionalNorm
 from depthfold.tracing.in_place import EXTERNAL, Observed, writes_in_place
-from depthfold.tracing.modules import called_module, is_leaf
+from depthfold.tracing.modules import called_module, is_hooked, is_leaf
 from depthfold.tracing.size_guard import SizeGuard
 
-_KEPT = ("assert", "rand", "bernoulli")  # in names of functions; without a random number, later ones would differ
+_KEPT = ("assert", "rand", "bernoulli")  # in names of functions, if no run tells
 
 
 def erase_unused(graph: fx.GraphModule, run: Observed | None = None) -> bool:
     """Remove unused nodes, and return whether there were any.
 
-    Assertions stay, and so do operations that may write to a value that is read elsewhere. A `run` tells those that
-    write only to values that nothing else reads.
+    Assertions, modules with hooks, random numbers and operations that may write to a value that is read elsewhere stay.
+    A `run` tells which write only to values that nothing else reads, and which draw random numbers.
     """
     run = run or Observed()
     order = {node: n for n, node in enumerate(graph.graph.nodes)}
@@ -26,9 +27,11 @@ def erase_unused(graph: fx.GraphModule, run: Observed | None = None) -> bool:
         if node.op in ("placeholder", "output"):
             return True
         module = called_module(graph, node)
-        if module is None and any(word in getattr(node.target, "__name__", "") for word in _KEPT):
-            return True
-        if module is not None and (isinstance(module, SizeGuard) or not is_leaf(module)):
+        by_name = module is None and any(word in getattr(node.target, "__name__", "") for word in _KEPT)
+        if by_name or node in run.random:
+            return True  # without a random number, later ones would differ
+        known = module is None or is_leaf(module) or isinstance(module, (FunctionalConv, FunctionalNorm, SizeGuard))
+        if not known or (module is not None and is_hooked(module)):
             return True  # it may do anything
         return writes_in_place(node, module) and not _writes_for_itself(node, run, order)
 
