@@ -293,10 +293,18 @@ def test_lazy_module_without_weights_is_refused():
     assert df.trace(model.eval(), image()).depth == 2
 
 
-@pytest.mark.parametrize("compiled", [torch.jit.script, lambda module: torch.jit.trace(module, image(4))])
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        torch.jit.script,
+        lambda module: torch.jit.trace(module, image(4)),
+        lambda module: torch.jit.freeze(torch.jit.script(module.eval())),
+    ],
+)
 @pytest.mark.parametrize("arguments", [{}, {"ignore": "1"}, {"at": "2"}])
 def test_scripted_submodule_with_weights_is_refused_also_if_it_is_ignored_or_outside(compiled, arguments):
-    model = nn.Sequential(conv(), compiled(nn.Sequential(conv())), nn.Sequential(conv(), conv())).eval()
+    model = nn.Sequential(conv(), nn.Sequential(conv()), nn.Sequential(conv(), conv())).eval()
+    model[1] = compiled(model[1])
     with pytest.raises(TraceError, match=r"^'1' is a ScriptModule, .*\. Use the module from which it was scripted\.$"):
         df.trace(model, image(), **arguments)
 

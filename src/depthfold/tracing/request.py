@@ -34,7 +34,7 @@ def check_model(model: nn.Module, at: str | None) -> None:
         if any(map(is_lazy, module.parameters(recurse=False))):
             raise TraceError(f"{path or type(module).__name__} has no weights yet. Run the model once before trace().")
         # Also outside the traced part: TorchScript's copies of weights cannot be trained or replaced.
-        if isinstance(module, torch.jit.ScriptModule) and (*module.parameters(), *module.buffers()):
+        if _has_scripted_weights(module):
             raise TraceError(
                 f"{path!r} is a ScriptModule, whose weights a rewritten copy would lose. Use the module from which it "
                 "was scripted."
@@ -48,6 +48,12 @@ def check_model(model: nn.Module, at: str | None) -> None:
                 f"attribute that the forward of {name} does not use, and trace the other one."
             )
         raise TraceError(f"{name} has no submodule {at!r}. {_hint(at, paths)}")
+
+
+def _has_scripted_weights(module: nn.Module) -> bool:
+    """Return True for a ScriptModule with weights. A frozen one has them as constants, and no training mode."""
+    frozen = not hasattr(module, "training")
+    return isinstance(module, torch.jit.ScriptModule) and (frozen or bool([*module.parameters(), *module.buffers()]))
 
 
 def _first_name(model: nn.Module, at: str) -> str | None:
