@@ -98,7 +98,7 @@ class Difference:
 
     points: float
     deviation: float
-    same_original: bool = True  # that both were fine-tuned from
+    same_original: bool  # that both were fine-tuned from
 
     @property
     def is_noise(self) -> bool:

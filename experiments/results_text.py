@@ -267,8 +267,8 @@ METHOD = """\
   original is timed again in turn with every network, with its batch norms folded, too; "times as fast" compares those
   two. The row of the original has its median latency.
 - The standard deviation between seeds of one plan is 0.16 points on MobileNetV2-1.0 and on ResNet-56 (23 and 11 plans
-  with two seeds). A difference in bold is larger than 1.96 times its standard deviation due to seeds: 0.44 points
-  between one seed each, 0.31 between means of two. Of equally good networks, about one pair in twenty would be in bold,
+  with two seeds), and is assumed to be the same for the other networks. A difference in bold is larger than 1.96 times
+  its standard deviation due to seeds: 0.44 points between one seed each, 0.31 between means of two. Of equally good networks, about one pair in twenty would be in bold,
   too. The sampling error of the test set is not in this: about 0.25 points for an accuracy on CIFAR-10 and 0.2 on
   Imagenette, less for a difference.
 - Accuracies are means over seeds on the test set, in per cent, with individual seeds in parentheses. A slash separates

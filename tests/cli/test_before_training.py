@@ -53,6 +53,22 @@ def test_latency_table_of_another_space_costs_no_training(run):
     assert not (run / "importance.jsonl").exists()
 
 
+def test_surrogate_is_fitted_to_tables_that_lack_the_same_span(run, monkeypatch):
+    """Without a budget, only solving decides whether the two tables fit."""
+
+    def fitted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthfold.pipeline.artefacts.fit_surrogate", fitted)
+    for name in ("latency", "importance"):
+        table = json.loads((run / f"{name}.json").read_text())
+        table["entries"] = [one for one in table["entries"] if (one["span"]["i"], one["span"]["j"]) != (0, 2)]
+        (run / f"{name}.json").write_text(json.dumps(table))
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace('budget = "80%"', ""))
+    assert depthfold("surrogate", "--run", run).exit_code == 130
+
+
 def test_budget_that_the_original_meets_gives_a_warning(run):
     (run / "importance.json").unlink()
     (run / "importance.jsonl").unlink()

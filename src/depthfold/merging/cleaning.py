@@ -129,7 +129,7 @@ def _fold(conv: _ConvNd, norm: NormStatistics) -> None:
 
 
 def drop_unused(graph: fx.GraphModule) -> None:
-    """Remove unused nodes and their modules, except assertions and operations that write to their input."""
+    """Remove the nodes that erase_unused() does not keep, and the modules and tensors that only they used."""
     erase_unused(graph)
     graph.graph.lint()
     graph.delete_all_unused_submodules()

@@ -38,6 +38,7 @@ def fork_rng(*devices: torch.device) -> Iterator[SeedFunction]:
 
 
 def generators(devices: tuple[torch.device, ...]) -> Iterator[torch.Generator]:
+    """Yield the global generators of the CPU and of these devices."""
     yield torch.default_generator
     for device in devices:
         if device.type == "cuda":
