@@ -24,7 +24,7 @@ def why_missing(results: NetworkResults, method: str, share: str) -> str:
         return UNTRAINED if one.profile else UNTIMED
     if method in PRUNED:
         steps = json.loads((RESULTS / results.name / f"channels-{PRUNED[method]}.json").read_text())
-        reached = [f"{float(each):.0%}" for each in steps]
+        reached = [f"{float(share):.0%}" for share, step in steps.items() if step is not None]
     else:
         reached = [one.at for one in results.measured if one.method == method]
     faster = SHARES[SHARES.index(share) :]

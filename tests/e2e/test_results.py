@@ -411,8 +411,9 @@ def test_dropped_layers_are_counted(results_page):
         assert Measured("all moves", "50%", plan=str(plan)).dropped == number
 
 
-def test_network_that_was_trained_but_not_timed_is_not_said_to_miss_the_budget(results_page, monkeypatch):
+def test_network_that_was_trained_but_not_timed_is_not_said_to_miss_the_budget(results_page, monkeypatch, tmp_path):
     import equal_latency_results
+    import results_missing
 
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
     untimed = {key: row for key, row in known.items() if key != "profile channels, magnitude 65% cuda"}
@@ -421,5 +422,11 @@ def test_network_that_was_trained_but_not_timed_is_not_said_to_miss_the_budget(r
     assert results_page._difference(results, "channels, magnitude", "65%") == "not timed yet"
     assert results_page._difference(results, "channels, magnitude", "50%") == "none meets the budget"
     assert "channel pruning, magnitude at 65 %" in results_page.missing([results])
+    (tmp_path / "resnet56").mkdir()
+    (tmp_path / "resnet56" / "channels-magnitude.json").write_text('{"0.8": 4, "0.65": 19, "0.5": 52, "0.35": null}')
+    with monkeypatch.context() as patched:
+        patched.setattr(results_missing, "RESULTS", tmp_path)
+        found = [results_page._difference(results, "channels, magnitude", share) for share in ("50%", "35%")]
+    assert found == ["not trained yet", "none meets the budget"]
     untimed = {key: row for key, row in known.items() if not key.startswith("profile")}
     assert equal_latency_results.load("resnet56") is None
