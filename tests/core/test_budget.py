@@ -7,6 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from depthfold.core import Budget
 from depthfold.errors import BudgetError
@@ -93,13 +95,22 @@ def test_shares_and_speedups_count_as_written() -> None:
     assert Budget.milliseconds(0.1).limit(None) == 0.1
 
 
-def test_limits_are_rounded_down_to_whole_picoseconds() -> None:
-    assert Budget.share(0.5).limit(1e-9) == 0
+def test_limits_are_rounded_to_whole_picoseconds() -> None:
+    assert Budget.share(0.4).limit(1e-9) == 0
     assert Budget.share(0.333).limit(1.0) == 0.333
     assert Budget.share(0.333).limit(1.000000001) == 0.333
     assert Budget.speedup(3.0).limit(1.0) == 0.333333333
+    assert Budget.speedup(1.5).limit(1.0) == 0.666666667
     for value in (1e-300, 1e-13, 1e300):
         assert Budget.speedup(value).limit(1.0) >= 0
+
+
+@given(st.integers(1, 10**11), st.integers(1, 10**11))
+def test_share_and_speedup_of_a_plan_admit_the_plan(one: int, other: int) -> None:
+    latency, original = min(one, other) / 1e9, max(one, other) / 1e9
+    assert Budget.share(latency / original).limit(original) == latency
+    if original / latency < 10**6:  # of a larger speed-up, a float does not have twelve decimals
+        assert Budget.speedup(original / latency).limit(original) == latency
 
 
 def test_share_needs_the_original() -> None:

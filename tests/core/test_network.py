@@ -154,7 +154,24 @@ def test_output_keeps_its_flag_also_under_the_exclusion_rule():
     assert set(network.flagged_spans("full")) == {FlaggedSpan(*key) for key in before | end | {(0, 2, 1, 0)}}
     inserted = {(0, 3, 1, 1), (1, 3, 1, 1), (2, 3, 0, 1), (2, 3, 1, 1)}
     free = set(build.network("head").flagged_spans("paper"))
-    assert free == {FlaggedSpan(*key) for key in before | inserted | {(1, 3, 1, 0)}}
+    unchanged = {(1, 3, 1, 0), (2, 3, 0, 0)}
+    assert free == {FlaggedSpan(*key) for key in before | inserted | unchanged}
+
+
+def test_layers_can_stay_as_they_are_where_the_exclusion_rule_would_insert_an_activation():
+    build = Builder(4, 16)  # as in EDSR: no activation after the first layer and after additions
+    build.add(4, activation=None)
+    for _ in range(2):
+        build.add(4)
+        build.add(4, activation=None)
+        build.skip(build.position - 2)
+    network = build.network("image", ends_in_output=True)
+    own = network.activations
+    unchanged = {FlaggedSpan(i, i + 1, i == 0 or i in own, i + 1 in own) for i in range(network.depth)}
+    assert unchanged <= set(network.flagged_spans("paper"))
+    assert Span(0, 2) not in network.spans("paper"), "no longer block replaces the first layer"
+    assert FlaggedSpan(1, 3, False, False) not in network.flagged_spans("paper")
+    assert FlaggedSpan(1, 3, False, False) in network.flagged_spans("full")
 
 
 def test_output_with_an_activation_keeps_it():

@@ -74,9 +74,9 @@ class Budget(Document):
                 return cls.milliseconds(number)
 
     def limit(self, original: float | None) -> float:
-        """Return the budget in milliseconds. A share or a speed-up is rounded down to whole picoseconds.
+        """Return the budget in milliseconds. A share or a speed-up is rounded to whole picoseconds.
 
-        The share 0.6 counts as six tenths, not as the binary fraction closest to it: 60% of 10 ms is 6 ms.
+        It is not rounded down, so that the share or the speed-up of a plan is a budget that admits the plan. The share 0.6 counts as six tenths, not as the binary fraction closest to it: 60% of 10 ms is 6 ms.
         """
         if self.kind == "milliseconds":
             return self.value
@@ -88,7 +88,8 @@ class Budget(Document):
         ps = round(original * 1e9)
         ps -= ps / 1e9 > original
         part = max(int(self.value) * DECIMALS + round(self.value % 1 * DECIMALS), 1)
-        return (ps * part // DECIMALS if self.kind == "share" else ps * DECIMALS // part) / 10**9
+        over, under = (ps * part, DECIMALS) if self.kind == "share" else (ps * DECIMALS, part)
+        return (2 * over + under) // (2 * under) / 10**9
 
     def __str__(self) -> str:
         if self.kind == "share":

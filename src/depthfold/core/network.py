@@ -121,7 +121,7 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
     is inserted at position 0 (a = 1), at a barrier, because nothing is merged across it, or at L if it is the network's
     output, because an activation would restrict its range. `exclusion` is the rule of Appendix B.2: a span that starts
     at 0 or where an activation may be inserted, and ends where one may be inserted, must end with one. It is on by
-    default only in the paper's space.
+    default only in the paper's space. A layer that stays as it is may always end without one.
     """
     if exclusion is None:
         exclusion = space == "paper"
@@ -136,7 +136,8 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
         starts_free = span.i == 0 or span.i in free
         for a in flags(span.i):
             for b in flags(span.j):
-                if exclusion and not b and starts_free and span.j in free:
+                unchanged = len(span) == 1 and a == (span.i == 0)
+                if exclusion and not b and starts_free and span.j in free and not unchanged:
                     continue
                 yield FlaggedSpan(span.i, span.j, a, b)
 
