@@ -76,7 +76,8 @@ class Budget(Document):
     def limit(self, original: float | None) -> float:
         """Return the budget in milliseconds. A share or a speed-up is rounded to whole picoseconds.
 
-        It is not rounded down, so that the share or the speed-up of a plan is a budget that admits the plan. The share 0.6 counts as six tenths, not as the binary fraction closest to it: 60% of 10 ms is 6 ms.
+        It is not rounded down, so that the share or the speed-up of a plan is a budget that admits the plan. The share
+        0.6 counts as six tenths, not as the binary fraction closest to it: 60% of 10 ms is 6 ms.
         """
         if self.kind == "milliseconds":
             return self.value
