@@ -241,9 +241,10 @@ SUMMARY = """\
   instead of 60 (one seed, within noise). Against the fine-tuned original, it loses 0.5 and 0.3 points. No other network
   was fine-tuned for that long. Within 0.2 points of either original it is 1.27 times.
 - Channel pruning is level with depthfold on MobileNetV2-1.4 wherever it meets the budget, and where little latency is
-  removed from MobileNetV2-1.0 and VGG19-BN. It is up to 3.1 points behind elsewhere (the better of its two kinds, where
-  both were measured). It often does not reach 50 % of the latency, because it removes at most 70 % of the channels of a
-  layer here, and is fine-tuned once, at the end.
+  removed from MobileNetV2-1.0 and VGG19-BN. Elsewhere, the better of its two kinds is up to 1.0 points behind, and
+  where only one was measured, up to 3.1 points (by magnitude, on ARM). It often does not reach 50 % of the latency. It
+  removes at most 70 % of the channels of a layer here, and its rounding is unfavourable to ResNet-56 and
+  EfficientNet-Lite0 ([limitations](#limitations)).
 - LayerMerge's rule is level with all moves in most places, 0.3 and 0.4 points ahead on MobileNetV2-1.0 at 80 and 35 %,
   and 1.2 points behind on ResNet-56 at 35 %.
 - On VGG19-BN, ResNet-56 and ARM, most of the speed-up comes from dropping layers and branches, which the paper does not
@@ -274,6 +275,7 @@ METHOD = """\
   its standard deviation due to seeds: 0.44 points between one seed each, 0.31 between means of two. Of equally good networks, about one pair in twenty would be in bold,
   too. The sampling error of the test set is not in this: about 0.25 points for an accuracy on CIFAR-10 and 0.2 on
   Imagenette, less for a difference.
+- FLOPs count multiplications and additions, so they are twice the multiply-adds of the paper's tables.
 - Accuracies are means over seeds on the test set, in per cent, with individual seeds in parentheses. A slash separates
   two trainings with the same seed, which need not be equal on a GPU. The hold-out set is a tenth of the training
   images, on which no network was trained (but see ResNet-56). Importances were measured and the surrogate was fitted on
@@ -335,6 +337,11 @@ LIMITS = """\
   change. That may favour depthfold.
 - Channel pruning removes at most 70 % of the channels of a layer, and is fine-tuned once, at the end. More, or pruning
   and fine-tuning in turns, may reach lower latencies or higher accuracies.
+- In these results, channel pruning rounds what is kept of a layer down to a multiple of 8 in every step, as
+  Torch-Pruning does. If layers are narrow, the first steps then remove much more than intended: on ResNet-56, the first
+  step by Taylor expansion removes 45 % of the FLOPs, and the first four by magnitude 42 %; on EfficientNet-Lite0, the
+  first two by magnitude remove 22 %. The accuracies of channel pruning on these two networks are probably too low.
+  `prune_channels` rounds to the nearest multiple by now, with which they are to be measured again.
 - The weights of the originals of VGG19-BN and EfficientNet-Lite0 were not kept. The commands train a
   new original, and so give other accuracies than the tables.
 - The speed-ups are those of PyTorch with CUDA graphs. torch.compile (TorchInductor) makes the original faster, too: on

@@ -73,6 +73,18 @@ def test_steps_go_on_from_one_copy():
     assert read[0] == clock(model) > read[-1]
 
 
+def test_small_steps_do_not_halve_narrow_layers():
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(6))
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    with torch.no_grad():
+        for layer in convolutions(model):
+            layer.weight *= torch.rand(16, 1, 1, 1) + 0.5
+    widths = [[layer.out_channels for layer in convolutions(pruned)] for pruned in pruning_steps(model, X, steps=10)]
+    assert widths[1] == widths[0] == [16] * 7  # 7 % of the channels would halve most layers if rounded down
+    assert {8, 16} == {*widths[5]} and {*widths[10]} == {8}
+
+
 class InDict(nn.Module):
     def __init__(self, model):
         super().__init__()

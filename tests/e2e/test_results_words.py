@@ -132,15 +132,21 @@ def test_readme_has_the_differences_from_other_methods(results_page):
     said = f"{low} points worse to {high} points better than LayerMerge's search space"
     assert signs[0] < 0 < signs[1] and said in readme()
     assert [name for name, each in found.items() if not each.has("LayerMerge's rule")] == ["mobilenet_v2_1.4"]
-    better = [
-        min(each.ahead(one).points for one in pruned)
-        for each in found.values()
+    pruned = {
+        (name, share): [each.ahead(one).points for one in each.at(share) if one.method in PRUNED and one.base == BASE]
+        for name, each in found.items()
         for share in results_page.SHARES
-        if (pruned := [one for one in each.at(share) if one.method in PRUNED and one.base == BASE])
-    ]
+    }
+    better = [min(points) for points in pruned.values() if len(points) == 2]
     said = f"{-min(better):.1f} points worse to {max(better):.1f} points better than channel pruning (the better of two"
     assert said in readme()
-    assert f"up to {max(better):.1f} points behind elsewhere (the better of its two kinds" in words(SUMMARY)
+    where, most = max(
+        ((key, max(points)) for key, points in pruned.items() if len(points) == 1), key=lambda one: one[1]
+    )
+    assert where == ("efficientnet_lite0-on-onnxruntime", "50%")
+    assert f"up to {most:.1f} points better than pruning by magnitude on ARM" in readme()
+    assert f"the better of its two kinds is up to {max(better):.1f} points behind, and where only one" in words(SUMMARY)
+    assert f"up to {most:.1f} points (by magnitude, on ARM)" in words(SUMMARY)
     low, high, *signs = extremes([found["mobilenet_v2"]], PUBLISHED)
     assert (
         signs[0] > 0
@@ -329,6 +335,23 @@ def test_readme_has_the_time_of_the_search(results_page):
         if "lite0" not in name and not SECTIONS[name].surrogate
     ]
     assert len(times) == 3 and f"one fine-tuning take {min(times)} to {max(times)} minutes on an H200" in readme()
+
+
+def test_page_says_how_much_the_first_steps_of_pruning_remove(results_page):
+    import json
+
+    from equal_latency_results import RESULTS
+    from results_text import LIMITS
+
+    def removed(name, kind, step):
+        assert json.loads((RESULTS / name / f"channels-{kind}.json").read_text())["0.8"] == step
+        one = at(sections(results_page)[name], "80%", f"channels, {kind}")
+        return f"{100 * (1 - one.profile.flops / one.original.flops):.0f} %"
+
+    said = words(LIMITS)
+    assert f"the first step by Taylor expansion removes {removed('resnet56', 'Taylor', 1)}" in said
+    assert f"and the first four by magnitude {removed('resnet56', 'magnitude', 4)}" in said
+    assert f"the first two by magnitude remove {removed('efficientnet_lite0-on-onnxruntime', 'magnitude', 2)}." in said
 
 
 def test_page_says_what_torch_compile_leaves_to_gain(results_page):

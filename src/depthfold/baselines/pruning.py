@@ -67,10 +67,11 @@ def pruning_steps(
     """Yield a copy of the model, then the same copy again after each step of pruning.
 
     In each of `steps` small steps, Torch-Pruning removes the least important channels of all groups of the same
-    structure together (isomorphic), in multiples of `round_to`, at most `max_ratio` of each layer. A channel is
-    important if the weights of its group have a large L2 norm, or, with `gradients`, a large first-order Taylor term.
-    `gradients` is called before each step, to add the gradients of a loss to the parameters of the model; see
-    task_gradients(). `keep` are the names of modules that keep their channels; those that compute the output always do.
+    structure together (isomorphic), at most `max_ratio` of each layer. What is kept of a layer is rounded to the
+    nearest multiple of `round_to`. A channel is important if the weights of its group have a large L2 norm, or, with
+    `gradients`, a large first-order Taylor term. `gradients` is called before each step, to add the gradients of a loss
+    to the parameters of the model; see task_gradients(). `keep` are the names of modules that keep their channels;
+    those that compute the output always do.
     """
     pruned = trainable_copy(model)
     inputs = ExampleInputs.of(example).like(pruned).args
@@ -100,7 +101,17 @@ def _pruner(
     """Return a pruner with the options that Torch-Pruning recommends for MobileNets."""
     pruning = load("torch_pruning", "baselines")
     importance = pruning.importance
-    return pruning.pruner.BasePruner(
+
+    class Pruner(pruning.pruner.BasePruner):  # type: ignore[misc, name-defined]
+        def _round_to(self, removed: int, channels: int, multiple: int) -> int:
+            """Return how many channels to remove. Torch-Pruning rounds those that are kept down, in every step.
+
+            A layer of 16 channels would then lose half of them as soon as one of them is among the least important.
+            """
+            kept = (channels - removed + multiple // 2) // multiple * multiple
+            return channels - min(max(kept, multiple), channels)
+
+    return Pruner(
         model,
         inputs,
         importance=importance.GroupTaylorImportance() if taylor else importance.GroupMagnitudeImportance(p=2),
