@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from depthfold.errors import DataError, MissingDependency
+from depthfold.tasks import ClassificationTask
 from depthfold.tasks.image_folder import FileImages, ImageFolder, class_list
 from depthfold.tasks.images import MemoryImages
 from depthfold.tasks.source import BatchRequest
@@ -208,3 +209,15 @@ def test_missing_pillow_names_the_extra(tmp_path, monkeypatch):
 def test_crop_ratio_outside_its_range_is_refused(tmp_path, ratio):
     with pytest.raises(DataError, match="crop_ratio is the part of an image that is scored, above 0 and at most 1"):
         ImageFolder(path=tmp_path, crop_ratio=ratio)
+
+
+@pytest.mark.parametrize(("size", "ratio"), [(None, 1.0), (16, 0.875)])
+def test_stated_crop_is_the_one_that_is_scored(tmp_path, size, ratio):
+    written = write_folder(tmp_path, sizes=((32, 32),))
+    task = ClassificationTask.image_folder(tmp_path, size=size, workers=0, normalise=((0.0,), (1.0,)), holdout=0)
+    stated = task.preprocessing
+    assert stated.crop_ratio == ratio
+    edge = 16 * (1 - stated.crop_ratio)
+    image = Image.fromarray(written["train/cat/000.png"])
+    wanted = image.resize(stated.size, Image.Resampling.BILINEAR, box=(edge, edge, 32 - edge, 32 - edge))
+    assert np.array_equal((task.example()[0] * 255).round().numpy(), np.asarray(wanted).transpose(2, 0, 1))

@@ -37,7 +37,7 @@ class FileImages:
 
     `workers` is the number of processes (None: one per core, at most 8). With 0, or in a daemon process, which must not
     have children, this process decodes. `memory` limits the bytes of decoded images that are kept of one set, in each
-    process that reads it. `crop_ratio` applies to centre crops.
+    process that reads it. `crop_ratio` applies to centre crops to a size.
     """
 
     paths: tuple[str, ...]
