@@ -185,6 +185,43 @@ def test_identity_changes_with_the_data():
     assert task().identity != task(holdout=DataLoader(Numbered(8, first=100))).identity
 
 
+class OwnGenerator(Numbered):
+    """Images of which a generator of the dataset's own flips half, as in many libraries of transforms."""
+
+    def __init__(self, labels=4, **given):
+        super().__init__(**given)
+        self.labels, self.generator = labels, np.random.default_rng()
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image.flip(-1) if self.generator.random() < 0.5 else image, label % self.labels
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_generator_of_the_datasets_own_does_not_change_the_identity(workers):
+    """With workers, each fetch sees the state that the generator had in this process."""
+    one, two = (task(DataLoader(OwnGenerator(), num_workers=workers)).identity for _ in range(2))
+    assert one == two
+    assert one != task(DataLoader(OwnGenerator(labels=2), num_workers=workers)).identity
+    assert one != task(DataLoader(OwnGenerator(number=36), num_workers=workers)).identity
+
+
+def test_training_resumes_with_a_generator_of_the_datasets_own(tmp_path):
+    traced = df.trace(network(), torch.zeros(1, 1, 6, 6))
+    tables = [
+        df.measure_importance(traced, task(DataLoader(OwnGenerator())), RECIPE, run=tmp_path / "run") for _ in range(2)
+    ]
+    assert tables[0] == tables[1]  # those of the journal
+
+
+def test_identity_of_repeatable_data_stays_the_same():
+    """A fixed expectation: if it changed with a version, run folders that exist could not be resumed."""
+    numbers = torch.arange(300 * 3 * 4 * 4) % 251
+    data = TensorDataset(numbers.to(torch.uint8).reshape(300, 3, 4, 4), torch.arange(300) % 7)
+    made = df.ClassificationTask.from_loaders(train=DataLoader(data), holdout=DataLoader(Subset(data, range(20))))
+    assert made.identity.startswith("300 images of a loader, 50fdd922fa4930bb, ")
+
+
 class Items(Dataset):
     """A dataset of one item, as often as it is read."""
 
