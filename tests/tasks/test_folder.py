@@ -1,6 +1,8 @@
 """Image folders: files, classes, and images in memory."""
 
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ import torch
 from PIL import Image
 
 from depthfold.errors import DataError, MissingDependency
+from depthfold.progress import silent
 from depthfold.tasks import ClassificationTask
-from depthfold.tasks.image_folder import FileImages, ImageFolder, class_list
+from depthfold.tasks.image_folder import FileImages, ImageFolder, class_list, decode
 from depthfold.tasks.images import MemoryImages
 from depthfold.tasks.source import BatchRequest
 from layouts import write_folder
@@ -52,13 +55,47 @@ def test_pixels_are_read_exactly(tmp_path):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), written[f"train/{found.keys[index]}"])
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
 def test_images_of_any_mode_become_rgb(tmp_path, mode):
     path = tmp_path / ("x.jpg" if mode == "CMYK" else "x.png")
     Image.new("RGB", (9, 7), (255, 255, 255)).convert(mode).save(path)
     (images,) = FileImages(paths=(str(path),), workers=0).read([BatchRequest(indices=np.array([0]))], None, CPU)
     assert images.shape == (1, 3, 7, 9) and images.dtype == torch.uint8
     assert images.min() >= 250
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("I;16", "png"), ("I;16", "tif"), ("I;16B", "tif"), ("I", "tif"), ("F", "tif")]
+)
+def test_images_of_more_than_8_bits_are_refused(tmp_path, mode, kind):
+    """Pillow would clip them to white or black."""
+    write_folder(tmp_path)
+    bad = tmp_path / "train" / "dog" / f"002.{kind}"
+    values = np.linspace(300, 60000, 24 * 24).reshape(24, 24)
+    kinds = {"I;16": np.uint16, "I;16B": np.dtype(">u2"), "I": np.int32, "F": np.float32}
+    Image.fromarray(values.astype(kinds[mode])).save(bad)
+    with Image.open(bad) as image:
+        found = image.mode
+    assert found in (mode, "I")  # by the version of Pillow
+    message = (
+        f"The image {bad} has more than 8 bits per channel (Pillow's mode {found}), which reading would clip. Convert "
+        "it to 8 bits, or scale it in a dataset of your own (ClassificationTask.from_loaders)."
+    )
+    with pytest.raises(DataError) as error:
+        decode(str(bad))
+    assert str(error.value) == message
+    with pytest.raises(DataError) as error:
+        ClassificationTask.image_folder(tmp_path, size=16).check_files({}, silent)
+    assert str(error.value) == message
+
+
+def test_colour_images_of_16_bits_are_scaled(tmp_path):
+    """Pillow reads their upper 8 bits."""
+    row = struct.pack(">BHHHHHH", 0, 0, 0x8000, 0xFFFF, 0x1234, 0x4567, 0x89AB)
+    parts = (b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(row)), (b"IEND", b"")
+    chunks = (struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts)
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    assert np.asarray(decode(str(tmp_path / "x.png"))).tolist() == [[[0, 0x80, 0xFF], [0x12, 0x45, 0x89]]]
 
 
 def test_centre_crops_in_memory_equal_those_from_files(tmp_path):

@@ -132,19 +132,34 @@ def decode(path: str) -> Any:
     """Return the image in RGB."""
     try:
         with _pillow().open(path) as image:
-            return image.convert("RGB")
+            mode = image.mode
+            if not _is_clipped(mode):
+                return image.convert("RGB")
     except _pillow().DecompressionBombError as error:  # not an OSError
         raise DataError(f"The image {path} is too large: {error} Resize it, or remove it from its folder.") from None
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises any of these for a damaged file
         raise DataError(
             f"The image {path} cannot be read: {error}. Download it again, or remove it from its folder."
         ) from None
+    raise _clipped(path, mode)
+
+
+def _is_clipped(mode: str) -> bool:
+    """Return True for the modes I, I;16, I;16B and F, whose values convert() clips to 0..255."""
+    return mode.startswith(("I", "F"))
+
+
+def _clipped(path: str, mode: str) -> DataError:
+    return DataError(
+        f"The image {path} has more than 8 bits per channel (Pillow's mode {mode}), which reading would clip. Convert "
+        "it to 8 bits, or scale it in a dataset of your own (ClassificationTask.from_loaders)."
+    )
 
 
 def check_files(paths: Sequence[str], progress: Progress, *, like: str | None = None) -> None:
-    """Raise DataError with the first images that cannot be decoded, or with one that has another size than `like`.
+    """Raise DataError with the first images that cannot be decoded, or with one that has too many bits or another size.
 
-    Threads decode them in the lowest resolution.
+    The size is that of `like`. Threads decode them in the lowest resolution.
     """
     tick, bad = progress("checking images", len(paths), 0), []
     first = None if like is None else (like, _size(like))
@@ -165,14 +180,16 @@ def check_files(paths: Sequence[str], progress: Progress, *, like: str | None = 
 
 
 def _check(path: str) -> Size | str:
-    """Return the size of an image, or the reason if it cannot be decoded."""
+    """Return the size of an image, or the reason if it cannot be decoded. Raise DataError if it would be clipped."""
     try:
         with _pillow().open(path) as image:
-            size = image.height, image.width  # draft() changes it
+            size, mode = (image.height, image.width), image.mode  # draft() changes them
             image.draft("RGB", (1, 1))  # a JPEG is still read to its end, but decoded at an eighth of its size
             image.load()
     except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError) as error:
         return one_line(error)
+    if _is_clipped(mode):
+        raise _clipped(path, mode)
     return size
 
 
