@@ -35,6 +35,48 @@ def test_classes_and_files_are_sorted_by_name(tmp_path):
         assert found.labels.tolist() == [("cat", "dog", "eel").index(key.split("/")[0]) for key in found.keys]
 
 
+def test_images_in_subfolders_are_read(tmp_path):
+    """As torchvision's ImageFolder does. The keys of the others stay the same, and with them their hold-out images."""
+    write_folder(tmp_path)
+    before = folder(tmp_path).read("train")
+    inner = tmp_path / "train/dog/by day/2024"
+    inner.mkdir(parents=True)
+    (tmp_path / "train/dog/003.png").rename(inner / "b.png")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "train/dog/004.png").rename(tmp_path / "linked/a.png")
+    (tmp_path / "train/dog/link").symlink_to(tmp_path / "linked")
+    hidden = tmp_path / "train/dog/.ipynb_checkpoints"
+    hidden.mkdir()
+    (tmp_path / "train/dog/005.png").rename(hidden / "005.png")
+    found = folder(tmp_path).read("train")
+    moved = {"dog/003.png": "dog/by day/2024/b.png", "dog/004.png": "dog/link/a.png"}
+    assert found.keys == sorted(moved.get(key, key) for key in before.keys if key != "dog/005.png")
+    assert [found.classes[label] for label in found.labels] == [key.split("/")[0] for key in found.keys]
+    assert found.images.cached((8, 8), cropped=False).pixels.shape == (23, 3, 8, 8)
+    identity = folder(tmp_path).identity
+    assert identity.startswith("image folder of 23 images in 3 classes, ")
+    (inner / "b.png").unlink()
+    assert folder(tmp_path).identity != identity
+
+
+def test_identity_of_a_folder_stays_the_same(tmp_path):
+    """A fixed expectation: if it changed with a version, run folders that exist could not be resumed."""
+    for name in ("train/a", "train/b", "train/b/notes"):
+        (tmp_path / name).mkdir(parents=True)
+    for number, file in enumerate(("a/2.png", "a/10.PNG", "a/.hidden.png", "b/x.jpg", "b/list.txt", "b/notes/y.txt")):
+        (tmp_path / "train" / file).write_bytes(bytes(range(number, 9)))
+    found = "image folder of 3 images in 2 classes, 352351e0ca014b8e (train, val; crop ratio 0.875)"
+    assert folder(tmp_path).identity == found
+
+
+def test_subfolder_that_contains_itself_is_refused(tmp_path):
+    write_folder(tmp_path)
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat")
+    for look in (lambda: folder(tmp_path).identity, lambda: folder(tmp_path).read("train")):
+        with pytest.raises(DataError, match=r"train/cat/again/.* cannot be read: Too many levels of symbolic links\."):
+            look()
+
+
 def test_labels_follow_the_order_of_a_class_list(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "hundred.txt").write_text("eel\n\ncat \n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -225,7 +226,8 @@ class ImageFolder:
     """A folder with the folders `train` and `test`, which have a folder per class.
 
     `classes` selects class folders, and a label is an index into it; None: all folders of `train`, sorted by name.
-    Files without the suffix of an image are ignored. `crop_ratio`, `workers` and `memory` are those of FileImages.
+    Images in subfolders of a class folder belong to the class. Hidden files and folders, and files without the suffix
+    of an image, are ignored. `crop_ratio`, `workers` and `memory` are those of FileImages.
     """
 
     mean_std: ClassVar[MeanStd] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of ImageNet
@@ -337,25 +339,42 @@ def _folders(path: Path) -> tuple[str, ...]:
 
 
 def _images(folder: Path) -> list[str]:
-    """Return the names of the images, sorted, without hidden files."""
-    with os.scandir(folder) as entries:
-        names = (entry.name for entry in entries)
-        return sorted(name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith("."))
+    """Return the paths of the images in a folder and its subfolders, sorted, without hidden files and folders."""
+    return sorted(_walk(f"{folder}", ""))
+
+
+def _walk(folder: str, prefix: str) -> Iterator[str]:
+    # os.walk() would leave out folders that cannot be read, and not notice a link to a folder that contains it.
+    with _as_data_error(), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.lower().endswith(_SUFFIXES):
+                yield f"{prefix}{entry.name}"
+            elif entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/")
 
 
 def _sizes(folder: Path) -> list[tuple[str, int]]:
     """Return the names and sizes of the images, which identify a dataset without reading all files."""
-    with os.scandir(folder) as entries:
-        sizes = {entry.name: entry.stat().st_size for entry in entries}
-    return [(name, sizes[name]) for name in _images(folder)]
+    # A Path for each of a million files is slow.
+    return [(name, os.stat(f"{folder}/{name}").st_size) for name in _images(folder)]  # noqa: PTH116
 
 
 def _first(folder: Path) -> bytes:
     """Return the contents of one image, because uncompressed images all have the same size."""
-    try:
+    with _as_data_error():
         return b"".join((folder / name).read_bytes() for name in _images(folder)[:1])
+
+
+@contextlib.contextmanager
+def _as_data_error() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}. Check its permissions, or remove it."
+        ) from error
 
 
 def _missing(name: str, found: Sequence[str]) -> str:
