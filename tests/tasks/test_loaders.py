@@ -1,5 +1,6 @@
 """Tasks made from DataLoaders: batches depend only on seed and step, and loaders that do not allow it are refused."""
 
+import multiprocessing
 import pickle
 import random
 
@@ -291,6 +292,32 @@ class Stream(IterableDataset):
 def test_loaders_that_cannot_be_read_again_are_refused(loader, message):
     with pytest.raises(InvalidValue, match=message):
         task(loader)
+
+
+def test_functions_that_open_files_in_workers_are_refused():
+    with pytest.raises(InvalidValue) as error:
+        task(DataLoader(Numbered(), num_workers=1, worker_init_fn=print))
+    assert str(error.value) == (
+        "The train loader has a worker_init_fn, which is not called, because items are also read in other processes "
+        "and are seeded one by one. Leave it out, and open files on first use in the dataset's __getitem__."
+    )
+    task(DataLoader(Numbered(), worker_init_fn=print))  # without workers, the loader does not call it either
+
+
+class InNewInterpreter(Numbered):
+    """Images of class 1 if the items are read in a new interpreter, otherwise of class 0."""
+
+    def __getitem__(self, index):
+        image, _ = super().__getitem__(index)
+        return image, int(multiprocessing.current_process().name.startswith("Spawn"))
+
+
+@pytest.mark.parametrize("context", ["spawn", None])
+def test_start_method_of_the_workers_is_that_of_the_loader(context):
+    loader = DataLoader(InNewInterpreter(8), num_workers=1, multiprocessing_context=context)
+    made = task(holdout=loader)
+    made = pickle.loads(pickle.dumps(made))  # a context cannot be pickled
+    assert made._data.scored("holdout").labels.unique().tolist() == [int(context == "spawn")]
 
 
 def test_missing_parts_are_explained():

@@ -49,6 +49,7 @@ class LoaderImages:
     collate: Callable[[list[Any]], Any]
     indices: np.ndarray
     workers: int
+    start_method: str | None  # of the workers; None: the default
     fixed: bool
 
     def __len__(self) -> int:
@@ -84,12 +85,13 @@ class LoaderImages:
 
     def fetch(self, requests: Iterable[BatchRequest], size: Size | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images and labels for each request."""
-        daemon = multiprocessing.current_process().daemon  # must not have children
+        workers = 0 if multiprocessing.current_process().daemon else self.workers  # a daemon must not have children
         loader: DataLoader[Any] = DataLoader(
             _Fetcher(images=self, size=size),
             batch_size=None,  # a request is a whole batch
             sampler=requests,
-            num_workers=0 if daemon else self.workers,
+            num_workers=workers,
+            multiprocessing_context=self.start_method if workers else None,
             generator=torch.Generator(),  # otherwise the loader draws from the global generator
         )
         for found in loader:
@@ -253,9 +255,16 @@ def _images(part: Part, loader: object) -> LoaderImages:
             f"The {part} loader makes its batches itself ({found}), but their size is that of the recipe. Use "
             f"batch_size=..., {_OR_FUNCTIONS}."
         )
+    if loader.worker_init_fn is not None and loader.num_workers:
+        raise InvalidValue(
+            f"The {part} loader has a worker_init_fn, which is not called, because items are also read in other "
+            "processes and are seeded one by one. Leave it out, and open files on first use in the dataset's "
+            "__getitem__."
+        )
+    context = loader.multiprocessing_context  # cannot be pickled with the task
     return LoaderImages(
         where=part, dataset=loader.dataset, collate=loader.collate_fn, indices=_indices(part, loader),
-        workers=loader.num_workers, fixed=part != "train",
+        workers=loader.num_workers, start_method=context and context.get_start_method(), fixed=part != "train",
     )  # fmt: skip
 
 
