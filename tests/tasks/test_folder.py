@@ -201,6 +201,26 @@ def test_too_large_image_is_named(tmp_path, monkeypatch, cropped):
     )
 
 
+def test_broken_links_matter_only_for_images(tmp_path):
+    write_folder(tmp_path)
+    identity = folder(tmp_path).identity
+    (tmp_path / "train/cat/notes.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "train/cat/more").symlink_to(tmp_path / "gone")
+    task = ClassificationTask.image_folder(tmp_path, size=16)
+    assert folder(tmp_path).identity == identity
+    assert sorted(task.check_files({}, silent)) == ["test", "train"]
+    bad = tmp_path / "train/cat/004.png"
+    bad.unlink()
+    bad.symlink_to(tmp_path / "gone.png")
+    task = ClassificationTask.image_folder(tmp_path, size=16)
+    for look in (lambda: task.identity, lambda: task.check_files({}, silent)):
+        with pytest.raises(DataError) as error:
+            look()
+        assert str(error.value) == (
+            f"{bad} cannot be read: No such file or directory. Check its permissions and links, or remove it."
+        )
+
+
 def test_different_sizes_without_a_size_are_refused(tmp_path):
     write_folder(tmp_path)
     pictures = folder(tmp_path).read("train").images

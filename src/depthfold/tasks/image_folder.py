@@ -197,7 +197,8 @@ def _check(path: str) -> Size | str:
 def digest_of_files(paths: Iterable[str]) -> str:
     """Return a digest of the names, sizes and times of change of some files."""
     stats = ((path, os.stat(path)) for path in paths)  # noqa: PTH116  # a Path for each of a million files is slow
-    return digest(*(os.fsencode(f"{path} {found.st_size} {found.st_mtime_ns}\n") for path, found in stats))
+    with _as_data_error():
+        return digest(*(os.fsencode(f"{path} {found.st_size} {found.st_mtime_ns}\n") for path, found in stats))
 
 
 def _size(path: str) -> Size:
@@ -357,8 +358,8 @@ def _walk(folder: str, prefix: str) -> Iterator[str]:
 
 def _sizes(folder: Path) -> list[tuple[str, int]]:
     """Return the names and sizes of the images, which identify a dataset without reading all files."""
-    # A Path for each of a million files is slow.
-    return [(name, os.stat(f"{folder}/{name}").st_size) for name in _images(folder)]  # noqa: PTH116
+    with _as_data_error():  # a Path for each of a million files is slow
+        return [(name, os.stat(f"{folder}/{name}").st_size) for name in _images(folder)]  # noqa: PTH116
 
 
 def _first(folder: Path) -> bytes:
@@ -373,7 +374,7 @@ def _as_data_error() -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{error.filename} cannot be read: {error.strerror}. Check its permissions, or remove it."
+            f"{error.filename} cannot be read: {error.strerror}. Check its permissions and links, or remove it."
         ) from error
 
 
