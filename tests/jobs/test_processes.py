@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -185,6 +186,17 @@ def test_failing_setup_gives_the_reason():
 
     with pytest.raises(DepthfoldError, match="The setup of the jobs failed: FileNotFoundError: no such dataset"):
         list(Processes(workers=2).run(setup, [Job(key="a", payload=1)]))
+
+
+def test_setup_that_cannot_be_pickled_is_explained():
+    """A dataset may hold a connection."""
+    opened = sqlite3.connect(":memory:")
+    with closing(opened), pytest.raises(DepthfoldError) as error:
+        list(Processes(workers=1).run(lambda: opened.execute, [Job(key="a", payload=1)]))
+    assert str(error.value) == (
+        "The setup of the jobs cannot be sent to a worker: TypeError: cannot pickle 'sqlite3.Connection' object. Open "
+        "files and connections on first use in the dataset's __getitem__, or use the executor InProcess (inline)."
+    )
 
 
 def test_error_in_the_caller_ends_the_workers(tmp_path):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from depthfold.errors import InvalidValue, MissingDependency
+from depthfold.errors import DepthfoldError, InvalidValue, MissingDependency
 from depthfold.jobs import Job, RayCluster
 from depthfold.jobs.ray_cluster import lost_actor, workers_on_node
 from depthfold.testing import check_executor
@@ -80,6 +80,18 @@ def test_workers_have_their_own_threads_and_see_no_gpu():
     executor = RayCluster(workers=1, threads=3, runtime_env={"env_vars": {"MARK": "here"}})
     (outcome,) = executor.run(lambda: work, [Job(key="a", payload=1)])
     assert outcome.result == ("3", "", "here")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_setup_that_cannot_be_pickled_is_explained():
+    opened = threading.Lock()
+    with pytest.raises(DepthfoldError) as error:
+        list(RayCluster(workers=1).run(lambda: opened.acquire, [Job(key="a", payload=1)]))
+    assert str(error.value).startswith("The setup of the jobs cannot be sent to a worker: TypeError: cannot pickle ")
+    assert str(error.value).endswith(
+        ". Open files and connections on first use in the dataset's __getitem__, or use "
+        "the executor InProcess (inline)."
+    )
 
 
 def test_run_survives_a_lost_node_and_uses_a_new_one(cluster, tmp_path):

@@ -1,6 +1,8 @@
 """Image folders: files, classes, and images in memory."""
 
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ import torch
 from PIL import Image
 
 from depthfold.errors import DataError, MissingDependency
-from depthfold.tasks.image_folder import FileImages, ImageFolder, class_list
+from depthfold.progress import silent
+from depthfold.tasks import ClassificationTask
+from depthfold.tasks.image_folder import FileImages, ImageFolder, class_list, decode
 from depthfold.tasks.images import MemoryImages
 from depthfold.tasks.source import BatchRequest
 from layouts import write_folder
@@ -31,6 +35,48 @@ def test_classes_and_files_are_sorted_by_name(tmp_path):
         assert found.labels.tolist() == [("cat", "dog", "eel").index(key.split("/")[0]) for key in found.keys]
 
 
+def test_images_in_subfolders_are_read(tmp_path):
+    """As torchvision's ImageFolder does. The keys of the others stay the same, and with them their hold-out images."""
+    write_folder(tmp_path)
+    before = folder(tmp_path).read("train")
+    inner = tmp_path / "train/dog/by day/2024"
+    inner.mkdir(parents=True)
+    (tmp_path / "train/dog/003.png").rename(inner / "b.png")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "train/dog/004.png").rename(tmp_path / "linked/a.png")
+    (tmp_path / "train/dog/link").symlink_to(tmp_path / "linked")
+    hidden = tmp_path / "train/dog/.ipynb_checkpoints"
+    hidden.mkdir()
+    (tmp_path / "train/dog/005.png").rename(hidden / "005.png")
+    found = folder(tmp_path).read("train")
+    moved = {"dog/003.png": "dog/by day/2024/b.png", "dog/004.png": "dog/link/a.png"}
+    assert found.keys == sorted(moved.get(key, key) for key in before.keys if key != "dog/005.png")
+    assert [found.classes[label] for label in found.labels] == [key.split("/")[0] for key in found.keys]
+    assert found.images.cached((8, 8), cropped=False).pixels.shape == (23, 3, 8, 8)
+    identity = folder(tmp_path).identity
+    assert identity.startswith("image folder of 23 images in 3 classes, ")
+    (inner / "b.png").unlink()
+    assert folder(tmp_path).identity != identity
+
+
+def test_identity_of_a_folder_stays_the_same(tmp_path):
+    """A fixed expectation: if it changed with a version, run folders that exist could not be resumed."""
+    for name in ("train/a", "train/b", "train/b/notes"):
+        (tmp_path / name).mkdir(parents=True)
+    for number, file in enumerate(("a/2.png", "a/10.PNG", "a/.hidden.png", "b/x.jpg", "b/list.txt", "b/notes/y.txt")):
+        (tmp_path / "train" / file).write_bytes(bytes(range(number, 9)))
+    found = "image folder of 3 images in 2 classes, 352351e0ca014b8e (train, val; crop ratio 0.875)"
+    assert folder(tmp_path).identity == found
+
+
+def test_subfolder_that_contains_itself_is_refused(tmp_path):
+    write_folder(tmp_path)
+    (tmp_path / "train/cat/again").symlink_to(tmp_path / "train/cat")
+    for look in (lambda: folder(tmp_path).identity, lambda: folder(tmp_path).read("train")):
+        with pytest.raises(DataError, match=r"train/cat/again/.* cannot be read: Too many levels of symbolic links\."):
+            look()
+
+
 def test_labels_follow_the_order_of_a_class_list(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "hundred.txt").write_text("eel\n\ncat \n")
@@ -51,13 +97,47 @@ def test_pixels_are_read_exactly(tmp_path):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), written[f"train/{found.keys[index]}"])
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1"])
 def test_images_of_any_mode_become_rgb(tmp_path, mode):
     path = tmp_path / ("x.jpg" if mode == "CMYK" else "x.png")
     Image.new("RGB", (9, 7), (255, 255, 255)).convert(mode).save(path)
     (images,) = FileImages(paths=(str(path),), workers=0).read([BatchRequest(indices=np.array([0]))], None, CPU)
     assert images.shape == (1, 3, 7, 9) and images.dtype == torch.uint8
     assert images.min() >= 250
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("I;16", "png"), ("I;16", "tif"), ("I;16B", "tif"), ("I", "tif"), ("F", "tif")]
+)
+def test_images_of_more_than_8_bits_are_refused(tmp_path, mode, kind):
+    """Pillow would clip them to white or black."""
+    write_folder(tmp_path)
+    bad = tmp_path / "train" / "dog" / f"002.{kind}"
+    values = np.linspace(300, 60000, 24 * 24).reshape(24, 24)
+    kinds = {"I;16": np.uint16, "I;16B": np.dtype(">u2"), "I": np.int32, "F": np.float32}
+    Image.fromarray(values.astype(kinds[mode])).save(bad)
+    with Image.open(bad) as image:
+        found = image.mode
+    assert found in (mode, "I")  # by the version of Pillow
+    message = (
+        f"The image {bad} has more than 8 bits per channel (Pillow's mode {found}), which reading would clip. Convert "
+        "it to 8 bits, or scale it in a dataset of your own (ClassificationTask.from_loaders)."
+    )
+    with pytest.raises(DataError) as error:
+        decode(str(bad))
+    assert str(error.value) == message
+    with pytest.raises(DataError) as error:
+        ClassificationTask.image_folder(tmp_path, size=16).check_files({}, silent)
+    assert str(error.value) == message
+
+
+def test_colour_images_of_16_bits_are_scaled(tmp_path):
+    """Pillow reads their upper 8 bits."""
+    row = struct.pack(">BHHHHHH", 0, 0, 0x8000, 0xFFFF, 0x1234, 0x4567, 0x89AB)
+    parts = (b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(row)), (b"IEND", b"")
+    chunks = (struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts)
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    assert np.asarray(decode(str(tmp_path / "x.png"))).tolist() == [[[0, 0x80, 0xFF], [0x12, 0x45, 0x89]]]
 
 
 def test_centre_crops_in_memory_equal_those_from_files(tmp_path):
@@ -119,6 +199,26 @@ def test_too_large_image_is_named(tmp_path, monkeypatch, cropped):
         f"The image {bad} is too large: Image size (3000 pixels) exceeds limit of 2800 pixels, could be decompression "
         "bomb DOS attack. Resize it, or remove it from its folder."
     )
+
+
+def test_broken_links_matter_only_for_images(tmp_path):
+    write_folder(tmp_path)
+    identity = folder(tmp_path).identity
+    (tmp_path / "train/cat/notes.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "train/cat/more").symlink_to(tmp_path / "gone")
+    task = ClassificationTask.image_folder(tmp_path, size=16)
+    assert folder(tmp_path).identity == identity
+    assert sorted(task.check_files({}, silent)) == ["test", "train"]
+    bad = tmp_path / "train/cat/004.png"
+    bad.unlink()
+    bad.symlink_to(tmp_path / "gone.png")
+    task = ClassificationTask.image_folder(tmp_path, size=16)
+    for look in (lambda: task.identity, lambda: task.check_files({}, silent)):
+        with pytest.raises(DataError) as error:
+            look()
+        assert str(error.value) == (
+            f"{bad} cannot be read: No such file or directory. Check its permissions and links, or remove it."
+        )
 
 
 def test_different_sizes_without_a_size_are_refused(tmp_path):
@@ -208,3 +308,15 @@ def test_missing_pillow_names_the_extra(tmp_path, monkeypatch):
 def test_crop_ratio_outside_its_range_is_refused(tmp_path, ratio):
     with pytest.raises(DataError, match="crop_ratio is the part of an image that is scored, above 0 and at most 1"):
         ImageFolder(path=tmp_path, crop_ratio=ratio)
+
+
+@pytest.mark.parametrize(("size", "ratio"), [(None, 1.0), (16, 0.875)])
+def test_stated_crop_is_the_one_that_is_scored(tmp_path, size, ratio):
+    written = write_folder(tmp_path, sizes=((32, 32),))
+    task = ClassificationTask.image_folder(tmp_path, size=size, workers=0, normalise=((0.0,), (1.0,)), holdout=0)
+    stated = task.preprocessing
+    assert stated.crop_ratio == ratio
+    edge = 16 * (1 - stated.crop_ratio)
+    image = Image.fromarray(written["train/cat/000.png"])
+    wanted = image.resize(stated.size, Image.Resampling.BILINEAR, box=(edge, edge, 32 - edge, 32 - edge))
+    assert np.array_equal((task.example()[0] * 255).round().numpy(), np.asarray(wanted).transpose(2, 0, 1))

@@ -55,11 +55,22 @@ def test_split_of_a_class_does_not_depend_on_other_classes():
 
 def test_all_classes_that_are_too_small_are_listed():
     with pytest.raises(DataError) as error:
-        split_holdout(part([0] * 9 + [1] * 2 + [3] * 3, classes=4), 3, 0)
+        split_holdout(part([0] * 9 + [1] * 2 + [2] * 3), 3, 0)
     assert str(error.value) == (
         "here cannot be split with holdout=3:\n  class 'c1' has 2 images, but 3 would be held out\n"
-        "  class 'c2' has no images\n  class 'c3' has 3 images, but 3 would be held out\nUse a smaller holdout or "
-        "other classes: each class needs at least one image more than is held out."
+        "  class 'c2' has 3 images, but 3 would be held out\nUse a smaller holdout or other classes: each class needs "
+        "at least one image more than is held out."
+    )
+
+
+@pytest.mark.parametrize("holdout", [0, 3, 0.1])
+def test_all_classes_without_images_are_listed(holdout):
+    """Also with holdout=0, which loaders have."""
+    with pytest.raises(DataError) as error:
+        split_holdout(part([1] * 9 + [3] * 2, classes=5), holdout, 0)
+    assert str(error.value) == (
+        "here has no images of 3 of its 5 classes:\n  c0\n  c2\n  c4\nLabels count from 0 to 4: renumber them, or add "
+        "images of these classes."
     )
 
 

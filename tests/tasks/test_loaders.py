@@ -1,5 +1,6 @@
 """Tasks made from DataLoaders: batches depend only on seed and step, and loaders that do not allow it are refused."""
 
+import multiprocessing
 import pickle
 import random
 
@@ -185,6 +186,43 @@ def test_identity_changes_with_the_data():
     assert task().identity != task(holdout=DataLoader(Numbered(8, first=100))).identity
 
 
+class OwnGenerator(Numbered):
+    """Images of which a generator of the dataset's own flips half, as in many libraries of transforms."""
+
+    def __init__(self, labels=4, **given):
+        super().__init__(**given)
+        self.labels, self.generator = labels, np.random.default_rng()
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image.flip(-1) if self.generator.random() < 0.5 else image, label % self.labels
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_generator_of_the_datasets_own_does_not_change_the_identity(workers):
+    """With workers, each fetch sees the state that the generator had in this process."""
+    one, two = (task(DataLoader(OwnGenerator(), num_workers=workers)).identity for _ in range(2))
+    assert one == two
+    assert one != task(DataLoader(OwnGenerator(labels=2), num_workers=workers)).identity
+    assert one != task(DataLoader(OwnGenerator(number=36), num_workers=workers)).identity
+
+
+def test_training_resumes_with_a_generator_of_the_datasets_own(tmp_path):
+    traced = df.trace(network(), torch.zeros(1, 1, 6, 6))
+    tables = [
+        df.measure_importance(traced, task(DataLoader(OwnGenerator())), RECIPE, run=tmp_path / "run") for _ in range(2)
+    ]
+    assert tables[0] == tables[1]  # those of the journal
+
+
+def test_identity_of_repeatable_data_stays_the_same():
+    """A fixed expectation: if it changed with a version, run folders that exist could not be resumed."""
+    numbers = torch.arange(300 * 3 * 4 * 4) % 251
+    data = TensorDataset(numbers.to(torch.uint8).reshape(300, 3, 4, 4), torch.arange(300) % 7)
+    made = df.ClassificationTask.from_loaders(train=DataLoader(data), holdout=DataLoader(Subset(data, range(20))))
+    assert made.identity.startswith("300 images of a loader, 50fdd922fa4930bb, ")
+
+
 class Items(Dataset):
     """A dataset of one item, as often as it is read."""
 
@@ -254,6 +292,32 @@ class Stream(IterableDataset):
 def test_loaders_that_cannot_be_read_again_are_refused(loader, message):
     with pytest.raises(InvalidValue, match=message):
         task(loader)
+
+
+def test_functions_that_open_files_in_workers_are_refused():
+    with pytest.raises(InvalidValue) as error:
+        task(DataLoader(Numbered(), num_workers=1, worker_init_fn=print))
+    assert str(error.value) == (
+        "The train loader has a worker_init_fn, which is not called, because items are also read in other processes "
+        "and are seeded one by one. Leave it out, and open files on first use in the dataset's __getitem__."
+    )
+    task(DataLoader(Numbered(), worker_init_fn=print))  # without workers, the loader does not call it either
+
+
+class InNewInterpreter(Numbered):
+    """Images of class 1 if the items are read in a new interpreter, otherwise of class 0."""
+
+    def __getitem__(self, index):
+        image, _ = super().__getitem__(index)
+        return image, int(multiprocessing.current_process().name.startswith("Spawn"))
+
+
+@pytest.mark.parametrize("context", ["spawn", None])
+def test_start_method_of_the_workers_is_that_of_the_loader(context):
+    loader = DataLoader(InNewInterpreter(8), num_workers=1, multiprocessing_context=context)
+    made = task(holdout=loader)
+    made = pickle.loads(pickle.dumps(made))  # a context cannot be pickled
+    assert made._data.scored("holdout").labels.unique().tolist() == [int(context == "spawn")]
 
 
 def test_missing_parts_are_explained():

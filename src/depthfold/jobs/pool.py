@@ -7,7 +7,7 @@ import pickle
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -50,6 +50,18 @@ def run_setup(setup: Setup) -> Work:
 def setup_error(reason: str) -> DepthfoldError:
     reason = reason.rstrip(".")
     return DepthfoldError(f"The setup of the jobs failed: {reason}. No job was run, because every job needs it.")
+
+
+def pack_setup(pack: Callable[[Any], bytes], setup: Setup) -> bytes:
+    """Return the pickled setup. Raise DepthfoldError if it cannot be pickled, for example because of an open file."""
+    try:
+        return pack(setup)
+    except Exception as error:
+        found = f"{type(error).__name__}: {one_line(error)}".rstrip(".")
+        raise DepthfoldError(
+            f"The setup of the jobs cannot be sent to a worker: {found}. Open files and connections on first use in "
+            "the dataset's __getitem__, or use the executor InProcess (inline)."
+        ) from error
 
 
 def failure_from(error: Exception) -> Failure:

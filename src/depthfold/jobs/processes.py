@@ -17,7 +17,7 @@ from typing import Any
 
 from depthfold.errors import InvalidValue
 from depthfold.jobs.base import Job, Outcome, Setup
-from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, run_jobs, setup_error
+from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, pack_setup, run_jobs, setup_error
 from depthfold.jobs.worker import STOP, environment_variables
 from depthfold.support.coerce import as_whole
 from depthfold.support.cores import usable_cores
@@ -187,7 +187,7 @@ class Processes:
         if queue.done:
             return
         pack = load("cloudpickle", "processes").dumps
-        pool = ProcessPool(setup=pack(setup), pack=pack, threads=self.threads, visible_gpus=visible_gpus)
+        pool = ProcessPool(setup=pack_setup(pack, setup), pack=pack, threads=self.threads, visible_gpus=visible_gpus)
         try:
             yield from run_jobs(queue, pool)
             pool.stop(pool.workers)

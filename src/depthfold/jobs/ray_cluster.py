@@ -11,7 +11,7 @@ from typing import Any
 
 from depthfold.errors import InvalidValue
 from depthfold.jobs.base import Job, Outcome, Setup
-from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, run_jobs, setup_error
+from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, pack_setup, run_jobs, setup_error
 from depthfold.jobs.worker import Worker, environment_variables
 from depthfold.support.coerce import as_float, as_whole
 from depthfold.support.optional import load
@@ -90,7 +90,7 @@ class _ActorPool:
                 f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs in total. "
                 "Use smaller workers, or set workers=... to wait for more nodes."
             )
-        self._setup = ray.put(ray.cloudpickle.dumps(setup))  # once for all actors
+        self._setup = ray.put(pack_setup(self.pack, setup))  # once for all actors
         self._actor = ray.remote(Worker).options(
             num_cpus=options.cpus,
             num_gpus=options.gpus,

@@ -151,7 +151,7 @@ class ClassificationTask:
 
         `classes` selects classes, for example those of ImageNet-100: a list of names, or a file with one per line.
         Labels follow its order. `crop_ratio` is the part of the image that is scored (0.875 with size=224: resize to
-        256, crop 224). `workers` and `memory` are those of FileImages.
+        256, crop 224); without a size, whole images are scored. `workers` and `memory` are those of FileImages.
         """
         names = None if classes is None else class_list(classes)
         folder = _absolute(path)
@@ -207,9 +207,10 @@ class ClassificationTask:
         pixels = self._first_image()
         channels, height, width = pixels.shape[1:]
         mean, deviation = (values * channels if len(values) == 1 else values for values in self._mean_std)
+        crop_ratio = 1.0 if self.size is None else getattr(self.source, "crop_ratio", 1.0)  # see images.centre_box
         return Preprocessing(
             channels=channels, size=(height, width), mean=mean, deviation=deviation, classes=self._data.train.classes,
-            crop_ratio=getattr(self.source, "crop_ratio", 1.0), uint8=pixels.dtype == torch.uint8,
+            crop_ratio=crop_ratio, uint8=pixels.dtype == torch.uint8,
         )  # fmt: skip
 
     @property

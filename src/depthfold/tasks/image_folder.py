@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +38,7 @@ class FileImages:
 
     `workers` is the number of processes (None: one per core, at most 8). With 0, or in a daemon process, which must not
     have children, this process decodes. `memory` limits the bytes of decoded images that are kept of one set, in each
-    process that reads it. `crop_ratio` applies to centre crops.
+    process that reads it. `crop_ratio` applies to centre crops to a size.
     """
 
     paths: tuple[str, ...]
@@ -132,19 +133,34 @@ def decode(path: str) -> Any:
     """Return the image in RGB."""
     try:
         with _pillow().open(path) as image:
-            return image.convert("RGB")
+            mode = image.mode
+            if not _is_clipped(mode):
+                return image.convert("RGB")
     except _pillow().DecompressionBombError as error:  # not an OSError
         raise DataError(f"The image {path} is too large: {error} Resize it, or remove it from its folder.") from None
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises any of these for a damaged file
         raise DataError(
             f"The image {path} cannot be read: {error}. Download it again, or remove it from its folder."
         ) from None
+    raise _clipped(path, mode)
+
+
+def _is_clipped(mode: str) -> bool:
+    """Return True for the modes I, I;16, I;16B and F, whose values convert() clips to 0..255."""
+    return mode.startswith(("I", "F"))
+
+
+def _clipped(path: str, mode: str) -> DataError:
+    return DataError(
+        f"The image {path} has more than 8 bits per channel (Pillow's mode {mode}), which reading would clip. Convert "
+        "it to 8 bits, or scale it in a dataset of your own (ClassificationTask.from_loaders)."
+    )
 
 
 def check_files(paths: Sequence[str], progress: Progress, *, like: str | None = None) -> None:
-    """Raise DataError with the first images that cannot be decoded, or with one that has another size than `like`.
+    """Raise DataError with the first images that cannot be decoded, or with one that has too many bits or another size.
 
-    Threads decode them in the lowest resolution.
+    The size is that of `like`. Threads decode them in the lowest resolution.
     """
     tick, bad = progress("checking images", len(paths), 0), []
     first = None if like is None else (like, _size(like))
@@ -165,21 +181,24 @@ def check_files(paths: Sequence[str], progress: Progress, *, like: str | None = 
 
 
 def _check(path: str) -> Size | str:
-    """Return the size of an image, or the reason if it cannot be decoded."""
+    """Return the size of an image, or the reason if it cannot be decoded. Raise DataError if it would be clipped."""
     try:
         with _pillow().open(path) as image:
-            size = image.height, image.width  # draft() changes it
+            size, mode = (image.height, image.width), image.mode  # draft() changes them
             image.draft("RGB", (1, 1))  # a JPEG is still read to its end, but decoded at an eighth of its size
             image.load()
     except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError) as error:
         return one_line(error)
+    if _is_clipped(mode):
+        raise _clipped(path, mode)
     return size
 
 
 def digest_of_files(paths: Iterable[str]) -> str:
     """Return a digest of the names, sizes and times of change of some files."""
     stats = ((path, os.stat(path)) for path in paths)  # noqa: PTH116  # a Path for each of a million files is slow
-    return digest(*(os.fsencode(f"{path} {found.st_size} {found.st_mtime_ns}\n") for path, found in stats))
+    with _as_data_error():
+        return digest(*(os.fsencode(f"{path} {found.st_size} {found.st_mtime_ns}\n") for path, found in stats))
 
 
 def _size(path: str) -> Size:
@@ -208,7 +227,8 @@ class ImageFolder:
     """A folder with the folders `train` and `test`, which have a folder per class.
 
     `classes` selects class folders, and a label is an index into it; None: all folders of `train`, sorted by name.
-    Files without the suffix of an image are ignored. `crop_ratio`, `workers` and `memory` are those of FileImages.
+    Images in subfolders of a class folder belong to the class. Hidden files and folders, and files without the suffix
+    of an image, are ignored. `crop_ratio`, `workers` and `memory` are those of FileImages.
     """
 
     mean_std: ClassVar[MeanStd] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of ImageNet
@@ -320,25 +340,42 @@ def _folders(path: Path) -> tuple[str, ...]:
 
 
 def _images(folder: Path) -> list[str]:
-    """Return the names of the images, sorted, without hidden files."""
-    with os.scandir(folder) as entries:
-        names = (entry.name for entry in entries)
-        return sorted(name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith("."))
+    """Return the paths of the images in a folder and its subfolders, sorted, without hidden files and folders."""
+    return sorted(_walk(f"{folder}", ""))
+
+
+def _walk(folder: str, prefix: str) -> Iterator[str]:
+    # os.walk() would leave out folders that cannot be read, and not notice a link to a folder that contains it.
+    with _as_data_error(), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.lower().endswith(_SUFFIXES):
+                yield f"{prefix}{entry.name}"
+            elif entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/")
 
 
 def _sizes(folder: Path) -> list[tuple[str, int]]:
     """Return the names and sizes of the images, which identify a dataset without reading all files."""
-    with os.scandir(folder) as entries:
-        sizes = {entry.name: entry.stat().st_size for entry in entries}
-    return [(name, sizes[name]) for name in _images(folder)]
+    with _as_data_error():  # a Path for each of a million files is slow
+        return [(name, os.stat(f"{folder}/{name}").st_size) for name in _images(folder)]  # noqa: PTH116
 
 
 def _first(folder: Path) -> bytes:
     """Return the contents of one image, because uncompressed images all have the same size."""
-    try:
+    with _as_data_error():
         return b"".join((folder / name).read_bytes() for name in _images(folder)[:1])
+
+
+@contextlib.contextmanager
+def _as_data_error() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}. Check its permissions and links, or remove it."
+        ) from error
 
 
 def _missing(name: str, found: Sequence[str]) -> str:

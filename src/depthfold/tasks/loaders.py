@@ -49,6 +49,7 @@ class LoaderImages:
     collate: Callable[[list[Any]], Any]
     indices: np.ndarray
     workers: int
+    start_method: str | None  # of the workers; None: the default
     fixed: bool
 
     def __len__(self) -> int:
@@ -70,18 +71,27 @@ class LoaderImages:
         for start in range(0, len(self), _READ_BATCH):
             yield BatchRequest(indices=np.arange(start, min(start + _READ_BATCH, len(self))))
 
+    def repeatable(self) -> bool:
+        """Return False if the first items change when they are read again, by a generator of the dataset's own."""
+        first = next(self.all_requests())
+        # Several workers would each have a copy of the generator, in the same state.
+        images = replace(self, workers=min(self.workers, 1))
+        one, two = (_pixels(batch) for batch, _ in images.fetch([first, first]))
+        return one == two
+
     def read(self, requests: Iterable[BatchRequest], size: Size | None, device: torch.device) -> Iterator[Tensor]:
         for images, _ in self.fetch(requests, size):
             yield images.to(device, non_blocking=True)
 
     def fetch(self, requests: Iterable[BatchRequest], size: Size | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images and labels for each request."""
-        daemon = multiprocessing.current_process().daemon  # must not have children
+        workers = 0 if multiprocessing.current_process().daemon else self.workers  # a daemon must not have children
         loader: DataLoader[Any] = DataLoader(
             _Fetcher(images=self, size=size),
             batch_size=None,  # a request is a whole batch
             sampler=requests,
-            num_workers=0 if daemon else self.workers,
+            num_workers=workers,
+            multiprocessing_context=self.start_method if workers else None,
             generator=torch.Generator(),  # otherwise the loader draws from the global generator
         )
         for found in loader:
@@ -166,7 +176,8 @@ def _describe(batch: Any) -> str:
 class Loaders:
     """The datasets of a training, a hold-out and, optionally, a test loader.
 
-    All items are read once for their labels, which are then kept and pickled with the task.
+    All items are read once for their labels, which are then kept and pickled with the task. The first training images
+    are read again, to see whether they are repeatable.
     """
 
     mean_std: ClassVar[MeanStd] = ((0.0,), (1.0,))  # uint8 images are only scaled to 0..1
@@ -192,18 +203,24 @@ class Loaders:
         )  # fmt: skip
 
     def _labels(self, part: Part) -> tuple[Tensor, str]:
-        """Return all labels of a part, and a digest of them and of the first images."""
+        """Return all labels of a part, and a digest of them and, if they are repeatable, of the first images."""
         if part not in self._read:
             images = self.parts[part]
             if not len(images):
                 raise DataError(f"The {part} loader has no items. Check its dataset and its sampler.")
             labels, first = [], b""
             for batch, found in images.fetch(images.all_requests()):
-                first = first or batch.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                first = first or _pixels(batch)
                 labels.append(found)
+            if not images.fixed and not images.repeatable():
+                first = b""  # otherwise no run could be resumed
             together = torch.cat(labels)
             self._read[part] = together, digest(first, together.numpy().tobytes())
         return self._read[part]
+
+
+def _pixels(batch: Tensor) -> bytes:
+    return batch.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def loaders(*, train: object, holdout: object, test: object | None, classes: Iterable[str] | None) -> Loaders:
@@ -238,9 +255,16 @@ def _images(part: Part, loader: object) -> LoaderImages:
             f"The {part} loader makes its batches itself ({found}), but their size is that of the recipe. Use "
             f"batch_size=..., {_OR_FUNCTIONS}."
         )
+    if loader.worker_init_fn is not None and loader.num_workers:
+        raise InvalidValue(
+            f"The {part} loader has a worker_init_fn, which is not called, because items are also read in other "
+            "processes and are seeded one by one. Leave it out, and open files on first use in the dataset's "
+            "__getitem__."
+        )
+    context = loader.multiprocessing_context  # cannot be pickled with the task
     return LoaderImages(
         where=part, dataset=loader.dataset, collate=loader.collate_fn, indices=_indices(part, loader),
-        workers=loader.num_workers, fixed=part != "train",
+        workers=loader.num_workers, start_method=context and context.get_start_method(), fixed=part != "train",
     )  # fmt: skip
 
 

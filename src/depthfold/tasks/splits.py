@@ -141,14 +141,18 @@ def split_holdout(part: DatasetPart, holdout: float | int, seed: int) -> tuple[t
     members: list[list[int]] = [[] for _ in part.classes]
     for index, label in enumerate(part.labels.tolist()):
         members[label].append(index)
+    if empty := [name for name, indices in zip(part.classes, members, strict=True) if not indices]:
+        raise DataError(
+            f"{part.where} has no images of {len(empty)} of its {count(len(members), 'class', 'classes')}:"
+            f"{indented(empty)}\nLabels count from 0 to {len(members) - 1}: renumber them, or add images of these "
+            "classes."
+        )
     kept: list[int] = []
     held: list[int] = []
     problems: list[str] = []
     for name, indices in zip(part.classes, members, strict=True):
         number = holdout if isinstance(holdout, int) else max(1, round(holdout * len(indices)))
-        if not indices:
-            problems.append(f"class {name!r} has no images")
-        elif number >= len(indices):
+        if number >= len(indices):
             problems.append(f"class {name!r} has {count(len(indices), 'image')}, but {number} would be held out")
         if number:
             indices = sorted(indices, key=lambda index: (derive_seed(seed, "holdout", part.keys[index]), index))
