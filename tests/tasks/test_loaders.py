@@ -294,14 +294,16 @@ def test_loaders_that_cannot_be_read_again_are_refused(loader, message):
         task(loader)
 
 
-def test_functions_that_open_files_in_workers_are_refused():
-    with pytest.raises(InvalidValue) as error:
-        task(DataLoader(Numbered(), num_workers=1, worker_init_fn=print))
-    assert str(error.value) == (
-        "The train loader has a worker_init_fn, which is not called, because items are also read in other processes "
-        "and are seeded one by one. Leave it out, and open files on first use in the dataset's __getitem__."
+def test_functions_that_start_workers_are_said_not_to_be_called(recwarn):
+    task(DataLoader(Numbered(), num_workers=1, worker_init_fn=print))
+    (warning,) = recwarn
+    assert str(warning.message) == (
+        "The worker_init_fn of the train loader is not called. If it opens files, open them on first use in the "
+        "dataset's __getitem__."
     )
+    assert warning.filename == __file__
     task(DataLoader(Numbered(), worker_init_fn=print))  # without workers, the loader does not call it either
+    assert len(recwarn) == 1
 
 
 class InNewInterpreter(Numbered):

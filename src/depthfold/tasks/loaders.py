@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -34,6 +35,11 @@ from depthfold.support.text import one_line
 from depthfold.tasks.images import MemoryImages, centre_box, crop_boxes, resample
 from depthfold.tasks.source import BatchRequest, DatasetPart, Images, MeanStd, Part, Size
 from depthfold.training import derive_seed
+
+
+class UnusedOption(UserWarning):
+    """An option of a loader has no effect."""
+
 
 _READ_BATCH = 256  # items per batch when all of them are read
 _MEMORY = 2 * 10**9  # bytes of images to score that are kept in memory
@@ -228,7 +234,7 @@ def loaders(*, train: object, holdout: object, test: object | None, classes: Ite
     given: dict[Part, object] = {"train": train, "holdout": holdout}
     if test is not None:
         given["test"] = test
-    parts = {part: _images(part, loader) for part, loader in given.items()}
+    parts = dict(zip(given, map(_images, given, given.values()), strict=True))
     names = getattr(parts["train"].dataset, "classes", None) if classes is None else classes
     if names is None or (classes is None and not all(isinstance(name, str) for name in names)):
         return Loaders(parts=parts)
@@ -256,10 +262,11 @@ def _images(part: Part, loader: object) -> LoaderImages:
             f"batch_size=..., {_OR_FUNCTIONS}."
         )
     if loader.worker_init_fn is not None and loader.num_workers:
-        raise InvalidValue(
-            f"The {part} loader has a worker_init_fn, which is not called, because items are also read in other "
-            "processes and are seeded one by one. Leave it out, and open files on first use in the dataset's "
-            "__getitem__."
+        warnings.warn(  # not an error: most of these functions seed, which is done here for every item
+            f"The worker_init_fn of the {part} loader is not called. If it opens files, open them on first use in the "
+            "dataset's __getitem__.",
+            UnusedOption,
+            stacklevel=4,
         )
     context = loader.multiprocessing_context  # cannot be pickled with the task
     return LoaderImages(
