@@ -1,5 +1,7 @@
 """The ONNX writer: its models compute the same as PyTorch, and unsupported modules go through PyTorch's exporter."""
 
+from collections import OrderedDict
+
 import onnx
 import onnxruntime
 import pytest
@@ -75,6 +77,21 @@ def test_supported_op_computes_the_same_as_pytorch(name):
     module, sample = randomise_statistics(SUPPORTED[name]), torch.randn(2, 4, 9, 8)
     model = written(module, sample)
     onnx.checker.check_model(model, full_check=True)
+    check_backend(get("onnxruntime"), cases={name: (module, (sample,))})
+
+
+# Modules whose names the writer would also give to values of its own.
+CLASHING = {
+    "outputs": OrderedDict(output=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))),
+    "outputs with underscores": OrderedDict(output_0=nn.Conv2d(4, 4, 1), output_0_=nn.ReLU()),
+    "gates": OrderedDict(act=nn.SiLU(), act_gate=nn.Conv2d(4, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CLASHING)
+def test_names_of_modules_do_not_clash_with_those_of_the_writer(name):
+    module, sample = nn.Sequential(CLASHING[name]), torch.randn(2, 4, 9, 8)
+    onnx.checker.check_model(written(module, sample), full_check=True)
     check_backend(get("onnxruntime"), cases={name: (module, (sample,))})
 
 

@@ -101,6 +101,7 @@ class _Writer:
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self.names: dict[fx.Node, str] = {}
+        self.taken = {node.name for node in traced.graph.nodes}  # weights have a dot or a space in their names
         self.flat: set[str] = set()  # values with two dimensions
         self.views: set[str] = set()  # values that share memory with another one
 
@@ -122,8 +123,8 @@ class _Writer:
                     raise UnsupportedOp("an output that is not a tensor")
                 for n, (result, shape) in enumerate(zip(results, self.targets, strict=True)):
                     # A new name, because an output must not also be an input or another output.
-                    self.emit("Identity", (self.read(result),), f"output_{n}")
-                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, shape))
+                    name = self.emit("Identity", (self.read(result),), self.unused(f"output_{n}"))
+                    targets.append(helper.make_tensor_value_info(name, kind, shape))
             else:
                 self.names[node] = self.write(node)
         if rest:
@@ -172,6 +173,12 @@ class _Writer:
         if not isinstance(value, fx.Node):
             raise UnsupportedOp(f"{value!r} where a tensor is expected")
         return self.names[value]
+
+    def unused(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
 
     def emit(self, kind: str, sources: Sequence[str], name: str, **attributes: Any) -> str:
         if kind in _ELEMENTWISE and sources[0] in self.flat:
