@@ -29,6 +29,17 @@ class Function(nn.Module):
         return self.function(x, self.conv)
 
 
+class Keyword(nn.Module):
+    """A forward that gives the input to a module by name."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.conv, self.module = nn.Conv2d(4, 4, 3, padding=1), module
+
+    def forward(self, x):
+        return self.module(input=self.conv(x))
+
+
 def head(x, conv):
     return torch.flatten(F.adaptive_avg_pool2d(conv(x), (1, 1)), 1)
 
@@ -109,6 +120,8 @@ UNSUPPORTED = {
     "in place on the input": nn.ReLU(inplace=True),
     "control flow": Function(lambda x, c: c(x) if x.sum() > 0 else x),
     "a size": Function(lambda x, c: c(x).reshape(x.shape[0], -1)),
+    "a dropout called with a keyword": Keyword(nn.Dropout()),
+    "an identity called with a keyword": Keyword(nn.Identity()),
     "a padding of something flat": Function(lambda x, c: F.pad(c(x).flatten(1), (0, 2))),
     "a padding after something flat": Function(lambda x, c: F.pad(torch.cat([c(x).flatten(1)], 1), (0, 2))),
 }
@@ -127,7 +140,9 @@ def test_module_with_hook_is_refused():
         written(nn.Sequential(conv), torch.randn(2, 4, 9, 8))
 
 
-@pytest.mark.parametrize("name", ["cropping", "in place and read again", "a padding of something flat"])
+@pytest.mark.parametrize(
+    "name", ["cropping", "in place and read again", "a dropout called with a keyword", "a padding of something flat"]
+)
 def test_unsupported_op_goes_through_the_exporter(name):
     check_backend(get("onnxruntime"), cases={name: (UNSUPPORTED[name], (torch.randn(2, 4, 9, 8),))})
 

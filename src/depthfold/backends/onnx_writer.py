@@ -139,10 +139,12 @@ class _Writer:
                 raise UnsupportedOp("a module with hooks")
             if getattr(module, "inplace", False):
                 self.check_only_reader(node)
+            if len(node.args) != 1 or node.kwargs:
+                raise UnsupportedOp(f"{type(module).__name__} with other arguments")
             if type(module) in _NO_OPERATIONS:
                 return self.read(node.args[0])
             operation = MODULES.get(type(module))
-            if operation is None or len(node.args) != 1 or node.kwargs:
+            if operation is None:
                 raise UnsupportedOp(type(module).__name__)
             return operation(self, node, module)
         operation = CALLS.get(node.target) if node.op in ("call_function", "call_method") else None
