@@ -27,6 +27,7 @@ from depthfold.backends.base import (
     with_batch,
 )
 from depthfold.backends.onnx_ops import CALLS, MODULES, UnsupportedOp
+from depthfold.backends.precision import disable_autocast
 from depthfold.backends.raw_images import RawImages, add_normalisation
 from depthfold.errors import BackendError
 from depthfold.support.optional import load
@@ -201,6 +202,7 @@ class _Writer:
 _LIMIT = 2**31 - 1  # bytes in a protocol buffer
 
 
+@disable_autocast(torch.device("cpu"))
 def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_batch: bool = False) -> bytes:
     """Return the module as a serialised ONNX model for these inputs or, with `dynamic_batch`, for any batch."""
     load("onnx", extra)
