@@ -187,6 +187,14 @@ def test_nested_outputs_are_exported(tmp_path):
     assert torch.equal(again["maps"][1][0], wanted["maps"][1][0])
 
 
+@pytest.mark.parametrize("name", ["m.onnx", pytest.param("m.xml", marks=needs("openvino"))])
+def test_numbers_and_text_in_the_output_are_left_out(tmp_path, name):
+    shallow = small(lambda net, x: {"stride": 4, "out": net.act(x), "name": ["a", None]}, act=nn.GELU())
+    done = df.export(shallow, tmp_path / name)
+    assert (done.batch, done.why_fixed) == ("dynamic", None)
+    assert done.error <= 1e-5
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()

@@ -7,6 +7,7 @@ Anything that is not supported exactly (`onnx_ops.py`) raises UnsupportedOp, and
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.base import (
     Inputs,
@@ -224,19 +226,31 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_b
 
 
 def _onnx_model(module: nn.Module, inputs: Inputs, extra: str, dynamic_batch: bool) -> Any:
-    outputs = _run(module, inputs)
+    output = _run(module, inputs)
     try:
-        larger = _run(module, with_batch(inputs, len(inputs[0]) + 1)) if dynamic_batch else None
-        return write_model(module, inputs, outputs, larger)
+        larger = flatten(_run(module, with_batch(inputs, len(inputs[0]) + 1))) if dynamic_batch else None
+        return write_model(module, inputs, flatten(output), larger)
     except UnsupportedOp:
         load("onnxscript", extra)
-        return export_with_pytorch(module, inputs, dynamic_batch)
+        # A wrapper changes the names of the weights, so it is used only if it is needed.
+        plain = all(leaf is None or isinstance(leaf, Tensor) for leaf in tree_leaves(output))
+        return export_with_pytorch(module if plain else _OnlyTensors(module), inputs, dynamic_batch)
 
 
-def _run(module: nn.Module, inputs: Inputs) -> Inputs:
+class _OnlyTensors(nn.Module):
+    """A module that returns the tensors of another one, because PyTorch's exporter takes no numbers and no text."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        # With the signature of the module's forward, after which the exporter names the inputs.
+        self.forward = functools.wraps(module.forward)(lambda *inputs: flatten(module(*inputs)))
+
+
+def _run(module: nn.Module, inputs: Inputs) -> Any:
     batch = inputs[0].shape[0] if inputs[0].dim() else 1
     with backend_errors(f"PyTorch cannot run this module with a batch of {batch}"), torch.inference_mode():
-        return flatten(module(*(tensor.clone() for tensor in inputs)))
+        return module(*(tensor.clone() for tensor in inputs))
 
 
 def export_with_pytorch(module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> Any:
