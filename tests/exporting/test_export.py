@@ -251,6 +251,38 @@ def test_half_precision_is_exported(tmp_path):
     assert in_onnxruntime(done.path, picture(3).half())[0].dtype == numpy.float16
 
 
+IMPOSSIBLE = {
+    ("m.onnx", torch.bfloat16): "written in bfloat16: ONNX has no convolutions in bfloat16 before opset 22",
+    ("m.onnx", torch.float64): "compared with PyTorch in float64: ONNX Runtime has no convolutions in float64",
+    ("m.xml", torch.bfloat16): "compared with PyTorch in bfloat16: OpenVINO takes NumPy arrays, which have no bfloat16",
+    ("m.xml", torch.float64): "compared with PyTorch in float64: OpenVINO computes in float32",
+}
+
+
+@pytest.mark.parametrize("name, dtype", IMPOSSIBLE)
+@needs("openvino")
+def test_impossible_precision_is_refused(tmp_path, name, dtype):
+    shallow = merged(classifier()).to(dtype)
+    with pytest.raises(InvalidValue) as caught:
+        df.export(shallow, tmp_path / name)
+    fix = "Convert the network with shallow.float(), or export to .pt2."
+    assert str(caught.value) == f"{name} cannot be {IMPOSSIBLE[name, dtype]}. {fix}"
+    assert not list(tmp_path.iterdir())
+    df.export(shallow, tmp_path / "m.pt2")
+    df.export(shallow.float(), tmp_path / name)
+
+
+@needs("openvino")
+def test_file_that_cannot_be_compared_is_written_without_check(tmp_path):
+    for name, dtype in IMPOSSIBLE:
+        shallow = merged(classifier()).to(dtype)
+        if (name, dtype) == ("m.onnx", torch.bfloat16):
+            with pytest.raises(InvalidValue, match="cannot be written in bfloat16"):
+                df.export(shallow, tmp_path / name, check=False)
+        else:
+            assert df.export(shallow, tmp_path / name, check=False).batch == "dynamic"
+
+
 @pytest.mark.parametrize(
     "name, hint",
     [("m.onxn", "Did you mean 'm.onnx'?"), ("m.pt", "Did you mean 'm.pt2'?"), ("m", "of 'm'. Known suffixes: ")],
