@@ -1,5 +1,7 @@
 """The ONNX writer: its models compute the same as PyTorch, and unsupported modules go through PyTorch's exporter."""
 
+from collections import OrderedDict
+
 import onnx
 import onnxruntime
 import pytest
@@ -25,6 +27,17 @@ class Function(nn.Module):
 
     def forward(self, x):
         return self.function(x, self.conv)
+
+
+class Keyword(nn.Module):
+    """A forward that gives the input to a module by name."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.conv, self.module = nn.Conv2d(4, 4, 3, padding=1), module
+
+    def forward(self, x):
+        return self.module(input=self.conv(x))
 
 
 def head(x, conv):
@@ -78,6 +91,21 @@ def test_supported_op_computes_the_same_as_pytorch(name):
     check_backend(get("onnxruntime"), cases={name: (module, (sample,))})
 
 
+# Modules whose names the writer would also give to values of its own.
+CLASHING = {
+    "outputs": OrderedDict(output=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))),
+    "outputs with underscores": OrderedDict(output_0=nn.Conv2d(4, 4, 1), output_0_=nn.ReLU()),
+    "gates": OrderedDict(act=nn.SiLU(), act_gate=nn.Conv2d(4, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CLASHING)
+def test_names_of_modules_do_not_clash_with_those_of_the_writer(name):
+    module, sample = nn.Sequential(CLASHING[name]), torch.randn(2, 4, 9, 8)
+    onnx.checker.check_model(written(module, sample), full_check=True)
+    check_backend(get("onnxruntime"), cases={name: (module, (sample,))})
+
+
 UNSUPPORTED = {
     "another module": nn.GELU(),
     "reflection": nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
@@ -92,6 +120,8 @@ UNSUPPORTED = {
     "in place on the input": nn.ReLU(inplace=True),
     "control flow": Function(lambda x, c: c(x) if x.sum() > 0 else x),
     "a size": Function(lambda x, c: c(x).reshape(x.shape[0], -1)),
+    "a dropout called with a keyword": Keyword(nn.Dropout()),
+    "an identity called with a keyword": Keyword(nn.Identity()),
     "a padding of something flat": Function(lambda x, c: F.pad(c(x).flatten(1), (0, 2))),
     "a padding after something flat": Function(lambda x, c: F.pad(torch.cat([c(x).flatten(1)], 1), (0, 2))),
 }
@@ -110,7 +140,9 @@ def test_module_with_hook_is_refused():
         written(nn.Sequential(conv), torch.randn(2, 4, 9, 8))
 
 
-@pytest.mark.parametrize("name", ["cropping", "in place and read again", "a padding of something flat"])
+@pytest.mark.parametrize(
+    "name", ["cropping", "in place and read again", "a dropout called with a keyword", "a padding of something flat"]
+)
 def test_unsupported_op_goes_through_the_exporter(name):
     check_backend(get("onnxruntime"), cases={name: (UNSUPPORTED[name], (torch.randn(2, 4, 9, 8),))})
 

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import logging
 import weakref
 
 import onnxruntime
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from depthfold.backends import get
-from depthfold.errors import InvalidValue
+from depthfold.errors import BackendError, InvalidValue
 from lacking import needs
 
 CONV = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU())
@@ -123,6 +124,16 @@ def test_option_that_contradicts_the_program_is_refused(options, tmp_path):
     path = backend.export(CONV, INPUTS, tmp_path / "a.pt2")
     with pytest.raises(InvalidValue, match=REFUSED[options]):
         backend.open(path, INPUTS)
+
+
+def test_program_that_cannot_be_loaded_is_an_error_without_a_traceback(tmp_path, monkeypatch, caplog):
+    """torch.export.load logs the tracebacks of its attempts."""
+    path = get("pytorch").export(CONV, INPUTS, tmp_path / "a.pt2")
+    path.write_bytes(path.read_bytes()[:-100])
+    monkeypatch.setattr(logging.getLogger("torch.export"), "handlers", [caplog.handler])
+    with pytest.raises(BackendError, match=r"^PyTorch cannot load this program: "):
+        get("pytorch").open(path, INPUTS)
+    assert "Traceback" not in caplog.text
 
 
 def test_program_on_another_device_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """The return values of a forward: tensors in tuples and dicts, and other values beside them."""
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ class Returns(nn.Module):
 OUTPUTS = {
     "with None": (lambda y: (y, None), 1),
     "with an empty list": (lambda y: (y, []), 1),
+    "with a number": (lambda y: {"out": y, "stride": 4}, 1),
+    "with text": (lambda y: [y, ("name", {"more": y * 2})], 2),
     "nested": (lambda y: {"out": y, "more": [y * 2, None]}, 2),
 }
 
@@ -55,3 +58,24 @@ def test_output_without_tensors_is_a_backend_error(what, message, target):
 def test_numbers_and_text_in_the_output_are_ignored(target):
     (found,) = get(target).compile(Returns(lambda y: {"out": y, "classes": 4, "name": "x"}), (X,))()
     assert found.shape == (1, 4, 8, 8)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, image, scale):
+        return {"stride": 4, "out": self.conv(image) * scale, "classes": None}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_file_of_a_module_that_returns_a_number_has_its_inputs(dynamic, tmp_path):
+    module, inputs = TwoInputs().eval(), (torch.randn(2, 3, 8, 8), torch.rand(1))
+    backend = get("onnxruntime")
+    path = backend.export(module, inputs, tmp_path / "m.onnx", dynamic_batch=dynamic)
+    graph = onnx.load(path).graph
+    assert [value.name for value in graph.input] == ["image", "scale"]
+    given = (torch.randn(5 if dynamic else 2, 3, 8, 8), inputs[1])
+    (found,) = backend.open(path, given)()
+    torch.testing.assert_close(found, module(*given)["out"].detach(), rtol=1e-4, atol=1e-5)

@@ -33,6 +33,20 @@ def test_threads_are_set_only_during_a_run():
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize(
+    "target", ["pytorch", "onnxruntime", pytest.param("openvino", marks=needs("openvino")), "cost_model"]
+)
+def test_surrounding_autocast_changes_nothing(target):
+    inputs = (torch.randn(2, 4, 8, 8),)
+    before = get(target).compile(CONV, inputs)
+    (expected,) = before()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for compiled in (before, get(target).compile(CONV, inputs)):
+            compiled.seconds()
+            torch.testing.assert_close(compiled()[0], expected, rtol=1e-5, atol=1e-6)
+        assert torch.is_autocast_enabled("cpu")
+
+
 @pytest.mark.parametrize("threads", [1, torch.get_num_threads() + 1])
 @needs("openvino")
 def test_runtimes_receive_the_number_of_threads(threads):

@@ -187,6 +187,14 @@ def test_nested_outputs_are_exported(tmp_path):
     assert torch.equal(again["maps"][1][0], wanted["maps"][1][0])
 
 
+@pytest.mark.parametrize("name", ["m.onnx", pytest.param("m.xml", marks=needs("openvino"))])
+def test_numbers_and_text_in_the_output_are_left_out(tmp_path, name):
+    shallow = small(lambda net, x: {"stride": 4, "out": net.act(x), "name": ["a", None]}, act=nn.GELU())
+    done = df.export(shallow, tmp_path / name)
+    assert (done.batch, done.why_fixed) == ("dynamic", None)
+    assert done.error <= 1e-5
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -241,6 +249,38 @@ def test_half_precision_is_exported(tmp_path):
     done = df.export(merged(classifier()).half(), tmp_path / "m.onnx")
     assert done.environment.precision == "float16"
     assert in_onnxruntime(done.path, picture(3).half())[0].dtype == numpy.float16
+
+
+IMPOSSIBLE = {
+    ("m.onnx", torch.bfloat16): "written in bfloat16: ONNX has no convolutions in bfloat16 before opset 22",
+    ("m.onnx", torch.float64): "compared with PyTorch in float64: ONNX Runtime has no convolutions in float64",
+    ("m.xml", torch.bfloat16): "compared with PyTorch in bfloat16: OpenVINO takes NumPy arrays, which have no bfloat16",
+    ("m.xml", torch.float64): "compared with PyTorch in float64: OpenVINO computes in float32",
+}
+
+
+@pytest.mark.parametrize("name, dtype", IMPOSSIBLE)
+@needs("openvino")
+def test_impossible_precision_is_refused(tmp_path, name, dtype):
+    shallow = merged(classifier()).to(dtype)
+    with pytest.raises(InvalidValue) as caught:
+        df.export(shallow, tmp_path / name)
+    fix = "Convert the network with shallow.float(), or export to .pt2."
+    assert str(caught.value) == f"{name} cannot be {IMPOSSIBLE[name, dtype]}. {fix}"
+    assert not list(tmp_path.iterdir())
+    df.export(shallow, tmp_path / "m.pt2")
+    df.export(shallow.float(), tmp_path / name)
+
+
+@needs("openvino")
+def test_file_that_cannot_be_compared_is_written_without_check(tmp_path):
+    for name, dtype in IMPOSSIBLE:
+        shallow = merged(classifier()).to(dtype)
+        if (name, dtype) == ("m.onnx", torch.bfloat16):
+            with pytest.raises(InvalidValue, match="cannot be written in bfloat16"):
+                df.export(shallow, tmp_path / name, check=False)
+        else:
+            assert df.export(shallow, tmp_path / name, check=False).batch == "dynamic"
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,16 @@ def test_name_of_the_input_is_free(tmp_path, task):
     assert onnx.load(done.path).graph.input[0].name == "raw_images"
 
 
+def test_names_of_the_normalisation_are_free(tmp_path, task):
+    model = nn.Sequential()
+    model.add_module("images", nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)))
+    model.add_module("images_sub", nn.ReLU())
+    shallow = merged(model.eval(), task.example(), df.Plan({1, 2}, {1}))
+    done = df.export(shallow, tmp_path / "m.onnx", task=task, raw_images="NHWC")
+    raw = raw_images(2)
+    numpy.testing.assert_allclose(in_file(done.path, raw), expected(shallow, raw), rtol=1e-4, atol=1e-5)
+
+
 def test_requests_without_raw_images_are_refused(tmp_path, task):
     shallow, floats = merged(classifier()), (torch.rand(8, 3, 9, 8), torch.arange(8) % 4)
     function = FunctionTask(loss=lambda net, step: 0.0, score=lambda net, split: 0.0)

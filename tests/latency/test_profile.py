@@ -56,6 +56,23 @@ def test_data_dependent_network_is_profiled_without_memory(target):
     assert lines[-1] == f"peak memory of network not measured: {found.memory_reason}"
 
 
+def test_surrounding_autocast_changes_nothing(without_memory):
+    class Masked(nn.Module):
+        """A forward that runs only on real data, and not if the convolution returns bfloat16."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x):
+            x = x.clone()
+            x[x > 0] = self.conv(x)[x > 0]
+            return x
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert profile(Masked(), X, COST, timer=QUICK).flops == 2 * 64 * 9
+
+
 @pytest.mark.slow
 def test_table_shows_known_and_unknown_memory():
     both = {"plain": nn.Conv2d(3, 4, 1), "dependent": DataDependent()}

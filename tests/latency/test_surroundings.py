@@ -8,6 +8,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import JournalError
 from depthfold.latency import measure_latency
+from depthfold.latency.journal import latency_inputs
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -55,6 +56,42 @@ def test_finished_table_of_another_network_is_not_reused(tmp_path):
     assert make_latency_table(run, traced(), COST, Options(), no_progress) == table
     with pytest.raises(JournalError, match="operations around the layers"):
         make_latency_table(run, traced(stem=15), COST, Options(), no_progress)
+
+
+class Guided(nn.Module):
+    """Two layers, and a second input that goes past them. Its size changes no other part of the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.guide = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), nn.Conv2d(1, 4, 3)
+
+    def forward(self, x, guide):
+        return self.body(x).mean((2, 3)) + F.softplus(self.guide(guide)).mean((2, 3))
+
+
+def guided(size):
+    torch.manual_seed(0)
+    return df.trace(Guided(), (torch.randn(1, 3, 16, 16), torch.randn(1, 1, size, size)), ignore=["guide"])
+
+
+def test_journal_of_another_size_of_the_second_input_is_refused(tmp_path):
+    one, other = guided(8), guided(32)
+    assert one.network.fingerprint == other.network.fingerprint and one.surroundings_digest == other.surroundings_digest
+    run = RunFolder.open(tmp_path / "run")
+    table = make_latency_table(run, one, COST, Options(), no_progress)
+    assert make_latency_table(run, guided(8), COST, Options(), no_progress) == table
+    message = r"sizes of the inputs: 1x3x16x16, 1x1x8x8 there, 1x3x16x16, 1x1x32x32 here"
+    with pytest.raises(JournalError, match=message):
+        measure_latency(other, COST, timer=QUICK, networks=4, run=run.path)
+    with pytest.raises(JournalError, match=message):
+        make_latency_table(run, other, COST, Options(), no_progress)
+
+
+def test_journal_of_a_network_with_one_input_stays_valid():
+    """The environment has the size of the first input, so the headers of such journals do not repeat it."""
+    network = traced()
+    names = latency_inputs(network, COST.environment(network.example_tensors())).keys()
+    assert names == {"network", "operations around the layers (stem, head, pooling)", "environment"}
 
 
 def no_progress(what, total, done=0):

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from depthfold.backends.base import Compiled, Inputs, backend_errors, flatten, float32_copy, on_cpu
 from depthfold.backends.machine import make_environment
+from depthfold.backends.precision import disable_autocast
 from depthfold.backends.registry import describe_target
 from depthfold.core import Environment
 from depthfold.errors import BackendError, InvalidValue
@@ -59,7 +60,7 @@ class CostModel:
     def compile(self, module: nn.Module, inputs: Inputs) -> Compiled:
         with backend_errors("PyTorch cannot run this module"), torch.inference_mode():
             module, inputs = float32_copy(module, inputs)
-            with Work() as work:
+            with disable_autocast(inputs[0].device), Work() as work:
                 flatten(module(*inputs))
         return _Computed(module, inputs, self.cost(work), self)
 
@@ -101,7 +102,7 @@ class _Computed:
         self._random = Random(f"{model.seed} {seconds!r}")
 
     def __call__(self) -> Inputs:
-        with torch.inference_mode():
+        with torch.inference_mode(), disable_autocast(self._inputs[0].device):
             return tuple(on_cpu(tensor) for tensor in flatten(self._module(*self._inputs)))
 
     def seconds(self) -> float:

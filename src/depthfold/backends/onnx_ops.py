@@ -28,6 +28,9 @@ class Writer(Protocol):
     def read(self, value: Any) -> str:
         """Return the name of the ONNX value of a node."""
 
+    def unused(self, name: str) -> str:
+        """Return a name that no other value has: this one, or one with underscores."""
+
     def emit(self, kind: str, sources: Sequence[str], name: str, **attributes: Any) -> str:
         """Add an operation whose result is called `name`."""
 
@@ -150,7 +153,8 @@ def _simple(kind: str, **attributes: Any) -> Callable[..., str]:
 
 def _silu(w: Writer, node: fx.Node, input: Any) -> str:
     source = w.read(input)
-    return w.emit("Mul", (source, w.emit("Sigmoid", (source,), f"{node.name}_gate")), node.name)
+    gate = w.emit("Sigmoid", (source,), w.unused(f"{node.name}_gate"))
+    return w.emit("Mul", (source, gate), node.name)
 
 
 _RELU, _SIGMOID, _HARD_SWISH = _simple("Relu"), _simple("Sigmoid"), _simple("HardSwish")

@@ -7,6 +7,7 @@ Anything that is not supported exactly (`onnx_ops.py`) raises UnsupportedOp, and
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from depthfold.backends.base import (
     Inputs,
@@ -27,6 +29,7 @@ from depthfold.backends.base import (
     with_batch,
 )
 from depthfold.backends.onnx_ops import CALLS, MODULES, UnsupportedOp
+from depthfold.backends.precision import disable_autocast
 from depthfold.backends.raw_images import RawImages, add_normalisation
 from depthfold.errors import BackendError
 from depthfold.support.optional import load
@@ -101,6 +104,7 @@ class _Writer:
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self.names: dict[fx.Node, str] = {}
+        self.taken = {node.name for node in traced.graph.nodes}  # weights have a dot or a space in their names
         self.flat: set[str] = set()  # values with two dimensions
         self.views: set[str] = set()  # values that share memory with another one
 
@@ -122,8 +126,8 @@ class _Writer:
                     raise UnsupportedOp("an output that is not a tensor")
                 for n, (result, shape) in enumerate(zip(results, self.targets, strict=True)):
                     # A new name, because an output must not also be an input or another output.
-                    self.emit("Identity", (self.read(result),), f"output_{n}")
-                    targets.append(helper.make_tensor_value_info(f"output_{n}", kind, shape))
+                    name = self.emit("Identity", (self.read(result),), self.unused(f"output_{n}"))
+                    targets.append(helper.make_tensor_value_info(name, kind, shape))
             else:
                 self.names[node] = self.write(node)
         if rest:
@@ -138,10 +142,12 @@ class _Writer:
                 raise UnsupportedOp("a module with hooks")
             if getattr(module, "inplace", False):
                 self.check_only_reader(node)
+            if len(node.args) != 1 or node.kwargs:
+                raise UnsupportedOp(f"{type(module).__name__} with other arguments")
             if type(module) in _NO_OPERATIONS:
                 return self.read(node.args[0])
             operation = MODULES.get(type(module))
-            if operation is None or len(node.args) != 1 or node.kwargs:
+            if operation is None:
                 raise UnsupportedOp(type(module).__name__)
             return operation(self, node, module)
         operation = CALLS.get(node.target) if node.op in ("call_function", "call_method") else None
@@ -173,6 +179,12 @@ class _Writer:
             raise UnsupportedOp(f"{value!r} where a tensor is expected")
         return self.names[value]
 
+    def unused(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
     def emit(self, kind: str, sources: Sequence[str], name: str, **attributes: Any) -> str:
         if kind in _ELEMENTWISE and sources[0] in self.flat:
             self.flat.add(name)
@@ -192,6 +204,7 @@ class _Writer:
 _LIMIT = 2**31 - 1  # bytes in a protocol buffer
 
 
+@disable_autocast(torch.device("cpu"))
 def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_batch: bool = False) -> bytes:
     """Return the module as a serialised ONNX model for these inputs or, with `dynamic_batch`, for any batch."""
     load("onnx", extra)
@@ -213,19 +226,31 @@ def onnx_bytes(module: nn.Module, inputs: Inputs, extra: str = "onnx", dynamic_b
 
 
 def _onnx_model(module: nn.Module, inputs: Inputs, extra: str, dynamic_batch: bool) -> Any:
-    outputs = _run(module, inputs)
+    output = _run(module, inputs)
     try:
-        larger = _run(module, with_batch(inputs, len(inputs[0]) + 1)) if dynamic_batch else None
-        return write_model(module, inputs, outputs, larger)
+        larger = flatten(_run(module, with_batch(inputs, len(inputs[0]) + 1))) if dynamic_batch else None
+        return write_model(module, inputs, flatten(output), larger)
     except UnsupportedOp:
         load("onnxscript", extra)
-        return export_with_pytorch(module, inputs, dynamic_batch)
+        # A wrapper changes the names of the weights, so it is used only if it is needed.
+        plain = all(leaf is None or isinstance(leaf, Tensor) for leaf in tree_leaves(output))
+        return export_with_pytorch(module if plain else _OnlyTensors(module), inputs, dynamic_batch)
 
 
-def _run(module: nn.Module, inputs: Inputs) -> Inputs:
+class _OnlyTensors(nn.Module):
+    """A module that returns the tensors of another one, because PyTorch's exporter takes no numbers and no text."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        # With the signature of the module's forward, after which the exporter names the inputs.
+        self.forward = functools.wraps(module.forward)(lambda *inputs: flatten(module(*inputs)))
+
+
+def _run(module: nn.Module, inputs: Inputs) -> Any:
     batch = inputs[0].shape[0] if inputs[0].dim() else 1
     with backend_errors(f"PyTorch cannot run this module with a batch of {batch}"), torch.inference_mode():
-        return flatten(module(*(tensor.clone() for tensor in inputs)))
+        return module(*(tensor.clone() for tensor in inputs))
 
 
 def export_with_pytorch(module: nn.Module, inputs: Inputs, dynamic_batch: bool = False) -> Any:

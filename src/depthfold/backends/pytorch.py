@@ -55,7 +55,7 @@ class PyTorch(TorchBackend):
         """
         path, options = check_suffix(path, ".pt2"), self._options()
         device_name(self.device)  # raises if there is no such device
-        with backend_errors("PyTorch cannot load this program"):
+        with backend_errors("PyTorch cannot load this program"), quiet():
             program = torch.export.load(path).module()
         inputs = tuple(tensor.detach().to(self.device, copy=True) for tensor in inputs)
         if conflict := self._conflict((*program.parameters(), *program.buffers(), *inputs)):

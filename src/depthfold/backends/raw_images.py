@@ -59,7 +59,9 @@ def add_normalisation(model: Any, raw: RawImages) -> None:
     taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
         tensor.name for tensor in graph.input
     }
-    name = next(name for name in ("images", "raw_images", f"{source.name}_raw_images") if name not in taken)
+    name = "images"
+    while any(f"{other}_".startswith(f"{name}_") for other in taken):  # the values below are called images_...
+        name = f"raw_{name}"
     batch, *rest = (dim.dim_param or dim.dim_value for dim in source.type.tensor_type.shape.dim)
     sizes = [*rest[1:], rest[0]] if raw.layout == "NHWC" else rest
     steps: list[tuple[str, list[str], dict[str, Any]]] = []

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from depthfold.backends.base import Inputs, backend_errors, check_threads, flatten, on_cpu, private_copy
 from depthfold.backends.cuda import capture_cuda_graph, cuda_settings
 from depthfold.backends.machine import device_name, make_environment, thread_count
+from depthfold.backends.precision import disable_autocast
 from depthfold.backends.registry import describe_target
 from depthfold.core import Environment
 from depthfold.errors import InvalidValue
@@ -67,7 +68,8 @@ class TorchOptions:
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """Set PyTorch's global settings for these options, and restore them afterwards."""
-        with torch.inference_mode(), _threads(thread_count(self.threads)):
+        autocast = disable_autocast(torch.device(self.device))
+        with torch.inference_mode(), autocast, _threads(thread_count(self.threads)):
             if self.device == "cpu":
                 yield
             else:

@@ -125,6 +125,14 @@ FORMATS = {
     ".engine": ("TensorRT engine", "tensorrt"),
 }
 
+# Why a format does not work in a precision. The file can be written without the comparison, except ONNX in bfloat16.
+_WRONG_PRECISIONS = {
+    (".onnx", torch.bfloat16): "ONNX has no convolutions in bfloat16 before opset 22",
+    (".onnx", torch.float64): "ONNX Runtime has no convolutions in float64",
+    (".xml", torch.bfloat16): "OpenVINO takes NumPy arrays, which have no bfloat16",
+    (".xml", torch.float64): "OpenVINO computes in float32",
+}
+
 
 def export(
     shallow: nn.Module,
@@ -155,6 +163,7 @@ def export(
     path = Path(path)
     form, backend = _format(path, device_of(shallow))
     settings = _int8_settings(int8, task, path, shallow)
+    _check_precision(path, dtype_of(shallow), check)
     inputs = _tensors(shallow, _arguments(shallow, origin.blueprint, at, example_inputs))
     images = images_of(task, raw_images, inputs)
     quantised = None
@@ -257,6 +266,19 @@ def _format(path: Path, device: torch.device) -> tuple[str, Exporter]:
     if target == "pytorch" and device.type == "cuda":
         target = "pytorch:device=cuda"  # the program runs on the device of its tensors
     return form, cast(Exporter, get(target))
+
+
+def _check_precision(path: Path, dtype: torch.dtype, check: bool) -> None:
+    """Raise InvalidValue if the file cannot be written in this precision, or not be compared with PyTorch."""
+    reason = _WRONG_PRECISIONS.get((path.suffix, dtype))
+    writable = (path.suffix, dtype) != (".onnx", torch.bfloat16)
+    if reason is None or (writable and not check):
+        return
+    what = "compared with PyTorch" if writable else "written"
+    raise InvalidValue(
+        f"{path.name} cannot be {what} in {str(dtype).removeprefix('torch.')}: {reason}. Convert the network with "
+        "shallow.float(), or export to .pt2."
+    )
 
 
 def _int8_settings(int8: object, task: Task | None, path: Path, shallow: nn.Module) -> Int8 | None:

@@ -16,12 +16,16 @@ from depthfold.tracing import TracedNetwork
 
 
 def latency_inputs(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
-    """Return what latencies depend on: the layers, the operations around them, and the environment."""
-    return {
+    """Return what latencies depend on: the layers, the operations around them, the environment and other inputs."""
+    found: dict[str, Any] = {
         "network": traced.network.fingerprint,
         "operations around the layers (stem, head, pooling)": traced.surroundings_digest,
         "environment": environment.to_json(),
     }
+    inputs = traced.example_tensors()
+    if len(inputs) > 1:  # the environment has the size of the first one
+        found["sizes of the inputs"] = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs)
+    return found
 
 
 class LatencyJournal(Journal):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.flop_counter import FlopCounterMode
 
-from depthfold.backends import Backend, Compiled, backend_errors, float32_copy, get
+from depthfold.backends import Backend, Compiled, backend_errors, disable_autocast, float32_copy, get
 from depthfold.backends.base import quiet
 from depthfold.backends.torch_run import Precision, TorchOptions
 from depthfold.core import Environment, Profile
@@ -120,7 +120,7 @@ def count_flops(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
 
 def _count(module: nn.Module, inputs: tuple[Tensor, ...], device: str) -> int:
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
+    with counter, torch.no_grad(), disable_autocast(torch.device("cpu")):
         module.to(device)(*(tensor.to(device) for tensor in inputs))
     return int(counter.get_total_flops())
 
