@@ -154,18 +154,17 @@ class Methods:
     def pruned(self, kind: str) -> dict[float, nn.Module]:
         """Return the channel-pruned networks by share: a step whose latency just meets it."""
         file = self.run / f"channels-{kind}.json"
-        known: dict[str, int | None] = json.loads(file.read_text()) if file.exists() else {}
-        here = self.options.profiles or not file.exists()  # not the machine on which the steps are picked
-        rest = [share for share in PRUNED_SHARES if str(share) not in known] if self.searching and here else []
-        if not known and not rest:
+        if not file.exists() and not self.searching:
             return {}
-        if rest and self.options.shared:
-            raise SystemExit(f"{file} is not complete, and nothing can be timed on a shared GPU. Run `pick` first.")
+        if not file.exists() and self.options.shared:
+            raise SystemExit(f"{file} is missing, and nothing can be timed on a shared GPU. Run `pick` alone first.")
+        if file.exists() and len(json.loads(file.read_text())) < len(PRUNED_SHARES):
+            raise SystemExit(f"{file} names steps of an earlier version. Remove it, and the lines of channel pruning.")
         steps = self.pruning_steps(kind)
-        if rest:
-            known |= self._steps_by_share(kind, steps, rest)
-            file.write_text(json.dumps(known))
-        return {float(share): steps[step].float().eval() for share, step in known.items() if step is not None}
+        if not file.exists():
+            file.write_text(json.dumps(self._steps_by_share(kind, steps)))
+        found: dict[str, int | None] = json.loads(file.read_text())
+        return {float(share): steps[step].float().eval() for share, step in found.items() if step is not None}
 
     def pruning_steps(self, kind: str) -> list[nn.Module]:
         """Return the networks of all steps of pruning. Taking a step is faster than timing it."""
@@ -180,7 +179,7 @@ class Methods:
             torch.save([*found, *map(_copy, itertools.islice(further, 1, None))], file)
         return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
 
-    def _steps_by_share(self, kind: str, networks: list[nn.Module], shares: list[float]) -> dict[str, int | None]:
+    def _steps_by_share(self, kind: str, networks: list[nn.Module]) -> dict[float, int | None]:
         """Return the first step that meets each share, by bisection: later steps are faster. None if no step does."""
         example, inputs = self.subject.example(1), self.subject.example(self.batch)
         time = baselines.stopwatch(example, self.stopwatch, inputs=inputs, timer=QUICK)
@@ -191,11 +190,11 @@ class Methods:
             print(f"channels, {kind}, step {step}: {now:.3f} ms", flush=True)
             return now
 
-        found: dict[str, int | None] = {}
-        for share in shares:
+        found: dict[float, int | None] = {}
+        for share in PRUNED_SHARES:
             target = share * measured(0)
             step = bisect.bisect_left(range(len(networks)), True, key=lambda step: measured(step) <= target)
-            found[str(share)] = step if step < len(networks) else None
+            found[share] = step if step < len(networks) else None
         return found
 
 

@@ -69,8 +69,8 @@ def test_all_classes_without_images_are_listed(holdout):
     with pytest.raises(DataError) as error:
         split_holdout(part([1] * 9 + [3] * 2, classes=5), holdout, 0)
     assert str(error.value) == (
-        "here has no images of 3 of its 5 classes:\n  c0\n  c2\n  c4\nLabels count from 0 to 4: renumber them, or add "
-        "images of these classes."
+        "here has no images of 3 of its 5 classes:\n  c0\n  c2\n  c4\nAdd images of these classes, or renumber the "
+        "labels: they count from 0 to 4."
     )
 
 

@@ -126,12 +126,14 @@ def test_scores_are_those_of_the_loaders():
     assert made.score(model, "test") == 100 * (model(fixed).argmax(1) == labels).float().mean().item()
 
 
-def test_items_to_score_are_read_once_more_than_their_labels():
+def test_items_to_score_are_read_once_beside_their_labels():
     dataset = Numbered(12, first=100)
     made, model = task(holdout=DataLoader(dataset)), network()
+    assert made.count("holdout") == 12  # reads the labels
+    dataset.read.clear()
     for _ in range(3):
         made.score(model, "holdout")
-    assert [dataset.read.count(index) for index in range(1, 12)] == [2] * 11
+    assert [dataset.read.count(index) for index in range(1, 12)] == [1] * 11
 
 
 def test_training_gives_the_same_weights_again(tmp_path):
@@ -205,6 +207,12 @@ def test_generator_of_the_datasets_own_does_not_change_the_identity(workers):
     assert one == two
     assert one != task(DataLoader(OwnGenerator(labels=2), num_workers=workers)).identity
     assert one != task(DataLoader(OwnGenerator(number=36), num_workers=workers)).identity
+
+
+def test_holdout_set_that_changes_is_refused():
+    made = task(holdout=DataLoader(OwnGenerator()))
+    with pytest.raises(DataError, match="The items of the holdout loader change when they are read again, so scores"):
+        made.count("holdout")
 
 
 def test_training_resumes_with_a_generator_of_the_datasets_own(tmp_path):

@@ -67,11 +67,11 @@ def pruning_steps(
     """Yield a copy of the model, then the same copy again after each step of pruning.
 
     In each of `steps` small steps, Torch-Pruning removes the least important channels of all groups of the same
-    structure together (isomorphic), at most `max_ratio` of each layer. What is kept of a layer is rounded to the
-    nearest multiple of `round_to`. A channel is important if the weights of its group have a large L2 norm, or, with
-    `gradients`, a large first-order Taylor term. `gradients` is called before each step, to add the gradients of a loss
-    to the parameters of the model; see task_gradients(). `keep` are the names of modules that keep their channels;
-    those that compute the output always do.
+    structure together (isomorphic), at most `max_ratio` of each layer before rounding. What is kept of a layer is
+    rounded to the nearest multiple of `round_to`. A channel is important if the weights of its group have a large L2
+    norm, or, with `gradients`, a large first-order Taylor term. `gradients` is called before each step, to add the
+    gradients of a loss to the parameters of the model; see task_gradients(). `keep` are the names of modules that keep
+    their channels; those that compute the output always do.
     """
     pruned = trainable_copy(model)
     inputs = ExampleInputs.of(example).like(pruned).args

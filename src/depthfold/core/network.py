@@ -137,9 +137,8 @@ def flagged_spans(network: Network, space: Space, exclusion: bool | None = None)
         for a in flags(span.i):
             for b in flags(span.j):
                 unchanged = len(span) == 1 and a == (span.i == 0)
-                if exclusion and not b and starts_free and span.j in free and not unchanged:
-                    continue
-                yield FlaggedSpan(span.i, span.j, a, b)
+                if unchanged or b or not (exclusion and starts_free and span.j in free):
+                    yield FlaggedSpan(span.i, span.j, a, b)
 
 
 def free_positions(network: Network) -> frozenset[Position]:

@@ -182,8 +182,8 @@ def _describe(batch: Any) -> str:
 class Loaders:
     """The datasets of a training, a hold-out and, optionally, a test loader.
 
-    All items are read once for their labels, which are then kept and pickled with the task. The first training images
-    are read again, to see whether they are repeatable.
+    All items are read once for their labels, which are then kept and pickled with the task. The first ones are read
+    again, to see whether they are repeatable.
     """
 
     mean_std: ClassVar[MeanStd] = ((0.0,), (1.0,))  # uint8 images are only scaled to 0..1
@@ -218,7 +218,12 @@ class Loaders:
             for batch, found in images.fetch(images.all_requests()):
                 first = first or _pixels(batch)
                 labels.append(found)
-            if not images.fixed and not images.repeatable():
+            if not images.repeatable():
+                if images.fixed:
+                    raise DataError(
+                        f"The items of the {part} loader change when they are read again, so scores would not repeat. "
+                        "Leave out random transforms that draw from a generator of their own."
+                    )
                 first = b""  # otherwise no run could be resumed
             together = torch.cat(labels)
             self._read[part] = together, digest(first, together.numpy().tobytes())

@@ -144,8 +144,8 @@ def split_holdout(part: DatasetPart, holdout: float | int, seed: int) -> tuple[t
     if empty := [name for name, indices in zip(part.classes, members, strict=True) if not indices]:
         raise DataError(
             f"{part.where} has no images of {len(empty)} of its {count(len(members), 'class', 'classes')}:"
-            f"{indented(empty)}\nLabels count from 0 to {len(members) - 1}: renumber them, or add images of these "
-            "classes."
+            f"{indented(empty)}\nAdd images of these classes, or renumber the labels: they count from 0 to "
+            f"{len(members) - 1}."
         )
     kept: list[int] = []
     held: list[int] = []
