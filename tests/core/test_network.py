@@ -362,6 +362,13 @@ def test_printed_network_has_a_line_per_layer():
     assert lines[10] == "  pooling x1: it pools [pool]"
 
 
+def test_places_of_refusals_are_counted_once():
+    build = Builder(4, 16)
+    build.add(8)
+    reasons = tuple(Refusal("cat", "concatenation", "it concatenates") for _ in range(6))
+    assert "  concatenation x6: it concatenates [cat]" in str(build.network("Dense", refusals=reasons)).splitlines()
+
+
 def test_printed_network_without_anything_to_merge():
     empty = Network(name="MLP", layers=())
     assert str(empty) == "MLP: nothing to merge: no convolution of this network can be a layer"

@@ -186,8 +186,11 @@ def test_journal_of_another_network_or_another_kind_is_refused(traced, tmp_path)
 
 
 def test_network_in_which_nothing_merges_is_refused():
-    lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
+    strided = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 4, 3))
     with pytest.raises(TableError, match=r"Nothing in this network can be merged .* reasons, or try the search space"):
+        measure_latency(df.trace(strided, torch.randn(1, 3, 32, 32)), COST, timer=QUICK, networks=4)
+    lone = df.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 32, 32))
+    with pytest.raises(TableError, match=r"in the search space 'paper'\. .* reasons\.$"):
         measure_latency(lone, COST, timer=QUICK, networks=4)
     with pytest.raises(TableError, match=r"in the search space 'full'\. .* reasons\.$"):
         measure_latency(lone, COST, timer=QUICK, networks=4, space="full")

@@ -118,6 +118,16 @@ def test_reasons_name_the_cause():
     assert "parametrize" in why(weight_norm(conv()))
     assert "GroupNorm" in why(nn.GroupNorm(2, 4))
 
+    def reason(forward):
+        (found,) = (each for each in df.trace(Between(Net(forward)), image()).network.refusals if "mul" in each.where)
+        return found.why
+
+    assert reason(lambda net, x: x * 0.2).startswith("it multiplies by a number, which is not merged; scale the")
+    assert reason(lambda net, x: x * x.sigmoid()).startswith(
+        "it multiplies a value by an activation of it; use a class"
+    )
+    assert reason(lambda net, x: x * x.mean((2, 3), keepdim=True)) == "it multiplies by a value or a gate (mul)"
+
 
 def test_squeeze_and_excite_is_a_barrier_without_layers():
     traced = folds_exactly(Between(SqueezeExcitation(4, 2)), image())
@@ -127,6 +137,17 @@ def test_squeeze_and_excite_is_a_barrier_without_layers():
     assert found["part.fc1"] == found["part.fc2"] == "squeeze-excite"
     assert found["part.mul"] == "multiplication"
     assert "part.mul" in refusal(traced, "part.fc1").why
+
+
+def test_pool_that_takes_its_size_from_the_map_is_squeeze_and_excite():
+    def gate(net, x):
+        pooled = F.avg_pool2d(x, x.size(2))
+        return x * torch.sigmoid(net.fc2(F.relu(net.fc1(pooled))))
+
+    part = Net(gate, fc1=nn.Conv2d(4, 2, 1), fc2=nn.Conv2d(2, 4, 1))
+    traced = folds_exactly(Between(part), image())
+    assert [layer.where for layer in traced.network.layers] == ["before", "after"]
+    assert codes(traced)["part.fc1"] == codes(traced)["part.fc2"] == "squeeze-excite"
 
 
 def test_scaled_map_after_a_pool_is_not_squeeze_and_excite():

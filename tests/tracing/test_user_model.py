@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -204,3 +205,25 @@ def test_a_network_with_annotations_can_be_sent_to_a_worker():
     traced = df.trace(Annotated(), image())
     sent = pickle.loads(pickle.dumps(traced))
     agree(sent.graph(image()), traced.graph(image()))
+
+
+class WithAttribute(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.part = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+        self.part.settings = value
+
+    def forward(self, x):
+        return self.part(x)
+
+
+def test_python_module_as_an_attribute_is_not_copied():
+    traced = df.trace(WithAttribute(math), torch.randn(1, 3, 16, 16))
+    assert traced.depth == 2
+    assert df.merge(df.rewrite(traced, traced.vanilla)) is not None
+
+
+def test_attribute_that_cannot_be_copied_is_named(tmp_path):
+    with (tmp_path / "log").open("w") as file, pytest.raises(TraceError) as error:
+        df.trace(WithAttribute(file), torch.randn(1, 3, 16, 16))
+    assert "Remove the attribute part.settings, or make it when it is used." in str(error.value)

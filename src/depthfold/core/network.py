@@ -52,9 +52,9 @@ def refusals_by_kind(network: Network, shown: int = 3) -> Iterator[str]:
     """Yield a line per kind of refusal, the most frequent first, with a few locations."""
     for code, number in Counter(refusal.code for refusal in network.refusals).most_common():
         of_kind = [refusal for refusal in network.refusals if refusal.code == code]
-        places = ", ".join(dict.fromkeys(refusal.where for refusal in of_kind[:shown]))
-        more = f" and {number - shown} more" if number > shown else ""
-        yield f"{code} x{number}: {of_kind[0].why} [{places}{more}]"
+        places = list(dict.fromkeys(refusal.where for refusal in of_kind))
+        more = f" and {len(places) - shown} more" if len(places) > shown else ""
+        yield f"{code} x{number}: {of_kind[0].why} [{', '.join(places[:shown])}{more}]"
 
 
 def _row(network: Network, l: int) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def warn_if_large(cost: MeasuringCost) -> None:
 def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space, left_out: Mapping[BlockKey, str]) -> None:
     """Raise TableError if there are only single layers, from which no calibration can be fitted."""
     if traced.depth == len(blocks) > 0:
-        wider = ", or try the search space 'full'" if space == "paper" else ""
+        wider = ", or try the search space 'full'" if len(traced.spans("full")) > traced.depth else ""
         raise TableError(
             f"Nothing in this network can be merged in the search space {space!r}. Print the network to see the "
             f"reasons{wider}."

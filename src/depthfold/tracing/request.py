@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import glob
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -112,13 +114,35 @@ def copy_model(model: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.
         for value in vars(module).values()
         if isinstance(value, Tensor) and not value.is_leaf
     }
+    # Python modules, such as a configuration, cannot be copied either, and need not be.
+    python = {id(value): value for value in _attributes(model).values() if isinstance(value, ModuleType)}
+    memo = {**computed, **python, **(shared or {})}
     try:
-        return copy.deepcopy(model, {**computed, **(shared or {})})
+        return copy.deepcopy(model, {**memo})
     except Exception as error:
+        name = next((name for name, value in _attributes(model).items() if not _copies(value, memo)), None)
+        remove = "attributes that cannot be copied, such as cached tensors with gradients or open files"
         raise TraceError(
-            f"{type(model).__name__} cannot be copied with copy.deepcopy(): {describe_error(error)}. Remove attributes "
-            "that cannot be copied, such as cached tensors with gradients or open files."
+            f"{type(model).__name__} cannot be copied with copy.deepcopy(): {describe_error(error)}. Remove "
+            f"{remove if name is None else f'the attribute {name}, or make it when it is used'}."
         ) from error
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of all modules, by their paths."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    }
+
+
+def _copies(value: Any, memo: Mapping[int, Any]) -> bool:
+    with contextlib.suppress(Exception):
+        copy.deepcopy(value, {**memo})
+        return True
+    return False
 
 
 def refuse_hooks(part: nn.Module, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections import Counter
@@ -67,7 +68,14 @@ def _function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reas
     code, why = _by_name(name)
     operands = {sizes.get(operand) for operand in node.all_input_nodes}
     if code == "broadcast" and len(node.all_input_nodes) > 1 and len(operands) == 1:
-        return "combination", f"it combines two maps in a way that a convolution cannot express ({name})"
+        return "combination", f"it combines two maps other than by a plain addition ({name})"
+    if code == "multiplication" and len(node.all_input_nodes) == 1:
+        return code, f"it multiplies by a number, which is not merged; scale the weights before it instead ({name})"
+    if code == "multiplication" and any(
+        activation_function(one) and two in one.all_input_nodes
+        for one, two in itertools.permutations(node.all_input_nodes, 2)
+    ):
+        return code, f"it multiplies a value by an activation of it; use a class such as nn.SiLU for that ({name})"
     return code, why
 
 
@@ -111,6 +119,7 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
 } | {torch.relu: "relu", torch.relu_: "relu", torch.sigmoid: "sigmoid", torch.tanh: "tanh", torch.selu: "selu"}
 _ACTIVATION_METHODS = {"relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_"}
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
+_NEUTRAL: dict[int, set[Any]] = {0: _ADDITIONS, 1: {operator.mul, operator.imul, torch.mul, "mul", "mul_"}}
 _NO_OP_METHODS = {"contiguous", "clone"}
 
 
@@ -219,7 +228,7 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
     target = node.target
     if (kind := activation_function(node)) is not None:
         return Role(Kind.ACTIVATION, kind)
-    if (node.op == "call_method" and target in _NO_OP_METHODS) or _adds_zero(node):
+    if (node.op == "call_method" and target in _NO_OP_METHODS) or _changes_nothing(node):
         return Role(Kind.NO_OP)
     if target is F.pad and _has_constants(node) and (widths := zero_padding(node)) is not None:
         spatial = len(sizes.get(node, ())) - 2
@@ -230,13 +239,10 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
     return _other(path, _function_reason(node, sizes))
 
 
-def _adds_zero(node: fx.Node) -> bool:
-    """Return True for y + 0, with which code that sums up branches often starts."""
-    return (
-        node.target in _ADDITIONS
-        and len(node.args) == 2
-        and any(type(arg) in (int, float) and arg == 0 for arg in node.args)
-    )
+def _changes_nothing(node: fx.Node) -> bool:
+    """Return True for y + 0, with which code that sums up branches often starts, and for y * 1, a usual default."""
+    neutral = next((number for number, targets in _NEUTRAL.items() if node.target in targets), None)
+    return len(node.args) == 2 and not node.kwargs and any(type(a) in (int, float) and a == neutral for a in node.args)
 
 
 def zero_padding(node: fx.Node) -> tuple[int, ...] | None:
@@ -276,7 +282,7 @@ def exclude_gates(roles: Mapping[fx.Node, Role], sizes: Sizes) -> dict[fx.Node, 
             continue
         one, two = node.all_input_nodes
         for gate, gated in ((one, two), (two, one)):
-            convolutions, pooled = _path_from_pool(gate, roles)
+            convolutions, pooled = _path_from_pool(gate, roles, sizes)
             if pooled is not None and (pooled is gated or _broadcast(gate, gated, sizes)):
                 why = f"it computes the gate of a squeeze-and-excite from a pooled value ({display_name(node)})"
                 for conv in convolutions:
@@ -284,10 +290,11 @@ def exclude_gates(roles: Mapping[fx.Node, Role], sizes: Sizes) -> dict[fx.Node, 
     return changed
 
 
-def _path_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role]) -> tuple[list[fx.Node], fx.Node | None]:
+def _path_from_pool(node: fx.Node, roles: Mapping[fx.Node, Role], sizes: Sizes) -> tuple[list[fx.Node], fx.Node | None]:
     """Return the convolutions on the path from a pool to this node and the pooled value; ([], None) without a pool."""
     convolutions: list[fx.Node] = []
-    while len(operands := [operand for operand in node.all_input_nodes if operand.op != "get_attr"]) == 1:
+    # A pool may also read the size of the map, which is not in `sizes`.
+    while len(operands := [one for one in node.all_input_nodes if one.op != "get_attr" and one in sizes]) == 1:
         role, before = roles[node], operands[0]
         if role.refusal is not None and role.refusal.code == "pooling":
             return convolutions, before
