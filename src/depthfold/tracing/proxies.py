@@ -12,7 +12,7 @@ import dis
 import inspect
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -68,13 +68,6 @@ class ValueProxy(fx.Proxy):
         self.tracer.assert_size(whole, dim, sum(part.shape[dim] for part in self.value))
         return len(self.value)
 
-    def __bool__(self) -> bool:
-        if self.tracer.answers_sizes and isinstance(self.value, int) and _depends_on_sizes_only(self.node):
-            answer = bool(self.value)
-            self.tracer.assert_answer(self, answer)
-            return answer
-        return super().__bool__()
-
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_method", "__setitem__", (self, index, value), {})
 
@@ -88,18 +81,26 @@ def _unpacked(frame: Any) -> int:
     return int(instruction.argval) if instruction.opname == "UNPACK_SEQUENCE" else 0
 
 
-_SIZE_FUNCTIONS = {getattr(operator, name) for name in dir(operator) if not name.startswith("_")} | {getattr}
+# What the sizes of a value, and its type and device, can be read from.
+SIZES = frozenset({"shape", "ndim", "size", "numel", "dim"})
+FLAGS = frozenset(
+    {"dtype", "device", "is_cuda", "is_cpu", "is_mps", "requires_grad", "is_floating_point", "is_complex"}
+)
+_PURE_FUNCTIONS = {getattr(operator, name) for name in dir(operator) if not name.startswith("_")}
+_FLAG_FUNCTIONS = {torch.is_floating_point: "is_floating_point", torch.is_complex: "is_complex"}
 
 
-def _depends_on_sizes_only(node: fx.Node) -> bool:
-    """Return True if a number is computed only from the sizes of values."""
-    if node.op == "call_method" and node.target in ("size", "numel", "dim"):
-        return True
-    if node.op != "call_function" or node.target not in _SIZE_FUNCTIONS:
+def depends_only_on(names: Collection[str], node: fx.Node) -> bool:
+    """Return True if a number or flag is computed only from these attributes and methods of values."""
+    if node.op == "call_method":
+        return node.target in names
+    if node.op != "call_function":
         return False
     if node.target is getattr:
-        return node.args[1] in ("shape", "ndim")
-    return all(_depends_on_sizes_only(operand) for operand in node.all_input_nodes)
+        return node.args[1] in names or depends_only_on(names, node.all_input_nodes[0])  # x.device.type
+    if node.target in _FLAG_FUNCTIONS:
+        return _FLAG_FUNCTIONS[node.target] in names
+    return node.target in _PURE_FUNCTIONS and all(depends_only_on(names, each) for each in node.all_input_nodes)
 
 
 class Unrecordable(Exception):
