@@ -146,11 +146,22 @@ class FallbackTracer(fx.Tracer):
         # A network also runs on other devices and in other precisions, so the answer for the example is not asserted.
         if depends_only_on(FLAGS, obj.node):
             return bool(value)
-        # In a submodule, a condition on sizes makes it opaque instead.
-        if self._answer_sizes and not self.module_stack and depends_only_on(SIZES, obj.node):
+        if self._answers_sizes(obj):
             self._assert_answer(obj, bool(value))
             return bool(value)
         return super().to_bool(obj)
+
+    def number(self, obj: fx.Proxy, kind: Any = int | float) -> Any:
+        """Return a number that depends on sizes only, and assert it. Raise the TraceError of a condition otherwise."""
+        value = _known_value(obj)
+        if not (isinstance(value, kind) and self._answers_sizes(obj)):
+            return super().to_bool(obj)
+        self._assert_answer(self.create_proxy("call_function", operator.eq, (obj, value), {}), True)
+        return value
+
+    def _answers_sizes(self, obj: fx.Proxy) -> bool:
+        """Return True if this depends on sizes only and is decided now. In a submodule it makes it opaque instead."""
+        return self._answer_sizes and not self.module_stack and depends_only_on(SIZES, obj.node)
 
     def _assert_answer(self, condition: fx.Proxy, answer: bool) -> None:
         """Add an assertion that a condition on sizes has the same answer as at the traced size."""
