@@ -1,5 +1,6 @@
 """Facts that hold only at the traced size are not assumed at other sizes."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -133,6 +134,59 @@ def test_guard_shared_by_two_branches():
     traced, _ = vanilla(nn.Sequential(conv(), nn.ReLU(), Both(), nn.ReLU(), conv()), maps(1, 4, 16, 16))
     student = df.rewrite(traced, df.Plan((), traced.network.barriers)).eval()
     agree(run(df.merge(student), maps(1, 4, 16, 16)), run(student, maps(1, 4, 16, 16)))
+
+
+def resized(size):
+    """A model that resizes a map to a size that it computes from the map."""
+    return Net(lambda net, x: F.interpolate(net.b(F.relu(net.a(x))), size=size(x)), a=conv(), b=conv())
+
+
+SHAPES = {
+    "loop": lambda x: [2 * n for n in x.shape[2:]],
+    "list": lambda x: list(x.shape)[2:],
+    "star": lambda x: (*x.size()[2:3], x.shape[3] + 1),
+    "len": lambda x: x.shape[len(x.shape) - 2 :],
+    "zip": lambda x: [n * scale for n, scale in zip(x.shape[2:], (1, 2), strict=True)],
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["top level", "submodule"])
+@pytest.mark.parametrize("size", SHAPES.values(), ids=SHAPES)
+def test_iteration_over_a_shape_holds_for_every_size(size, inside):
+    part = resized(size)
+    model = nn.Sequential(conv(), part, conv()) if inside else part
+    traced, merged = vanilla(model, maps(1, 4, 8, 8))
+    assert traced.depth == (4 if inside else 2)
+    agree(run(merged, maps(2, 4, 6, 10)), run(model, maps(2, 4, 6, 10)))
+
+
+NUMBERS = {
+    "int": lambda x: (int(x.shape[2]), int(x.size(3))),
+    "quotient": lambda x: (int(x.shape[2] / 2), 4),
+    "float": lambda x: (4, int(1.5 * float(x.shape[2]))),
+    "ceil": lambda x: (4, range(8)[math.ceil(x.shape[2] / 3)]),
+    "index": lambda x: (4, sum(2 for _ in range(x.shape[2]))),
+}
+
+
+@pytest.mark.parametrize("size", NUMBERS.values(), ids=NUMBERS)
+def test_size_as_a_python_number_is_asserted(size):
+    model = resized(size)
+    _, merged = vanilla(model, maps(1, 4, 8, 8))
+    agree(run(merged, maps(2, 4, 8, 8)), run(model, maps(2, 4, 8, 8)))
+    with pytest.raises(AssertionError, match="depends on the size of a value"):
+        merged(maps(1, 4, 10, 10))
+
+
+def test_size_as_a_python_number_in_a_submodule_is_opaque():
+    traced = df.trace(nn.Sequential(conv(), resized(NUMBERS["int"]), conv()), image())
+    assert [refusal.code for refusal in traced.network.refusals if refusal.where == "1"] == ["opaque"]
+
+
+@pytest.mark.parametrize("number", [int, float, range], ids=lambda each: each.__name__)
+def test_data_as_a_python_number_is_refused(number):
+    with pytest.raises(TraceError, match="cannot be traced"):
+        df.trace(Net(lambda net, x: net.a(x) * (number(x[0, 0, 0, 0]) != 0), a=conv()), image())
 
 
 @dataclass

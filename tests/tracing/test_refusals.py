@@ -212,6 +212,27 @@ def test_addition_after_the_activation_is_not_a_skip():
     assert "addition" in codes(traced).values()
 
 
+AFTER_ACTIVATION = "an activation (leaky_relu) comes before this addition, and only x + conv(x) is a skip"
+ELSEWHERE = "the value is also added elsewhere, and no span can contain that addition"
+
+
+@pytest.mark.parametrize(
+    ("branch", "reason"),
+    [
+        (lambda net, x: x + F.leaky_relu(net.b(x), 0.1), AFTER_ACTIVATION),
+        (lambda net, x: F.leaky_relu(net.norm(net.b(x)), 0.1) + x, AFTER_ACTIVATION),
+        (lambda net, x: (lambda y: y + F.leaky_relu(net.b(y)))(F.relu(x)), AFTER_ACTIVATION),
+        (lambda net, x: (lambda y: y + net.pool(y))(F.leaky_relu(x)), ELSEWHERE),  # the activation is before the skip
+        (lambda net, x: x + net.pool(net.b(x)), ELSEWHERE),
+    ],
+    ids=["darknet", "norm", "activated skip", "activated skip and pool", "pool"],
+)
+def test_reason_of_an_addition_names_the_activation_before_it(branch, reason):
+    parts = dict(a=conv(), b=conv(), c=conv(), norm=nn.BatchNorm2d(4), pool=nn.MaxPool2d(3, 1, 1))
+    traced = df.trace(Net(lambda net, x: net.c(branch(net, net.a(x))), **parts), image())
+    assert {each.why for each in traced.network.refusals if each.code == "addition"} == {reason}
+
+
 def test_pre_activation_residual_is_not_a_skip():
     """Norm and activation are before the convolution, so the skip starts before them."""
     model = Net(

@@ -10,6 +10,7 @@ from torch import fx
 from depthfold.core import Refusal
 from depthfold.tracing.drafts import Addition, DataFlow, Draft, SkipDraft
 from depthfold.tracing.roles import Kind, display_name
+from depthfold.tracing.rules import Reason
 from depthfold.tracing.shapes import explain_pool
 
 
@@ -103,18 +104,27 @@ def _reasons(draft: Draft, layers: list[Draft], flow: DataFlow) -> Iterator[Refu
             alone = role.kind is Kind.ACTIVATION and len(readers) == 1
             default = ("branches", "it reads this value in addition to the next layer")
             reason = _SECOND if alone else _OTHER_READERS.get(role.kind, default)
-            if role.kind is Kind.ADD and reader in flow.overwritten:
-                reason = ("alias", "it writes in place to a value that is also read under another name")
+            if role.kind is Kind.ADD:
+                reason = _addition(reader, flow)
             yield Refusal(display_name(reader), *reason)
 
 
 _SECOND = ("second-activation", "it is the second activation in a row, and a layer can have only one")
 _OTHER_READERS = {
-    Kind.ADD: ("addition", "the value is also added elsewhere, and no span can contain that addition"),
     Kind.NORM: ("norm-alone", "this batch norm does not directly follow a convolution"),
     Kind.ACTIVATION: ("activation-alone", "this activation reads a value that other operations also read"),
     Kind.PAD: ("padding", "this padding is read by something other than a single convolution"),
 }
+
+
+def _addition(node: fx.Node, flow: DataFlow) -> Reason:
+    """Return the reason why this addition is not part of a layer."""
+    if node in flow.overwritten:
+        return "alias", "it writes in place to a value that is also read under another name"
+    branch = max(map(flow.origin, node.all_input_nodes), key=flow.order.__getitem__)  # the other one may be its input
+    if (activation := flow.roles[branch].detail) is not None:
+        return "addition", f"an activation ({activation}) comes before this addition, and only x + conv(x) is a skip"
+    return "addition", "the value is also added elsewhere, and no span can contain that addition"
 
 
 def _side_addition(addition: Addition, flow: DataFlow) -> Refusal:

@@ -10,9 +10,10 @@ import builtins
 import contextlib
 import dis
 import inspect
+import math
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class ValueProxy(fx.Proxy):
         fixed = name in _RANKS or (name in _SIZES and self.tracer.fixed_sizes)
         if fixed and isinstance(self.value, Tensor):
             return getattr(self.value, name)
+        if name == "shape":  # unlike an attribute of torch.fx, this proxy knows how many sizes there are
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         return super().__getattr__(name)
 
     def __len__(self) -> int:
@@ -57,7 +60,12 @@ class ValueProxy(fx.Proxy):
         return iter([self[n] for n in range(count)]) if count else super().__iter__()  # type: ignore[index]
 
     def _count(self) -> int:
-        """Return the number of parts of a value that was split, and assert the size that determines it; otherwise 0."""
+        """Return the number of parts of a value that was split, and assert the size that determines it.
+
+        The number of sizes in a shape needs no assertion. Return 0 for other values.
+        """
+        if isinstance(self.value, torch.Size) and _is_shape(self.node):
+            return len(self.value)
         name = self.node.target if isinstance(self.node.target, str) else getattr(self.node.target, "__name__", "")
         if name not in ("chunk", "split", "tensor_split") or not isinstance(self.value, tuple | list):
             return 0
@@ -68,12 +76,14 @@ class ValueProxy(fx.Proxy):
         self.tracer.assert_size(whole, dim, sum(part.shape[dim] for part in self.value))
         return len(self.value)
 
-    def __bool__(self) -> bool:
-        if self.tracer.answers_sizes and isinstance(self.value, int) and _depends_on_sizes_only(self.node):
-            answer = bool(self.value)
-            self.tracer.assert_answer(self, answer)
-            return answer
-        return super().__bool__()
+    def __int__(self) -> int:
+        return int(self.tracer.number(self))
+
+    def __float__(self) -> float:
+        return float(self.tracer.number(self))
+
+    def __index__(self) -> int:
+        return operator.index(self.tracer.number(self, int))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_method", "__setitem__", (self, index, value), {})
@@ -88,18 +98,35 @@ def _unpacked(frame: Any) -> int:
     return int(instruction.argval) if instruction.opname == "UNPACK_SEQUENCE" else 0
 
 
-_SIZE_FUNCTIONS = {getattr(operator, name) for name in dir(operator) if not name.startswith("_")} | {getattr}
+# What the sizes of a value, and its type and device, can be read from.
+SIZES = frozenset({"shape", "ndim", "size", "numel", "dim"})
+FLAGS = frozenset(
+    {"dtype", "device", "is_cuda", "is_cpu", "is_mps", "requires_grad", "is_floating_point", "is_complex"}
+)
+_PURE_FUNCTIONS = {
+    getattr(module, name) for module in (operator, math) for name in dir(module) if not name.startswith("_")
+}
+_FLAG_FUNCTIONS = {torch.is_floating_point: "is_floating_point", torch.is_complex: "is_complex"}
 
 
-def _depends_on_sizes_only(node: fx.Node) -> bool:
-    """Return True if a number is computed only from the sizes of values."""
-    if node.op == "call_method" and node.target in ("size", "numel", "dim"):
-        return True
-    if node.op != "call_function" or node.target not in _SIZE_FUNCTIONS:
+def depends_only_on(names: Collection[str], node: fx.Node) -> bool:
+    """Return True if a number or flag is computed only from these attributes and methods of values."""
+    if node.op == "call_method":
+        return node.target in names
+    if node.op != "call_function":
         return False
     if node.target is getattr:
-        return node.args[1] in ("shape", "ndim")
-    return all(_depends_on_sizes_only(operand) for operand in node.all_input_nodes)
+        return node.args[1] in names or depends_only_on(names, node.all_input_nodes[0])  # x.device.type
+    if node.target in _FLAG_FUNCTIONS:
+        return _FLAG_FUNCTIONS[node.target] in names
+    return node.target in _PURE_FUNCTIONS and all(depends_only_on(names, each) for each in node.all_input_nodes)
+
+
+def _is_shape(node: fx.Node) -> bool:
+    """Return True for x.shape, x.size() and slices with constant bounds, whose lengths follow from the rank."""
+    if node.target is operator.getitem and len(node.all_input_nodes) == 1:
+        return _is_shape(node.all_input_nodes[0])
+    return node.target == "size" or (node.target is getattr and node.args[1] == "shape")
 
 
 class Unrecordable(Exception):

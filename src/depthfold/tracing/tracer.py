@@ -16,7 +16,17 @@ from torch import Tensor, fx, nn
 
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import is_atomic, is_container, is_leaf, mark_no_op
-from depthfold.tracing.proxies import UNKNOWN, Unrecordable, ValueProxy, WeightProxy, isinstance_of_values, value_of
+from depthfold.tracing.proxies import (
+    FLAGS,
+    SIZES,
+    UNKNOWN,
+    Unrecordable,
+    ValueProxy,
+    WeightProxy,
+    depends_only_on,
+    isinstance_of_values,
+    value_of,
+)
 
 _PACKAGE = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -129,12 +139,31 @@ class FallbackTracer(fx.Tracer):
             if path in self.failures:
                 self._store_inputs(path, args, kwargs)
 
-    @property
-    def answers_sizes(self) -> bool:
-        """True if conditions on sizes are decided now. In a submodule they make it opaque instead."""
-        return self._answer_sizes and not self.module_stack
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        value = _known_value(obj)
+        if not isinstance(value, int):
+            return super().to_bool(obj)
+        # A network also runs on other devices and in other precisions, so the answer for the example is not asserted.
+        if depends_only_on(FLAGS, obj.node):
+            return bool(value)
+        if self._answers_sizes(obj):
+            self._assert_answer(obj, bool(value))
+            return bool(value)
+        return super().to_bool(obj)
 
-    def assert_answer(self, condition: fx.Proxy, answer: bool) -> None:
+    def number(self, obj: fx.Proxy, kind: Any = int | float) -> Any:
+        """Return a number that depends on sizes only, and assert it. Raise the TraceError of a condition otherwise."""
+        value = _known_value(obj)
+        if not (isinstance(value, kind) and self._answers_sizes(obj)):
+            return super().to_bool(obj)
+        self._assert_answer(self.create_proxy("call_function", operator.eq, (obj, value), {}), True)
+        return value
+
+    def _answers_sizes(self, obj: fx.Proxy) -> bool:
+        """Return True if this depends on sizes only and is decided now. In a submodule it makes it opaque instead."""
+        return self._answer_sizes and not self.module_stack and depends_only_on(SIZES, obj.node)
+
+    def _assert_answer(self, condition: fx.Proxy, answer: bool) -> None:
         """Add an assertion that a condition on sizes has the same answer as at the traced size."""
         expected = condition if answer else self.create_proxy("call_function", operator.not_, (condition,), {})
         message = (
@@ -212,6 +241,13 @@ class FallbackTracer(fx.Tracer):
             erased.add(node)
         for name in [name for name, proxy in self._weights.items() if proxy.node in erased]:
             del self._weights[name]  # otherwise torch.fx would reuse the erased node
+
+
+def _known_value(proxy: fx.Proxy) -> Any:
+    try:
+        return value_of(proxy)
+    except LookupError:
+        return UNKNOWN
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
