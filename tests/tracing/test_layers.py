@@ -310,8 +310,6 @@ NOTHING = {
     "0 + y": lambda y: 0 + y,
     "y * 1.0": lambda y: y * 1.0,
     "y.mul(1)": lambda y: y.mul(1),
-    "a pool of size 1": nn.AvgPool2d(1),
-    "a pool of size 1 by its stride": nn.MaxPool2d((1, 1), stride=(1, 1)),
 }
 
 
@@ -321,12 +319,6 @@ def test_operation_that_changes_nothing_is_a_no_op(nothing):
     model = Net(lambda net, x: net.b(F.relu(net.do(net.a(x)))), a=conv(), b=conv(), do=NOTHING[nothing])
     traced = folds_exactly(model, image())
     assert (traced.network.barriers, traced.network.layers[0].activation) == ((), "relu")
-
-
-@pytest.mark.parametrize("pool", [nn.AvgPool2d(1, stride=2), nn.MaxPool2d(1, stride=(1, 2))])
-def test_pool_of_size_1_with_a_stride_is_a_barrier(pool):
-    model = nn.Sequential(conv(), pool, nn.ReLU(), conv())
-    assert folds_exactly(model, image()).network.barriers == (1,)
 
 
 @pytest.mark.parametrize("addition", [dict(alpha=1), dict(), dict(alpha=2)])

@@ -48,7 +48,6 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 # Modules that do nothing in evaluation.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _NO_OPS = (nn.Identity, *_DROPOUTS)
-_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 _NO_OP_MARK = "depthfold_no_op"
 
@@ -81,21 +80,7 @@ def _is_one_of(module: nn.Module, names: Set[str]) -> bool:
 def is_no_op(module: nn.Module) -> bool:
     """Return True if the module returns its input unchanged in evaluation."""
     inherited = any(isinstance(module, base) and type(module).forward is base.forward for base in _NO_OPS)
-    marked = getattr(module, _NO_OP_MARK, False)
-    return inherited or marked or _is_one_of(module, _RANDOM_DROPS) or _pools_single_pixels(module)
-
-
-def _pools_single_pixels(module: nn.Module) -> bool:
-    """Return True for a pool of size and stride 1, as in networks that always pool by their stride."""
-    if type(module) not in _POOLS:
-        return False
-    one = {1} == {*_flat(module.kernel_size), *_flat(module.stride)} and {0} == {*_flat(module.padding)}
-    changed = getattr(module, "return_indices", False) or getattr(module, "divisor_override", None)
-    return one and not changed
-
-
-def _flat(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
+    return inherited or _is_one_of(module, _RANDOM_DROPS) or getattr(module, _NO_OP_MARK, False)
 
 
 def mark_no_op(module: nn.Module) -> None:
