@@ -273,9 +273,9 @@ METHOD = """\
   two. The row of the original has its median latency.
 - The standard deviation between seeds of one plan is 0.16 points on MobileNetV2-1.0 and on ResNet-56 (23 and 11 plans
   with two seeds), and is assumed to be the same for the other networks. A difference in bold is larger than 1.96 times
-  its standard deviation due to seeds: 0.44 points between one seed each, 0.31 between means of two. Of equally good networks, about one pair in twenty would be in bold,
-  too. The sampling error of the test set is not in this: about 0.25 points for an accuracy on CIFAR-10 and 0.2 on
-  Imagenette, less for a difference.
+  its standard deviation due to seeds: 0.44 points between one seed each, 0.31 between means of two. Of equally good
+  networks, about one pair in twenty would be in bold, too. The sampling error of the test set is not in this: about
+  0.25 points for an accuracy on CIFAR-10 and 0.2 on Imagenette, less for a difference.
 - FLOPs count multiplications and additions, so they are twice the multiply-adds of the paper's tables.
 - Accuracies are means over seeds on the test set, in per cent, with individual seeds in parentheses. A slash separates
   two trainings with the same seed, which need not be equal on a GPU. The hold-out set is a tenth of the training
@@ -345,8 +345,8 @@ LIMITS = """\
   `prune_channels` now rounds to the nearest multiple. These networks are to be measured again.
 - On MobileNetV2-1.0 and -1.4, the first step by Taylor expansion removes 39 and 36 % of the FLOPs for another reason: a
   fifth of their batch norm weights are close to zero.
-- The weights of the originals of VGG19-BN and EfficientNet-Lite0 were not kept. The commands train a
-  new original, and so give other accuracies than the tables.
+- The weights of the originals of VGG19-BN and EfficientNet-Lite0 were not kept. The commands train a new original, and
+  so give other accuracies than the tables.
 - The speed-ups are those of PyTorch with CUDA graphs. torch.compile (TorchInductor) makes the original faster, too: on
   MobileNetV2-1.0 at 224 px in TF32 and batch 128, by a factor of 1.5, and the fastest of all plans is then 4.5 times as
   fast instead of 5.9 ([latency-h200](../experiments/latency-h200/README.md)). No network of these tables was compiled.
