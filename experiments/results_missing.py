@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 
-from equal_latency_candidates import AMC, FIXED, ORIGINAL, PLAIN, PRUNED, SEARCHES
+from equal_latency_candidates import AMC, FIXED, KEPT_BLOCKS, ORIGINAL, PLAIN, PRUNED, SEARCHED, SEARCHES
 from equal_latency_results import RESULTS, TITLES, NetworkResults
 from gpu_runs import rows
 from merging_steps import SHARES
@@ -38,6 +38,9 @@ def unmeasured(results: NetworkResults) -> Iterator[tuple[str, str]]:
     for method, share in itertools.product(filter(results.has, (*SEARCHES, *PRUNED)), SHARES):
         if (method, share) not in known and why_missing(results, method, share) == UNTRAINED:
             yield method, share
+    for size in (f"{kept} blocks" for kept in KEPT_BLOCKS if results.has(SEARCHED)):
+        if (SEARCHED, size) not in known:
+            yield SEARCHED, size
 
 
 def missing(found: list[NetworkResults]) -> str:
