@@ -13,6 +13,7 @@ from depthfold.errors import TraceError
 from depthfold.tracing.checking import Fault, find_fault, run_model, working_copy, working_graph
 from depthfold.tracing.diagnosis import reads_training_mode
 from depthfold.tracing.fixed_sizes import guard_for
+from depthfold.tracing.formulas import replace_formulas
 from depthfold.tracing.forward import record
 from depthfold.tracing.functional import functional_batch_norms, functions_as_modules
 from depthfold.tracing.in_place import Observed, observe, redirect_reads, writes_to_weights
@@ -71,6 +72,10 @@ def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Reco
         else:
             overwritten = redirect_reads(graph, run)
             fault = find_fault(part, graph, inputs, known.opaque, _record_submodule)
+        if fault is None and replace_formulas(graph, run, overwritten):  # they round differently
+            _renumber_nodes(graph)
+            run = observe(graph, working_graph(graph), inputs)
+            overwritten = redirect_reads(graph, run)
         if fault is None:
             return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, overwritten)
         if not fault.path or fault.path in known.opaque:

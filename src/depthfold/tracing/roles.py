@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import re
 from collections import Counter
@@ -71,11 +70,6 @@ def _function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reas
         return "combination", f"it combines two maps other than by a plain addition ({name})"
     if code == "multiplication" and len(node.all_input_nodes) == 1:
         return code, f"it multiplies by a number, which is not merged; scale the weights before it instead ({name})"
-    if code == "multiplication" and any(
-        activation_function(one) and two in one.all_input_nodes
-        for one, two in itertools.permutations(node.all_input_nodes, 2)
-    ):
-        return code, f"it multiplies a value by an activation of it; use a class such as nn.SiLU for that ({name})"
     return code, why
 
 
