@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from equal_latency_candidates import SEARCHES
-from equal_latency_results import RESULTS, TITLES
+from equal_latency_results import OURS, RESULTS, TITLES, Measured, NetworkResults, load
 from gpu_runs import rows
 from merging_steps import SHARES
 from results_text import SECTIONS, Section
@@ -28,18 +28,18 @@ ABOUT_TRANSFER = """\
 ## Plans on another target
 
 A plan is made for the machine, the runtime and the batch on which its latency table was measured. Below, plans of all
-moves for one target are timed on another, next to plans that were made for the second target and have at least the same
-predicted score. The latter were not fine-tuned, so their accuracy is unknown. On a CPU, a plan for a GPU can be slower
-than the original."""
+moves for one target are timed on another. The accuracy of a network does not depend on the target: "points lost" are
+those to the original, in parentheses to the original fine-tuned with the same recipe. The last column has the plans
+that were made for the second target and have at least the same predicted score. They were not fine-tuned, so their
+accuracy is unknown. On a CPU, a plan for a GPU can be slower than the original."""
 
 
 def analyses() -> Iterator[str]:
     """Yield the parts of the page."""
-    titles = {section.network: section.title for section in SECTIONS.values()}
     steps = [part for name, section in SECTIONS.items() for part in _steps(section, rows(RESULTS / name))]
     if steps:
         yield "\n\n".join([ABOUT_STEPS, *steps])
-    moved = [part for name, title in titles.items() for part in _transfer(name, title)]
+    moved = [part for name, section in SECTIONS.items() for part in _transfer(section, name)]
     if moved:
         yield "\n\n".join([ABOUT_TRANSFER, *moved])
 
@@ -84,29 +84,35 @@ def _latencies(row: dict[str, Any]) -> str:
     return cells(budget(row["at"]), TITLES[row["method"]], *latencies)
 
 
-def _transfer(name: str, title: str) -> Iterator[str]:
-    """Yield a table per folder with the name of the network and another target."""
-    for folder in sorted(RESULTS.glob(f"{name}-on-*")):
-        found = [row for key, row in rows(folder).items() if key.startswith("transfer ")]
-        if not found:
+def _transfer(section: Section, name: str) -> Iterator[str]:
+    """Yield a table per target on which the plans of a comparison were timed."""
+    results = load(name, section.stopwatch)
+    for folder in sorted(RESULTS.glob(f"{section.network}-on-*")):
+        found = [row for row in rows(folder).values() if row.get("from") == name]
+        if not found or results is None:
             continue
         yield "\n".join([
-            f"{title} on {_target(found[0]['original'])}, times as fast as the original:",
+            f"{section.title} on {_target(found[0]['original'])}:",
             "",
-            f"| made for {found[0]['made for']['device']} at | measured there | timed here | made for this target |",
-            "| --- | ---: | ---: | ---: |",
-            *(_moved(name, row) for share in SHARES for row in found if row["at"] == share),
+            f"| made for {section.measured_on}, at | points lost | times as fast there | here | made for this target |",
+            "| --- | ---: | ---: | ---: | ---: |",
+            *(_moved(results, row) for share in SHARES for row in found if row["at"] == share),
         ])  # fmt: skip
 
 
-def _moved(name: str, row: dict[str, Any]) -> str:
+def _moved(results: NetworkResults, row: dict[str, Any]) -> str:
     original, moved, made = (Profile.from_json(row[each]).latency for each in ("original", "moved", "made"))
-    there = rows(RESULTS / name).get(f"profile all moves {row['at']} cuda")
-    faster = ""
-    if there is not None:
-        before, after = (Profile.from_json(there[each]).latency for each in ("original", "merged"))
-        faster = f"{before / after:.2f}"
-    return cells(budget(row["at"]), faster, f"{original / moved:.2f}", f"{original / made:.2f}")
+    ours = (one for one in results.measured if one.method == OURS and one.plan == row.get("plan"))
+    one = next((one for one in ours if one.scores and one.profile), None)
+    trained = ("", "") if one is None else (_lost(results, one), f"{one.speed_up:.2f}")
+    return cells(budget(row["at"]), *trained, f"{original / moved:.2f}", f"{original / made:.2f}")
+
+
+def _lost(results: NetworkResults, one: Measured) -> str:
+    """Return the points lost to the original, and in parentheses to the original after the same fine-tuning."""
+    lost, tuned = results.lost(one), results.lost(one, tuned=True)
+    assert lost is not None
+    return f"{lost:z.1f}" if tuned is None else f"{lost:z.1f} ({tuned:z.1f})"
 
 
 def cells(*texts: str) -> str:

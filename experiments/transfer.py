@@ -3,9 +3,10 @@
     python experiments/equal_latency.py latency none OTHER --network mobilenet_v2 --stopwatch onnxruntime
     python experiments/transfer.py RUN OTHER --network mobilenet_v2 --stopwatch onnxruntime
 
-RUN is a run of equal_latency.py, OTHER a folder with the latency table of the target that is timed here. Importances
-do not depend on the target, so both tables are solved with those of RUN. For every plan of RUN, OTHER's plan is the
-fastest one whose predicted score is at least as good. The original and both plans are timed in the same rounds.
+RUN is a run of equal_latency.py for one target, OTHER a folder with the latency table of the target that is timed here.
+Importances do not depend on the target, so both tables are solved with those of RUN. For every plan of RUN, OTHER's
+plan is the fastest one whose predicted score is at least as good. The original and both plans are timed in the same
+rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
     )
     inputs = subject.example(timed_batch(options.stopwatch, subject))
     for share in SHARES:
-        key = f"transfer {share} {options.stopwatch}"
+        key = f"transfer {options.run.name} {share} {options.stopwatch}"
         if key in rows(options.other):
             continue
         try:
@@ -52,7 +53,7 @@ def main() -> None:
         record(
             options.other, key,
             {"at": share, "stopwatch": options.stopwatch, "plan": str(moved.plan),
-             "made for": theirs.environment.to_json(),
+             "from": options.run.name, "made for": theirs.environment.to_json(),
              **{name: profile.to_json() for name, profile in profiles.items()}},
         )  # fmt: skip
 
