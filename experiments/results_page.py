@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from equal_latency_candidates import FIXED, PLAIN, SEARCHES
+from equal_latency_candidates import FIXED, PLAIN, PRUNED, SEARCHES
 from equal_latency_results import BASE, OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, target
 from results_missing import missing, why_missing
-from results_summary import CLOSE, best, candidates, summary
+from results_summary import CLOSE, best, candidates, speed_ups, summary
 from results_text import LIMITS, METHOD, PAPER, SECTIONS, TITLE
 from subjects import LONGER
 
@@ -29,7 +29,7 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| speed-up \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
+ROWS = re.compile(r"(?<=\| channel pruning \|\n(?:\| --- ){6}\|\n)(?:\|.*\n)*")
 
 
 def page() -> str:
@@ -236,11 +236,10 @@ def _readme_row(results: NetworkResults, one: Measured) -> str:
     return cells(
         section.title,
         section.measured_on,
-        f"{one.original.depth} to {one.profile.depth}",
-        f"{one.dropped}",
         f"{one.original.latency:.2f} to {one.profile.latency:.2f}",
         f"{results.base['test']:.2f} to {one.mean:.2f}",
         speed_up,
+        speed_ups(results, PRUNED) or "not measured",
     )
 
 

@@ -39,7 +39,7 @@ def summary(found: list[NetworkResults]) -> str:
     return "\n\n".join([
         SUMMARY,
         SPEED_UPS,
-        _table([*DEPTHFOLD, *rivals], found, _speed_ups),
+        _table([*DEPTHFOLD, *rivals], found, lambda results, method: speed_ups(results, [method])),
         SELECTED,
         _by_holdout(found),
         DIFFERENCES,
@@ -86,13 +86,14 @@ def differences(results: NetworkResults, method: str) -> list[Difference | None]
     return [results.ahead(one) for one in others.values()]
 
 
-def _speed_ups(results: NetworkResults, method: str) -> str:
-    if not candidates(results, [method]):
+def speed_ups(results: NetworkResults, methods: Collection[str]) -> str:
+    """Return the largest speed-ups of the best of these methods, and whether more are to be measured."""
+    if not candidates(results, methods):
         return ""
-    text = _both(results, [method])
-    if any(each == method for each, _ in unmeasured(results)):
+    text = _both(results, methods)
+    if any(each in methods for each, _ in unmeasured(results)):
         text += " so far"
-    longer = best(results, [method], longer=True)
+    longer = best(results, methods, longer=True)
     return f"{text}; {longer.speed_up:.2f} {longer.variant}" if longer and longer.variant else text
 
 

@@ -81,8 +81,6 @@ def test_readme_says_how_each_network_of_its_table_was_made(results_page):
 
     found = {name: results_page.best(each, longer=True) for name, each in sections(results_page).items()}
     assert all(name in WIDTHS or (one.method == OURS and one.dropped) for name, one in found.items())
-    without = [results_page.best(each, ["paper"]).speed_up for each in map(sections(results_page).get, WIDTHS)]
-    assert "MobileNetV2 reaches {:.2f} and {:.2f}; the others need them".format(*without) in readme()
     steps = {
         name: rows(RESULTS / name).get(f"steps {one.method} {one.at} {SECTIONS[name].stopwatch}")
         for name, one in found.items()
@@ -127,9 +125,9 @@ def test_readme_has_the_differences_from_other_methods(results_page):
         known = [each.points for each in points if each is not None and each.same_original]
         return f"{abs(min(known)):.1f}", f"{abs(max(known)):.1f}", min(known), max(known)
 
-    low, high, *signs = extremes(found.values(), "LayerMerge's rule")
-    said = f"{low} points worse to {high} points better than LayerMerge's search space"
-    assert signs[0] < 0 < signs[1] and said in readme()
+    rule = [each for results in found.values() for each in differences(results, "LayerMerge's rule")]
+    compared = [each.is_noise for each in rule if each is not None and each.same_original]
+    assert sum(compared) > 0.75 * len(compared) and "LayerMerge's search space is level in most places" in readme()
     assert [name for name, each in found.items() if not each.has("LayerMerge's rule")] == ["mobilenet_v2_1.4"]
     pruned = {
         (name, share): [
@@ -152,28 +150,22 @@ def test_readme_has_the_differences_from_other_methods(results_page):
     )
     assert where == ("efficientnet_lite0-on-onnxruntime", "50%")
     on_gpu = pruned["efficientnet_lite0", "65%"]
-    assert f"it is {on_gpu[0]:.1f} points better there and up to {most:.1f} points on ARM." in readme()
+    assert 0 < on_gpu[0] < most
     assert f"the better kind is up to {high:.1f} points behind, and where only one" in words(SUMMARY)
     assert f"up to {most:.1f} points (by magnitude, on ARM)" in words(SUMMARY)
-    low, high, *signs = extremes([found["mobilenet_v2"]], PUBLISHED)
-    patterns, searched = (
-        [one for one in found["mobilenet_v2"].measured if one.method == method and one.scores and one.profile]
-        for method in (PUBLISHED, SEARCHED)
-    )
-    times = [f"{faster(one.speed_up for one in patterns):.2f}" for faster in (min, max)]
-    said = (
-        f"On MobileNetV2-1.0 they are {low} to {high} points better than DepthShrinker's patterns ({' to '.join(times)}"
-    )
-    assert signs[0] > 0 and said in readme()
+    assert extremes([found["mobilenet_v2"]], PUBLISHED)[2] > 0
+    searched = [one for one in found["mobilenet_v2"].measured if one.method == SEARCHED and one.scores and one.profile]
     assert all(found["mobilenet_v2"].ahead(one).is_noise for one in searched)
     times = "{:.2f} and {:.2f} times".format(*(one.speed_up for one in searched))
     assert f"at {times} the speed, where it is level with" in words(SUMMARY)
-    assert f"and level with its search ({times})." in readme()
+    assert "and so is DepthShrinker's search, as far as they were measured." in readme()
     spread = max(each.spread for each in found.values() if each.spread is not None)
     assert -extremes(found.values(), "paper", *RIVALS)[2] < spread
     control = found["resnet56"].at("65%")[-1]
     assert control.method == CONTROL and found["resnet56"].ahead(control).is_noise
-    assert f"are as good on ResNet-56 at {control.speed_up:.1f} times the speed." in readme()
+    fastest = [results_page.best(found["resnet56"], [CONTROL], tuned=tuned).speed_up for tuned in (False, True)]
+    said = "with which nothing is measured on the data, has {:.2f} ({:.2f}).".format(*fastest)
+    assert f"On ResNet-56, a plan from constant importances, {said}" in readme()
 
 
 def test_remark_about_the_wide_mobilenet(results_page):
@@ -199,23 +191,13 @@ def test_remark_about_the_wide_mobilenet(results_page):
     assert f"and {wide.ahead(at(wide, '50%', taylor)).points:.1f} points behind at 50 %, and it does not reach" in text
     assert [one.method for one in wide.at("35%") if one.method in PRUNED] == [magnitude]
     assert f"for 80 % has {100 * at(wide, '80%', taylor).share:.0f} % of the latency." in text
-    narrow, *speed_ups = (
-        best(each, methods, tuned=True).speed_up
-        for methods in (PRUNED, ("paper", OURS))
-        for each in map(sections(results_page).get, WIDTHS)
-    )
-    pruning, narrow_ours, ours = speed_ups
+    pruning, ours = (best(wide, methods, tuned=True).speed_up for methods in (PRUNED, ("paper", OURS)))
     following = min(one.speed_up for one in wide.measured if one.method == OURS and one.scores and one.speed_up > 1.3)
     said = (
         f"pruning is {pruning:.2f} times as fast, and depthfold, which has no network between {ours:.2f} and "
         f"{following:.2f} times, {ours:.2f} times."
     )
     assert said in text and said in words(SUMMARY)
-    said = (
-        f"pruning is {narrow:.2f} times as fast on MobileNetV2-1.0 and {pruning:.2f} times on MobileNetV2-1.4, where "
-        f"depthfold has {narrow_ours:.2f} and {ours:.2f}."
-    )
-    assert said in readme()
 
     earlier = load(f"{wide.name}-first-fit")
     assert f"(mobilenet_v2_1.4-first-fit, {earlier.base['test']:.2f} %)" in text
@@ -235,7 +217,6 @@ def test_remark_about_the_wide_mobilenet(results_page):
     said = "was {:.2f} times, or {:.2f} times against the fine-tuned original".format(*speed_ups)
     assert f"{said} ({earlier.tuned.mean:.2f} %)" in text
     assert "MobileNetV2-1.4 had {:.2f} and {:.2f} times with the same plans".format(*speed_ups) in words(SUMMARY)
-    assert "MobileNetV2-1.4 had {:.2f} ({:.2f}) with the same plans.".format(*speed_ups) in readme()
     rule = differences(earlier, "LayerMerge's rule")
     assert len(rule) == 2 and all(each.is_noise for each in rule) and not wide.has("LayerMerge's rule")
 
@@ -377,7 +358,9 @@ def test_readme_has_the_time_of_the_search(results_page):
         for name, each in sections(results_page).items()
         if "lite0" not in name and not SECTIONS[name].surrogate
     ]
-    assert len(times) == 3 and f"one fine-tuning take {min(times)} to {max(times)} minutes on an H200" in readme()
+    assert (
+        len(times) == 3 and f"one fine-tuning take {min(times)} to {max(times)} minutes there for CIFAR-10" in readme()
+    )
 
 
 def test_page_says_how_much_the_first_steps_of_pruning_remove(results_page):
