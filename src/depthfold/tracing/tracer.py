@@ -106,7 +106,7 @@ class FallbackTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._evaluating or self._is_temporary(m):
+        if self._evaluating or self._is_unregistered(m):
             return forward(*args, **kwargs)
         path = self.path_of_module(m)
         last = next(iter(reversed(self.graph.nodes)), None)
@@ -185,9 +185,16 @@ class FallbackTracer(fx.Tracer):
         message = "A module returned None for the traced inputs, but something else now. Trace that module alone."
         self.create_node("call_function", torch._assert, (none, message), {})
 
-    def _is_temporary(self, m: nn.Module) -> bool:
-        """Return True for a container that the forward has just created, as self.features[2:] does."""
-        return m not in (self.submodule_paths or {}) and is_container(m)
+    def _is_unregistered(self, m: nn.Module) -> bool:
+        """Return True for a module that the forward has just created, as nn.ReLU()(x) and self.features[2:] do.
+
+        Only a container may have weights. A graph would lose those of other modules.
+        """
+        if m in (self.submodule_paths or {}):
+            return False
+        if is_container(m) or not [*m.parameters(), *m.buffers()]:
+            return True
+        raise Unrecordable(f"it calls a {type(m).__name__} that is not a submodule, so assign that to an attribute")
 
     def _store_inputs(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.suppress(LookupError):
