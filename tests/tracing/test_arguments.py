@@ -309,6 +309,27 @@ def test_scripted_submodule_with_weights_is_refused_also_if_it_is_ignored_or_out
         df.trace(model, image(), **arguments)
 
 
+class Scripted(torch.jit.ScriptModule):
+    """A block whose author had it compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = conv()
+
+    @torch.jit.script_method
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("model", [Scripted(), nn.Sequential(conv(), Scripted())])
+def test_class_that_derives_from_a_script_module_is_refused_with_the_fix(model):
+    message = (
+        r"ScriptModule.*\. Derive Scripted from torch\.nn\.Module instead, and remove script_method from its forward\.$"
+    )
+    with pytest.raises(TraceError, match=message):
+        df.trace(model.eval(), image())
+
+
 def test_scripted_submodule_without_weights_is_part_of_the_network():
     model = nn.Sequential(conv(), torch.jit.script(nn.Softplus(beta=2)), conv()).eval()
     shallow = df.merge(df.rewrite(traced := df.trace(model, image()), traced.network.vanilla))

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import depthfold as df
+from depthfold.core import Drops
 from depthfold.core.shape import SizeRule
 from depthfold.errors import InputSizeError
 from depthfold.testing import random_plan
-from nets import Net, agree, conv, image
+from nets import Net, agree, conv, folds_exactly, image
 
 
 def same(size, kernel, stride, dilation):
@@ -126,6 +127,47 @@ def test_random_plans_with_residuals():
         for shape in ((16, 18), (32, 34), (20, 22)):
             y = torch.randn(1, 4, *shape).double()
             agree(run(merged, y), run(student, y))
+
+
+class Resizing(nn.Module):
+    """A block that would resize its skip if that had another size than its branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = conv(), conv()
+
+    def forward(self, x):
+        y = self.b(F.relu(self.a(x)))
+        return F.relu(y + (x if y.shape[2:] == x.shape[2:] else F.interpolate(x, size=y.shape[2:])))
+
+
+def test_skip_that_starts_at_a_guard_is_cropped():
+    model = nn.Sequential(conv(), nn.ReLU(), nn.Sequential(Resizing(), Resizing()), conv())
+    traced = folds_exactly(model, image())
+    assert (len(traced.network.fixed_padding), len(traced.network.skips)) == (2, 2)
+    for seed in range(8):
+        student = df.rewrite(traced, random_plan(traced.network, Random(seed), drops=0.5)).eval()
+        agree(run(df.merge(student), image(15).double()), run(student, image(15).double()))
+
+
+def test_guard_of_several_layers_stays_if_the_first_is_dropped():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = conv(), conv(padding=0, stride=2)
+
+        def forward(self, x):
+            odd = 1 if x.shape[-1] % 2 else 0
+            return self.b(F.pad(F.relu(self.a(x)), (odd, 1, 1, 1)))
+
+    traced = df.trace(nn.Sequential(conv(), nn.ReLU(), Pair()).double().eval(), image(11).double())
+    for plan in (df.Plan((), (), Drops(layers=[2])), df.Plan({1, 2}, {1, 2}, Drops(layers=[2]))):
+        student = df.rewrite(traced, plan).eval()
+        merged = df.merge(student)
+        agree(run(merged, image(13).double()), run(student, image(13).double()))
+        for made, error in ((student, InputSizeError), (merged, AssertionError)):
+            with pytest.raises(error, match="The padding of 2 depends on the size of the input"):
+                made(image(12).double())
 
 
 def test_padding_without_a_period_is_allowed_only_at_the_traced_size():

@@ -13,7 +13,7 @@ import depthfold as df
 from depthfold.errors import PlanError, TraceError
 from depthfold.testing import random_plan, randomise_statistics
 from depthfold.vision import import_timm
-from nets import Net, agree, codes, conv, image
+from nets import Net, agree, codes, conv, folds_exactly, image, refusal
 
 
 def run(traced, *given):
@@ -110,6 +110,28 @@ def test_number_of_parts_is_asserted():
     merged = df.merge(df.rewrite(traced, traced.vanilla))
     with pytest.raises(AssertionError, match="whose number depends on its size"):
         merged(image(16).double())
+
+
+class Residual(Pair):
+    """A block that creates its activation when it is called."""
+
+    def forward(self, x):
+        return nn.ReLU(inplace=True)(self.b(nn.Sequential(nn.ReLU(), nn.Dropout().eval())(self.a(x))) + x)
+
+
+def test_activation_that_the_forward_creates_is_part_of_a_layer():
+    traced = folds_exactly(nn.Sequential(Residual(), Residual(), conv()), image())
+    assert (traced.network.barriers, len(traced.network.skips)) == ((), 2)
+    assert [layer.activation for layer in traced.network.layers] == ["relu"] * 4 + [None]
+
+
+def test_weights_that_are_not_in_a_submodule_are_refused_with_the_fix():
+    hidden = [conv()]  # a plain list registers nothing
+    traced = df.trace(nn.Sequential(conv(), Net(lambda net, x: hidden[0](net.a(x)), a=conv()), conv()), image())
+    assert [refusal.code for refusal in traced.network.refusals if refusal.position] == ["opaque"]
+    assert refusal(traced, "1").why.startswith(
+        "its forward cannot be traced: it calls a Conv2d that is not a submodule, so assign that to an attribute (test_"
+    )
 
 
 def test_none_beside_a_value_stays_none():

@@ -31,9 +31,8 @@ def drop_parts(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, droppe
 
 
 def _drop_layer(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> None:
-    for name in (*site.guards, site.pad):
-        if name is not None:
-            bypass(graph, nodes[name])
+    if site.pad is not None:
+        bypass(graph, nodes[site.pad])  # a guard stays, because it may also be about the layers after it
     for name in (site.conv, site.norm):
         if name is not None:
             _compute_identity(graph, nodes[name])

@@ -81,8 +81,8 @@ def _inner_guards(blueprint: Blueprint, span: Span, front: int, dropped: Drops) 
     def path_to(position: int) -> ConvShape:
         return blueprint.network.path_shape(Span(span.i, position), dropped)
 
-    for l in dropped.kept(span):
-        if l > front:
+    for l in span.layers:
+        if l > front and not dropped.covers(Span(l - 1, l)):
             found |= dict.fromkeys(blueprint.sites[l - 1].guards, path_to(l - 1))
     for site in blueprint.skips_inside(span, dropped):
         path = path_to(site.skip.source) if site.skip.source >= front else None

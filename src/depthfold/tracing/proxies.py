@@ -64,7 +64,7 @@ class ValueProxy(fx.Proxy):
 
         The number of sizes in a shape needs no assertion. Return 0 for other values.
         """
-        if isinstance(self.value, torch.Size) and _is_shape(self.node):
+        if isinstance(self.value, torch.Size) and is_shape(self.node):
             return len(self.value)
         name = self.node.target if isinstance(self.node.target, str) else getattr(self.node.target, "__name__", "")
         if name not in ("chunk", "split", "tensor_split") or not isinstance(self.value, tuple | list):
@@ -122,10 +122,10 @@ def depends_only_on(names: Collection[str], node: fx.Node) -> bool:
     return node.target in _PURE_FUNCTIONS and all(depends_only_on(names, each) for each in node.all_input_nodes)
 
 
-def _is_shape(node: fx.Node) -> bool:
+def is_shape(node: fx.Node) -> bool:
     """Return True for x.shape, x.size() and slices with constant bounds, whose lengths follow from the rank."""
     if node.target is operator.getitem and len(node.all_input_nodes) == 1:
-        return _is_shape(node.all_input_nodes[0])
+        return is_shape(node.all_input_nodes[0])
     return node.target == "size" or (node.target is getattr and node.args[1] == "shape")
 
 

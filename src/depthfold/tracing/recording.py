@@ -18,7 +18,7 @@ from depthfold.tracing.forward import record
 from depthfold.tracing.functional import functional_batch_norms, functions_as_modules
 from depthfold.tracing.in_place import Observed, observe, redirect_reads, writes_to_weights
 from depthfold.tracing.inputs import ExampleInputs
-from depthfold.tracing.modules import is_no_op, mark_no_op
+from depthfold.tracing.modules import called_module, is_no_op, mark_no_op
 from depthfold.tracing.request import copy_model
 from depthfold.tracing.roles import enclosing_module
 from depthfold.tracing.rules import Reason
@@ -104,7 +104,20 @@ def _record(part: nn.Module, inputs: ExampleInputs, where: str, known: _Known) -
         for path, module in working.named_modules():
             if is_no_op(module) and not is_no_op(part.get_submodule(path)):
                 mark_no_op(part.get_submodule(path))  # it returned its input while it was recorded
-        return recorded.with_modules(part)
+        graph = recorded.with_modules(part)
+        _separate_guards(graph)
+        return graph
+
+
+def _separate_guards(graph: fx.GraphModule) -> None:
+    """Let only the first reader of a size guard read it, and the others its input, so that no skip starts at a guard.
+
+    Rewriting moves a guard together with the layer that reads it.
+    """
+    for node in graph.graph.nodes:
+        if isinstance(called_module(graph, node), SizeGuard):
+            for reader in sorted(node.users)[1:]:
+                reader.replace_input_with(node, node.all_input_nodes[0])
 
 
 def _batch_norms_following_mode(

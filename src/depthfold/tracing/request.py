@@ -31,15 +31,14 @@ def check_model(model: nn.Module, at: str | None) -> None:
     if (wrapper := type(model).__name__) in _WRAPPERS:
         raise TraceError(f"The model is wrapped in {wrapper}. Unwrap it: trace(model.{_WRAPPERS[wrapper]}, ...).")
     if isinstance(model, torch.jit.ScriptModule):
-        raise TraceError("torch.fx cannot record a ScriptModule. Trace the module from which it was scripted.")
+        raise TraceError(f"torch.fx cannot record a ScriptModule. {_unscripted(model, 'Trace')}")
     for path, module in model.named_modules():
         if any(map(is_lazy, module.parameters(recurse=False))):
             raise TraceError(f"{path or type(module).__name__} has no weights yet. Run the model once before trace().")
         # Also outside the traced part: TorchScript's copies of weights cannot be trained or replaced.
         if _has_scripted_weights(module):
             raise TraceError(
-                f"{path!r} is a ScriptModule, whose weights a rewritten copy would lose. Use the module from which it "
-                "was scripted."
+                f"{path!r} is a ScriptModule, whose weights a rewritten copy would lose. {_unscripted(module, 'Use')}"
             )
     paths = [path for path, _ in model.named_modules() if path]
     if at and at not in paths:
@@ -56,6 +55,13 @@ def _has_scripted_weights(module: nn.Module) -> bool:
     """Return True for a ScriptModule with weights. A frozen one has them as constants, and no training mode."""
     frozen = not hasattr(module, "training")
     return isinstance(module, torch.jit.ScriptModule) and (frozen or bool([*module.parameters(), *module.buffers()]))
+
+
+def _unscripted(module: nn.Module, verb: str) -> str:
+    own = type(module)
+    if own.__module__.startswith("torch."):
+        return f"{verb} the module from which it was scripted."
+    return f"Derive {own.__name__} from torch.nn.Module instead, and remove script_method from its forward."
 
 
 def _first_name(model: nn.Module, at: str) -> str | None:

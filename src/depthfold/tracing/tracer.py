@@ -7,13 +7,13 @@ import operator
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from depthfold.tracing.constant_sizes import ConstantSizes, perform
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.tracing.modules import is_atomic, is_container, is_leaf, mark_no_op
 from depthfold.tracing.proxies import (
@@ -70,6 +70,7 @@ class FallbackTracer(fx.Tracer):
         self.fixed_sizes = False
         self._answer_sizes = answer_sizes
         self._evaluating = False
+        self._constant_sizes: ConstantSizes | None = None
         self._weights: dict[str, fx.Proxy] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -106,7 +107,7 @@ class FallbackTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._evaluating or self._is_temporary(m):
+        if self._evaluating or self._is_unregistered(m):
             return forward(*args, **kwargs)
         path = self.path_of_module(m)
         last = next(iter(reversed(self.graph.nodes)), None)
@@ -144,7 +145,7 @@ class FallbackTracer(fx.Tracer):
         if not isinstance(value, int):
             return super().to_bool(obj)
         # A network also runs on other devices and in other precisions, so the answer for the example is not asserted.
-        if depends_only_on(FLAGS, obj.node):
+        if depends_only_on(FLAGS, obj.node) or self._is_constant(obj):
             return bool(value)
         if self._answers_sizes(obj):
             self._assert_answer(obj, bool(value))
@@ -152,12 +153,30 @@ class FallbackTracer(fx.Tracer):
         return super().to_bool(obj)
 
     def number(self, obj: fx.Proxy, kind: Any = int | float) -> Any:
-        """Return a number that depends on sizes only, and assert it. Raise the TraceError of a condition otherwise."""
+        """Return a number that depends on sizes only, and assert it if they vary.
+
+        Raise the TraceError of a condition otherwise.
+        """
         value = _known_value(obj)
+        if isinstance(value, kind) and self._is_constant(obj):
+            return value
         if not (isinstance(value, kind) and self._answers_sizes(obj)):
             return super().to_bool(obj)
         self._assert_answer(self.create_proxy("call_function", operator.eq, (obj, value), {}), True)
         return value
+
+    def _is_constant(self, obj: fx.Proxy) -> bool:
+        """Return True if this depends only on sizes that are the same for all inputs, such as numbers of channels."""
+        if not depends_only_on(SIZES, obj.node):
+            return False
+        self._evaluating = True
+        try:
+            self._constant_sizes = self._constant_sizes or ConstantSizes(self.root, self.example, self.guards)
+            return self._constant_sizes.decide(obj.node)
+        except Exception:  # noqa: BLE001 - the network, or the copy, may not run at other sizes
+            return False
+        finally:
+            self._evaluating = False
 
     def _answers_sizes(self, obj: fx.Proxy) -> bool:
         """Return True if this depends on sizes only and is decided now. In a submodule it makes it opaque instead."""
@@ -185,9 +204,16 @@ class FallbackTracer(fx.Tracer):
         message = "A module returned None for the traced inputs, but something else now. Trace that module alone."
         self.create_node("call_function", torch._assert, (none, message), {})
 
-    def _is_temporary(self, m: nn.Module) -> bool:
-        """Return True for a container that the forward has just created, as self.features[2:] does."""
-        return m not in (self.submodule_paths or {}) and is_container(m)
+    def _is_unregistered(self, m: nn.Module) -> bool:
+        """Return True for a module that the forward has just created, as nn.ReLU()(x) and self.features[2:] do.
+
+        Only a container may have weights. A graph would lose those of other modules.
+        """
+        if m in (self.submodule_paths or {}):
+            return False
+        if is_container(m) or not [*m.parameters(), *m.buffers()]:
+            return True
+        raise Unrecordable(f"it calls a {type(m).__name__} that is not a submodule, so assign that to an attribute")
 
     def _store_inputs(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.suppress(LookupError):
@@ -203,14 +229,7 @@ class FallbackTracer(fx.Tracer):
         try:
             args, kwargs = value_of((args, kwargs))
             with torch.no_grad():
-                if kind == "call_function":
-                    return target(*args, **kwargs)
-                if kind == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                if kind == "call_module":
-                    module = self.guards.get(target) or self.root.get_submodule(target)
-                    return module(*args, **kwargs)
-            return attrgetter(target)(self.root) if kind == "get_attr" else UNKNOWN
+                return perform(self.root, kind, target, args, kwargs, self.guards)
         except Exception:  # noqa: BLE001 - any error of the user's code; the operation is still recorded
             return UNKNOWN
         finally:
