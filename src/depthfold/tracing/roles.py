@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
 from depthfold.tracing import rules
+from depthfold.tracing.factors import constant_factor
 from depthfold.tracing.functional import USER_NAME, FunctionalConv, FunctionalNorm
 from depthfold.tracing.rules import Reason, Site, first_reason, is_ignored
 from depthfold.tracing.size_guard import SizeGuard
@@ -68,8 +69,6 @@ def _function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reas
     operands = {sizes.get(operand) for operand in node.all_input_nodes}
     if code == "broadcast" and len(node.all_input_nodes) > 1 and len(operands) == 1:
         return "combination", f"it combines two maps other than by a plain addition ({name})"
-    if code == "multiplication" and len(node.all_input_nodes) == 1:
-        return code, f"it multiplies by a number, which is not merged; scale the weights before it instead ({name})"
     return code, why
 
 
@@ -89,11 +88,16 @@ class Kind(Enum):
 
     CONVOLUTION = auto()
     NORM = auto()
+    FACTOR = auto()
     ACTIVATION = auto()
     NO_OP = auto()  # dropout, drop-path and identity in evaluation
     PAD = auto()
     ADD = auto()
     OTHER = auto()
+
+
+# What merging folds into the convolution before it.
+AFFINE = (Kind.NORM, Kind.FACTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +234,8 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
             return Role(Kind.PAD)
     if _is_addition(node, sizes):
         return Role(Kind.ADD)
+    if constant_factor(node) is not None:
+        return Role(Kind.FACTOR)
     return _other(path, _function_reason(node, sizes))
 
 
