@@ -10,7 +10,7 @@ from torch import nn
 import depthfold as df
 from depthfold.testing import randomise_statistics
 from nets import Net, agree, codes, conv, folds_exactly, image, only, refusal
-from parallel import conv_bn, convolutions, merged
+from parallel import conv_bn, convolutions, is_one_layer, merged
 
 FACTORS = {
     "y * 0.1": (lambda y: y * 0.1, 0.1),
@@ -115,6 +115,13 @@ def test_scaled_branches_are_one_layer():
     model = Net(run, before=conv(), after=conv(), **parts)
     traced = folds_exactly(model, image(), plans=6)
     assert (traced.depth, traced.network.barriers, len(traced.network.skips)) == (3, (), 4)
+
+
+def test_subtracted_batch_norm_is_a_branch():
+    """The token mixer of FastViT."""
+    parts = dict(mixer=conv_bn(), point=conv_bn(kernel=1), norm=nn.BatchNorm2d(4))
+    traced = is_one_layer(Net(lambda net, x: net.mixer(x) + net.point(x) - (0 + net.norm(x)), **parts), terms=3)
+    assert [layer.norm for layer in traced.network.layers] == [None, "block.mixer.1", None, None]
 
 
 def test_scaled_projection_outside_its_segment_is_folded():

@@ -13,6 +13,7 @@ from depthfold.tracing.factors import constant_factor
 from depthfold.tracing.functional import FunctionalConv, FunctionalNorm
 from depthfold.tracing.modules import called_module, computes_batch_norm, computes_convolution, is_batch_norm, is_no_op
 from depthfold.tracing.proxies import AUGMENTED
+from depthfold.tracing.roles import changes_nothing
 
 _ADDITIONS: tuple[Any, ...] = (torch.add, "add", "add_")
 _SUBTRACTIONS: dict[Any, Any] = {
@@ -56,19 +57,13 @@ def use_plain_additions(graph: fx.GraphModule, sizes: Mapping[fx.Node, torch.Siz
 
 
 def _is_linear(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Return True if a convolution computes this value, with batch norms and factors after it, for a single reader."""
+    """Return True if a convolution or batch norm computes this value for a single reader, with factors after it."""
     while len(node.users) == 1:
         module = called_module(graph, node)
-        if module is None:
-            if constant_factor(node) is None:
-                return False
-        elif isinstance(module, FunctionalConv) or computes_convolution(module):
-            return True
-        elif not (isinstance(module, FunctionalNorm) or _is_batch_norm(module) or is_no_op(module)):
+        if module is not None and not is_no_op(module):
+            functional = isinstance(module, (FunctionalConv, FunctionalNorm))
+            return functional or computes_convolution(module) or (is_batch_norm(module) and computes_batch_norm(module))
+        if module is None and constant_factor(node) is None and not changes_nothing(node):
             return False
         node = node.all_input_nodes[0]
     return False
-
-
-def _is_batch_norm(module: Any) -> bool:
-    return is_batch_norm(module) and computes_batch_norm(module)

@@ -226,7 +226,7 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
     target = node.target
     if (kind := activation_function(node)) is not None:
         return Role(Kind.ACTIVATION, kind)
-    if (node.op == "call_method" and target in _NO_OP_METHODS) or _changes_nothing(node):
+    if (node.op == "call_method" and target in _NO_OP_METHODS) or changes_nothing(node):
         return Role(Kind.NO_OP)
     if target is F.pad and _has_constants(node) and (widths := zero_padding(node)) is not None:
         spatial = len(sizes.get(node, ())) - 2
@@ -239,7 +239,7 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
     return _other(path, _function_reason(node, sizes))
 
 
-def _changes_nothing(node: fx.Node) -> bool:
+def changes_nothing(node: fx.Node) -> bool:
     """Return True for y + 0, with which code that sums up branches often starts, and for y * 1, a usual default."""
     neutral = next((number for number, targets in _NEUTRAL.items() if node.target in targets), None)
     return len(node.args) == 2 and not node.kwargs and any(type(a) in (int, float) and a == neutral for a in node.args)
