@@ -28,7 +28,7 @@ FACTORS = {
 
 
 class Scaled(nn.Module):
-    """The block of EDSR and ESRGAN, between two layers."""
+    """The block of EDSR, between two layers."""
 
     def __init__(self, scale, norm=False):
         super().__init__()

@@ -68,7 +68,7 @@ def _function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reas
     code, why = _by_name(name)
     operands = {sizes.get(operand) for operand in node.all_input_nodes}
     if code == "broadcast" and len(node.all_input_nodes) > 1 and len(operands) == 1:
-        return "combination", f"it combines two maps other than by a plain addition ({name})"
+        return "combination", f"it combines two maps other than as x + y or x - conv(y) ({name})"
     return code, why
 
 
