@@ -205,6 +205,7 @@ def run_segment(chain, i, j, x, dropped):
             at[l] = at[l - 1]
         else:
             at[l] = at[l - 1].convolve(unit.conv, unit.norm, [a for a, _ in padding_of(unit)])
+            at[l].value = at[l].value * unit.factor
         for beside in unit.beside:
             at[l] = at[l].plus(at[l - 1].branch(beside))
         for source, target, projection in chain.skips:

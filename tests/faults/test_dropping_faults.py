@@ -39,7 +39,7 @@ def batch_norm_of_a_dropped_layer_kept(patch):
         patch,
         dropping,
         "_drop_layer",
-        lambda drop: lambda graph, nodes, site: drop(graph, nodes, replace(site, norm=None)),
+        lambda drop: lambda graph, nodes, site: drop(graph, nodes, replace(site, affine=())),
     )
 
 

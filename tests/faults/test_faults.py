@@ -217,7 +217,7 @@ def dilation_of_the_second_ignored(patch):
 
 @fault("projection")
 def norm_of_the_projection_ignored(patch):
-    replace_with(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"norm": None}))
+    replace_with(patch, numbering, "StepSite", lambda site: lambda **given: site(**given | {"affine": ()}))
 
 
 @fault("branches")

@@ -122,7 +122,10 @@ def test_reasons_name_the_cause():
         (found,) = (each for each in df.trace(Between(Net(forward)), image()).network.refusals if "mul" in each.where)
         return found.why
 
-    assert reason(lambda net, x: x * 0.2).startswith("it multiplies by a number, which is not merged; scale the")
+    combined = refusal(df.trace(Between(Net(lambda net, x: torch.sub(x, x.abs()))), image()), "part.sub").why
+    assert combined == "it combines two maps other than as x + y or x - conv(y) (sub)"
+    directly = "it multiplies by a number, which is merged only if it alone reads a convolution or its batch norm"
+    assert reason(lambda net, x: x * 0.2) == directly
     assert reason(lambda net, x: x * x.mean((2, 3), keepdim=True)) == "it multiplies by a value or a gate (mul)"
 
 

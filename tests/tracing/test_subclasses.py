@@ -70,8 +70,6 @@ class BatchNormAct2d(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("part", "where", "code"),
     [
-        (Doubling(), "1.mul", "multiplication"),
-        (StochasticDepth(), "1.mul", "multiplication"),
         (DropPath(), "1", "opaque"),
         (OwnFrozenNorm(), "1.mul", "multiplication"),
         (BatchNormAct2d(4), "1", "norm-alone"),
@@ -83,6 +81,11 @@ def test_subclass_or_class_of_the_same_name_is_a_barrier(part, where, code):
     assert traced.network.barriers == (1,)
     assert {each.code for each in traced.network.refusals if each.position == 1} == {code}
     assert codes(traced)[where] == code
+
+
+@pytest.mark.parametrize("part", [Doubling(), StochasticDepth()])
+def test_factor_in_a_class_of_the_same_name_is_part_of_the_layer(part):
+    assert folds_exactly(between(part), image()).network.barriers == ()
 
 
 def test_dropout_subclass_that_is_always_active_stays_active():

@@ -164,7 +164,7 @@ def _gated(traced: TracedNetwork, spans: Sequence[Span], gates: Gates) -> nn.Mod
 def _value_before_activation(traced: TracedNetwork, l: int) -> str:
     """Return the name of the node that computes the value of layer l without its activation."""
     site = traced.blueprint.sites[l - 1]
-    if site.activation in (None, site.norm):  # none, or inside the batch norm
+    if site.activation is None or site.activates_in_norm:
         return site.out
     node: fx.Node = next(node for node in traced.graph.graph.nodes if node.name == site.activation)
     return node.all_input_nodes[0].name

@@ -33,7 +33,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Convolution l with its batch norm and, where a residual connection ends, the addition.
+    """Convolution l with its batch norm, constant factors and, where a residual connection ends, the addition.
 
     `activation` is the kind of the activation sigma_l after the layer, such as "relu6", or None if there is none.
     `in_size` and `out_size` are the spatial sizes at the traced input size.

@@ -17,6 +17,7 @@ from depthfold.errors import PlanError
 from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, fork_rng, student_parts
 from depthfold.tracing.functional import use_plain_convolutions
+from depthfold.tracing.modules import called_module
 
 
 def importance_plan(network: Network, block: FlaggedSpan, dropped: Drops = NOTHING) -> Plan:
@@ -59,8 +60,8 @@ def _reset(student: nn.Module, traced: TracedNetwork, l: int, seed: int) -> None
     use_plain_convolutions(part, {site.conv})
     with fork_rng(torch.device("cpu")) as reseed:
         reseed(seed)
-        for name in (site.conv, site.norm):
-            module: Any = None if name is None else part.get_submodule(str(nodes[name].target))
+        for name in (site.conv, *site.affine):
+            module: Any = called_module(part, nodes[name])
             # torchvision's FrozenBatchNorm2d has no such method: it has only constants.
             if hasattr(module, "reset_parameters"):
                 _reinitialise(module, trained=module.training or not student.training)

@@ -88,7 +88,7 @@ class _Target:
         self.names = (site.linear, *site.additions)
         inside = {skip.add for skip in traced.blueprint.skip_sites if block.span.contains(skip.skip.span)}
         self._merged = tuple(name in inside for name in site.additions)
-        if site.activation is not None and site.activation == site.norm:  # otherwise the value has no name
+        if site.activates_in_norm:  # otherwise the value has no name
             nodes = {node.name: node for node in original.graph.nodes}
             remove_activation(original, nodes, site)
 

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from depthfold.algebra import Kernel, NormStatistics, fold_norm
+from depthfold.tracing.factors import constant_factor
 from depthfold.tracing.functional import FunctionalNorm, norm_statistics_at, use_functional_batch_norms
 from depthfold.tracing.in_place import writes_in_place
 from depthfold.tracing.modules import (
@@ -82,7 +83,7 @@ def _idempotent_kind(graph: fx.GraphModule, node: fx.Node) -> str | None:
 
 
 def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
-    """Fold batch norms outside the segments (stem, head, projections) into the convolutions before them.
+    """Fold batch norms and factors outside the segments (stem, head, projections) into the convolutions before them.
 
     Ignored modules are also folded, so that they are not slower. A batch norm that follows a merged convolution but is
     not part of its segment was ignored by the user and stays; `except_after` names the merged convolutions. Modules
@@ -90,19 +91,20 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
     """
     calls, read = count_calls(graph), paths_read_by_code(graph)
     for node in list(graph.graph.nodes):
-        if node.op != "call_module" or not node.all_input_nodes:
+        norm = called_module(graph, node)
+        if not node.all_input_nodes or (norm is None and constant_factor(node) is None):
             continue
         before = node.all_input_nodes[0]
         if before.op != "call_module" or len(before.users) != 1 or before.target in except_after:
             continue
-        conv, norm = graph.get_submodule(str(before.target)), graph.get_submodule(str(node.target))
+        conv = graph.get_submodule(str(before.target))
         if not isinstance(conv, _ConvNd):
             continue
-        shared = calls[id(conv)] > 1 or calls[id(norm)] > 1 or not read.isdisjoint((before.target, node.target))
+        shared = calls[id(conv)] > 1 or calls[id(norm)] > 1 or not read.isdisjoint((before.target, str(node.target)))
         if shared or not _foldable(conv, norm):
             continue
         _fold(conv, norm_statistics_at(graph, node))
-        activation = fused_activation(norm)
+        activation = None if norm is None else fused_activation(norm)
         if activation is not None:
             graph.set_submodule(str(node.target), activation)
         else:
@@ -110,8 +112,8 @@ def fold_remaining_norms(graph: fx.GraphModule, except_after: Set[str]) -> None:
             graph.graph.erase_node(node)
 
 
-def _foldable(conv: _ConvNd, norm: nn.Module) -> bool:
-    if isinstance(norm, FunctionalNorm):
+def _foldable(conv: _ConvNd, norm: nn.Module | None) -> bool:
+    if norm is None or isinstance(norm, FunctionalNorm):
         return computes_convolution(conv) and is_plain(conv) and not parametrize.is_parametrized(conv)
     if (
         not (computes_convolution(conv) and is_batch_norm(norm)) or norm.training

@@ -31,7 +31,9 @@ def segment_kernel(
         else:
             assert like is not None
             kernel = Kernel.constant(step.shape, 1 / step.divisor, like)
-        return fold_norm(kernel, norm_statistics_at(student, nodes[step.norm])) if step.norm else kernel
+        for name in step.affine:
+            kernel = fold_norm(kernel, norm_statistics_at(student, nodes[name]))
+        return kernel
 
     def branch(skip: SkipSite, like: torch.Tensor) -> Kernel:
         steps = skip.steps or (StepSite(shape=blueprint.network.skip_shape(skip.skip)),)
@@ -39,7 +41,7 @@ def segment_kernel(
 
     def layer(l: int) -> Kernel:
         site, shape = blueprint.sites[l - 1], blueprint.network.layers[l - 1].shape
-        return of(StepSite(shape=shape, conv=site.conv, norm=site.norm))
+        return of(StepSite(shape=shape, conv=site.conv, affine=site.affine))
 
     at: dict[int, Kernel] = {}  # from the start of the span to each position where a skip starts
     merged: Kernel | None = None  # None for the identity

@@ -121,7 +121,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     part, origin, path = student_parts(student)
     blueprint, dropped = origin.blueprint, origin.plan.dropped
     graph = copy.deepcopy(part).eval()
-    ends = {name for site in blueprint.sites for name in (site.conv, site.norm, *site.additions)}
+    ends = {name for site in blueprint.sites for name in (site.conv, *site.affine, *site.additions)}
     removed = remove_no_ops(graph, but=ends) | replace_guards_with_assertions(graph)
     use_plain_convolutions(graph)
     nodes = {node.name: node for node in graph.graph.nodes}
@@ -209,7 +209,7 @@ class _SegmentMerger:
                 given = self.graph.graph.call_function(F.pad, (given, as_pad_argument(shape.padding)))
                 given.meta[INSERTED] = True
             convolution = end = self.graph.graph.call_module(target, (given,))
-            if last.norm is not None and last.norm == last.activation:
+            if last.activates_in_norm:
                 end = self._activation_of_norm(linear, convolution)
         linear.replace_all_uses_with(end)
         self.graph.graph.erase_node(linear)

@@ -21,7 +21,7 @@ def remove_activation(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> N
     """Remove the activation of a layer."""
     assert site.activation is not None
     node = nodes[site.activation]
-    if site.activation == site.norm:  # it is inside the batch norm, which stays unless it is dropped
+    if site.activates_in_norm:  # it is inside the batch norm, which stays unless it is dropped
         path = str(node.target)
         dropped = activation_kind(graph.get_submodule(path)) is not None
         graph.set_submodule(path if dropped else f"{path}.act", nn.Identity())

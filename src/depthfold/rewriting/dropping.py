@@ -33,9 +33,17 @@ def drop_parts(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, droppe
 def _drop_layer(graph: fx.GraphModule, nodes: Nodes, site: LayerSite) -> None:
     if site.pad is not None:
         bypass(graph, nodes[site.pad])  # a guard stays, because it may also be about the layers after it
-    for name in (site.conv, site.norm):
-        if name is not None:
+    for name in (site.conv, *site.affine):
+        if nodes[name].op == "call_module":
             _compute_identity(graph, nodes[name])
+        else:  # a constant factor
+            _return(graph, nodes[name], nodes[name].all_input_nodes[0], f"depthfold_dropped_{name}")
+
+
+def _return(graph: fx.GraphModule, node: fx.Node, value: fx.Node, target: str) -> None:
+    """Let a node return a value, as the call of an identity with this path."""
+    graph.add_module(target, nn.Identity().train(graph.training))
+    node.op, node.target, node.args, node.kwargs = "call_module", target, (value,), {}
 
 
 def _compute_identity(graph: fx.GraphModule, node: fx.Node) -> None:
@@ -62,10 +70,9 @@ _NAMED = ("call_module", "get_attr")
 
 def _drop_branch(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> fx.Node:
     """Let the addition return the value of its skip, and remove what only the branch computes. Return the addition."""
-    addition, target = nodes[site.add], f"depthfold_dropped_{site.skip.target}"
+    addition = nodes[site.add]
     before = addition.all_input_nodes
-    graph.add_module(target, nn.Identity().train(graph.training))
-    addition.op, addition.target, addition.args, addition.kwargs = "call_module", target, (nodes[site.operand],), {}
+    _return(graph, addition, nodes[site.operand], f"depthfold_dropped_{site.skip.target}")
     _erase_unused(graph, before)
     return addition
 

@@ -23,6 +23,16 @@ from depthfold.tracing.traced import INSERTED, SkipSite
 
 Nodes = dict[str, fx.Node]
 
+_OUT_OF_PLACE: dict[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    "add_": "add",
+    "mul_": "mul",
+    "div_": "div",
+    "neg_": "neg",
+}
+
 
 def move_padding(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span: Span, dropped: Drops) -> None:
     """Move the padding and the size guards of a segment to its front, and crop its skips."""
@@ -93,16 +103,14 @@ def _inner_guards(blueprint: Blueprint, span: Span, front: int, dropped: Drops) 
     return found
 
 
-def additions_out_of_place(nodes: Nodes, blueprint: Blueprint) -> None:
-    """Replace x += y by x + y, because x may be a part of a map that is read later."""
+def compute_out_of_place(nodes: Nodes, blueprint: Blueprint) -> None:
+    """Replace x += y by x + y, because x may be a part of a map that is read later, and x *= 2 in skips by x * 2."""
     layers = (name for site in blueprint.sites for name in site.additions)
-    inside = (name for site in blueprint.skip_sites for name in site.sums)
-    for name in (*layers, *inside):
-        node = nodes[name]
-        if node.target is operator.iadd:
-            node.target = operator.add
-        elif node.target == "add_":
-            node.target = "add"
+    sums = (name for site in blueprint.skip_sites for name in site.sums)
+    steps = (name for site in blueprint.skip_sites for step in site.steps for name in step.affine)
+    for node in (nodes[name] for name in (*layers, *sums, *steps)):
+        if node.op != "call_module":
+            node.target = _OUT_OF_PLACE.get(node.target, node.target)
 
 
 def skip_crop(blueprint: Blueprint, span: Span, site: SkipSite, dropped: Drops) -> Padding:
@@ -144,8 +152,7 @@ def _entry(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> tuple[fx.Node
         _set_padding(graph, nodes[first.conv], None)
     if first.pool is not None:
         _remove_pool_padding(graph, nodes[first.pool])
-    name = first.conv or first.pool or first.norm
-    assert name is not None
+    name = first.conv or first.pool or first.affine[0]
     return nodes[name], nodes[name].all_input_nodes[0]
 
 

@@ -12,7 +12,7 @@ from depthfold.core import Drops, Network, Plan, SolvedPlan, Span, plan_of
 from depthfold.errors import PlanError
 from depthfold.rewriting.activations import insert_activation, remove_activation
 from depthfold.rewriting.dropping import drop_parts
-from depthfold.rewriting.padding import additions_out_of_place, move_padding
+from depthfold.rewriting.padding import compute_out_of_place, move_padding
 from depthfold.tracing import Student, TracedNetwork, require_traced
 from depthfold.tracing.forward import exclude_unsaved_buffers
 
@@ -33,7 +33,7 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     # Together, so that tensors shared by the graph and the model stay shared.
     graph, whole = copy.deepcopy((traced.graph, traced.model))
     nodes = {node.name: node for node in graph.graph.nodes}
-    additions_out_of_place(nodes, traced.blueprint)
+    compute_out_of_place(nodes, traced.blueprint)
     drop_parts(graph, nodes, traced.blueprint, plan.dropped)
     for span in segments:
         if len(span) > 1:

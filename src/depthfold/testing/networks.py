@@ -100,6 +100,7 @@ class Conv:
     groups: int = 1
     bias: bool = True
     eps: float | None = 1e-3  # of the batch norm; None for no batch norm
+    factor: float = 1.0  # multiplies the output of the batch norm
     activation: Literal["module", "function", "method"] | None = "module"
     same: bool = False
     beside: tuple[Beside, ...] = ()
@@ -167,7 +168,7 @@ class ConvUnit(nn.Module):
         )
         self.norm = None if spec.eps is None else NORM[dims](spec.out, eps=spec.eps)
         self.beside = nn.ModuleList(_branch(kind, spec, channels) for kind in spec.beside)
-        self.nested = spec.nested
+        self.factor, self.nested = spec.factor, spec.nested
         self.style = spec.activation
         self.act = nn.ReLU() if spec.activation == "module" else None
         self.out = spec.out
@@ -177,6 +178,8 @@ class ConvUnit(nn.Module):
         x = self.conv(x if self.pad is None else F.pad(x, self.pad))
         if self.norm is not None:
             x = self.norm(x)
+        if self.factor != 1:
+            x = x * self.factor
         if terms and self.nested:
             terms = [reduce(operator.add, reversed(terms))]
         return _activate(self.style, reduce(operator.add, terms, x), self.act)

@@ -40,6 +40,7 @@ def convs(draw: Any, dims: int, channels: int, *, keeps_size: bool = False, stri
         groups=groups,
         bias=draw(st.booleans()),
         eps=draw(st.sampled_from((1e-5, 1e-1, None))),
+        factor=draw(st.sampled_from((1.0, 1.0, 0.3, -1.0))),
         activation=draw(st.sampled_from(_STYLES)),
         same=same,
         beside=draw(_beside(channels, out, stride, dilation)) if keeps_size else (),

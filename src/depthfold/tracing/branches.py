@@ -12,7 +12,7 @@ from torch import fx
 
 from depthfold.core import ConvShape
 from depthfold.tracing.drafts import DataFlow, Draft, SkipDraft, Step
-from depthfold.tracing.roles import Kind
+from depthfold.tracing.roles import AFFINE, Kind
 from depthfold.tracing.shapes import average_pool, conv_shape
 
 
@@ -86,7 +86,7 @@ def _input_of_linear(node: fx.Node, flow: DataFlow, ends: Mapping[fx.Node, Draft
     if draft is not None:
         return draft.source
     pools = role.refusal is not None and role.refusal.code == "pooling"
-    if role.kind is Kind.NORM or (pools and average_pool(node, flow.modules)):
+    if role.kind in AFFINE or (pools and average_pool(node, flow.modules)):
         return flow.origin(node.all_input_nodes[0])
     return None
 
@@ -100,16 +100,16 @@ def _steps(term: _Term, first: ConvShape, flow: DataFlow, ends: Mapping[fx.Node,
     channels = first.in_channels
     for node in reversed(term.nodes):
         if draft := ends.get(node):
-            step = Step(shape=conv_shape(draft.conv, draft.pad, flow.modules), conv=draft, norm=draft.norm)
+            step = Step(shape=conv_shape(draft.conv, draft.pad, flow.modules), conv=draft, affine=tuple(draft.affine))
         elif pool := average_pool(node, flow.modules):
             if pool.deviation or len(pool.kernel) != first.dims:
                 return None
             step = Step(shape=pool.shape(channels), pool=node, divisor=pool.divisor)
-        elif steps and steps[-1].norm is None:
-            steps[-1] = replace(steps[-1], norm=node)
+        elif steps:
+            steps[-1] = replace(steps[-1], affine=(*steps[-1].affine, node))
             continue
         else:
-            step = Step(shape=ConvShape.identity(channels, first.dims), norm=node)
+            step = Step(shape=ConvShape.identity(channels, first.dims), affine=(node,))
         if steps and any(width for pair in step.shape.padding for width in pair):
             return None
         steps.append(step)

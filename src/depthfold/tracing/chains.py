@@ -112,6 +112,10 @@ def _reasons(draft: Draft, layers: list[Draft], flow: DataFlow) -> Iterator[Refu
 _SECOND = ("second-activation", "it is the second activation in a row, and a layer can have only one")
 _OTHER_READERS = {
     Kind.NORM: ("norm-alone", "this batch norm does not directly follow a convolution"),
+    Kind.FACTOR: (
+        "multiplication",
+        "it multiplies by a number, which is merged only if it alone reads a convolution or its batch norm",
+    ),
     Kind.ACTIVATION: ("activation-alone", "this activation reads a value that other operations also read"),
     Kind.PAD: ("padding", "this padding is read by something other than a single convolution"),
 }

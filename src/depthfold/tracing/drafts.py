@@ -17,21 +17,22 @@ from depthfold.tracing.roles import Kind, Role
 class Draft:
     """One convolution and the operations after it that join its layer.
 
-    `source` is the value that the layer reads. `tail` is the last node that joined: the value at the layer's position.
+    `source` is the value that the layer reads. `affine` are the batch norms and constant factors after the convolution.
+    `tail` is the last node that joined: the value at the layer's position.
     """
 
     conv: fx.Node
     pad: fx.Node | None
     source: fx.Node
     tail: fx.Node
-    norm: fx.Node | None = None
+    affine: list[fx.Node] = field(default_factory=list)
     activation: fx.Node | None = None
     additions: list[Addition] = field(default_factory=list)
 
     @property
     def linear(self) -> fx.Node:
         """The node before the additions."""
-        return self.norm or self.conv
+        return self.affine[-1] if self.affine else self.conv
 
 
 @dataclass(slots=True, eq=False)
@@ -49,18 +50,21 @@ class Addition:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """One linear operation: a convolution, an average pool (and its divisor) or neither, and an optional batch norm."""
+    """One linear operation: a convolution, an average pool (and its divisor) or neither.
+
+    Batch norms and constant factors may follow it.
+    """
 
     shape: ConvShape
     conv: Draft | None = None
     pool: fx.Node | None = None
     divisor: int = 1
-    norm: fx.Node | None = None
+    affine: tuple[fx.Node, ...] = ()
 
     @property
     def entry(self) -> fx.Node | None:
         """The node that reads the input of the step."""
-        return (self.conv.pad or self.conv.conv) if self.conv else self.pool or self.norm
+        return (self.conv.pad or self.conv.conv) if self.conv else self.pool or next(iter(self.affine), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

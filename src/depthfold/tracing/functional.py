@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.algebra import NormStatistics
+from depthfold.tracing.factors import constant_factor
 from depthfold.tracing.modules import called_module, norm_statistics
 
 _DROPOUTS: dict[Any, Any] = {
@@ -83,7 +84,7 @@ class FunctionalNorm(nn.Module):
 
 
 def functions_as_modules(graph: fx.GraphModule, follows_mode: Mapping[str, bool]) -> None:
-    """Replace functional convolutions, batch norms and dropouts by modules, and give additions positional arguments.
+    """Replace functional convolutions, batch norms and dropouts by modules.
 
     `follows_mode` is True for batch norms, by the path of the running mean, that use batch statistics in training.
     """
@@ -97,8 +98,6 @@ def functions_as_modules(graph: fx.GraphModule, follows_mode: Mapping[str, bool]
         elif node.target is F.batch_norm:
             replacement = _batch_norm(graph, node, follows_mode)
         else:
-            if node.target is torch.add:
-                _use_positions(node)
             continue
         if replacement is not None:
             _call_module(graph, node, *replacement)
@@ -122,13 +121,6 @@ def _user_name(tensor: fx.Node) -> str:
     """Return the name of a layer by its first tensor: the path of the module, if the tensor has its usual name."""
     path, _, name = str(tensor.target).rpartition(".")
     return path if path and name in ("weight", "running_mean") else str(tensor.target)
-
-
-def _use_positions(addition: fx.Node) -> None:
-    """Write torch.add(x, other=y, alpha=1) as torch.add(x, y)."""
-    arguments = dict(zip(("input", "other"), addition.args, strict=False)) | dict(addition.kwargs)
-    if arguments.pop("alpha", 1) == 1 and arguments.keys() == {"input", "other"}:
-        addition.args, addition.kwargs = (arguments["input"], arguments["other"]), {}
 
 
 Replacement = tuple[nn.Module, tuple[Any, ...]]  # a module and its arguments
@@ -220,7 +212,10 @@ def conv_tensors(graph: fx.GraphModule, node: fx.Node) -> tuple[Tensor, Tensor |
 
 
 def norm_statistics_at(graph: fx.GraphModule, node: fx.Node) -> NormStatistics:
-    """Return the statistics of the batch norm that a node calls."""
+    """Return the statistics of the batch norm that a node calls, or of one that multiplies by the node's factor."""
+    if (factor := constant_factor(node)) is not None:
+        one = torch.ones(1, dtype=torch.float64)
+        return NormStatistics(mean=0 * one, variance=one, weight=factor * one, bias=None, eps=0.0)
     module: Any = called_module(graph, node)
     if not isinstance(module, FunctionalNorm):
         return norm_statistics(module)

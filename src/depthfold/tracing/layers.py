@@ -1,4 +1,4 @@
-"""Assemble layers: each convolution takes the norm, the additions and the activation that follow it."""
+"""Assemble layers: each convolution takes the norms, factors, additions and the activation that follow it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import fx
 
 from depthfold.tracing.branches import linear_branches
 from depthfold.tracing.drafts import Addition, DataFlow, Draft, SkipDraft
-from depthfold.tracing.roles import Kind
+from depthfold.tracing.roles import AFFINE, Kind
 from depthfold.tracing.shapes import conv_shape, skip_fits
 
 
@@ -33,10 +33,10 @@ def draft_layers(flow: DataFlow) -> list[Draft]:
             draft = _start(node, flow)
             drafts.append(draft)
             by_tail[node] = ends[node] = draft
-        elif role.kind is Kind.NORM and (found := open_draft(node.all_input_nodes[0])):
-            if found.norm is None and not found.additions:
-                found.norm = node
-                ends[node] = ends.pop(found.conv)
+        elif role.kind in AFFINE and (found := open_draft(node.all_input_nodes[0])):
+            if not found.additions:
+                ends[node] = ends.pop(found.linear)
+                found.affine.append(node)
                 found.activation = node if role.detail else None
                 extend(found, node)
         elif role.kind is Kind.ACTIVATION and (found := open_draft(node.all_input_nodes[0])):

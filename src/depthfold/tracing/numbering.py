@@ -40,7 +40,7 @@ def _layer(draft: Draft, flow: DataFlow, sizes: Sizes) -> Layer:
         shape=conv_shape(draft.conv, draft.pad, flow.modules),
         in_size=tuple(sizes[draft.source][2:]),
         out_size=tuple(sizes[draft.conv][2:]),
-        norm=display_name(draft.norm) if draft.norm else None,
+        norm=next((display_name(node) for node in draft.affine if flow.roles[node].kind is Kind.NORM), None),
         activation=flow.roles[draft.activation].detail if draft.activation else None,
     )
 
@@ -49,7 +49,7 @@ def _site(draft: Draft, flow: DataFlow, sizes: Sizes) -> LayerSite:
     return LayerSite(
         pad=draft.pad.name if draft.pad else None,
         conv=draft.conv.name,
-        norm=draft.norm.name if draft.norm else None,
+        affine=tuple(node.name for node in draft.affine),
         linear=draft.linear.name,
         additions=tuple(addition.node.name for addition in draft.additions),
         activation=draft.activation.name if draft.activation else None,
@@ -99,7 +99,7 @@ def _step_site(step: Step, flow: DataFlow) -> StepSite:
         conv=step.conv.conv.name if step.conv else None,
         pool=step.pool.name if step.pool else None,
         divisor=step.divisor,
-        norm=step.norm.name if step.norm else None,
+        affine=tuple(node.name for node in step.affine),
         guards=tuple(_guards(step.conv, flow)) if step.conv else (),
     )
 

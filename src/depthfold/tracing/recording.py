@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from depthfold.core import FixedPadding
 from depthfold.errors import TraceError
+from depthfold.tracing.additions import use_plain_additions
 from depthfold.tracing.checking import Fault, find_fault, run_model, working_copy, working_graph
 from depthfold.tracing.diagnosis import reads_training_mode
 from depthfold.tracing.fixed_sizes import guard_for
@@ -72,7 +73,8 @@ def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Reco
         else:
             overwritten = redirect_reads(graph, run)
             fault = find_fault(part, graph, inputs, known.opaque, _record_submodule)
-        if fault is None and replace_formulas(graph, run, overwritten):  # they round differently
+        # They round differently.
+        if fault is None and replace_formulas(graph, run, overwritten) | use_plain_additions(graph, run.sizes):
             _renumber_nodes(graph)
             run = observe(graph, working_graph(graph), inputs)
             overwritten = redirect_reads(graph, run)

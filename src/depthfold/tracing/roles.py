@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from depthfold.core import Refusal
 from depthfold.tracing import modules as known
 from depthfold.tracing import rules
+from depthfold.tracing.factors import constant_factor
 from depthfold.tracing.functional import USER_NAME, FunctionalConv, FunctionalNorm
 from depthfold.tracing.rules import Reason, Site, first_reason, is_ignored
 from depthfold.tracing.size_guard import SizeGuard
@@ -67,9 +68,7 @@ def _function_reason(node: fx.Node, sizes: Mapping[fx.Node, torch.Size]) -> Reas
     code, why = _by_name(name)
     operands = {sizes.get(operand) for operand in node.all_input_nodes}
     if code == "broadcast" and len(node.all_input_nodes) > 1 and len(operands) == 1:
-        return "combination", f"it combines two maps other than by a plain addition ({name})"
-    if code == "multiplication" and len(node.all_input_nodes) == 1:
-        return code, f"it multiplies by a number, which is not merged; scale the weights before it instead ({name})"
+        return "combination", f"it combines two maps other than as x + y or x - conv(y) ({name})"
     return code, why
 
 
@@ -89,11 +88,16 @@ class Kind(Enum):
 
     CONVOLUTION = auto()
     NORM = auto()
+    FACTOR = auto()
     ACTIVATION = auto()
     NO_OP = auto()  # dropout, drop-path and identity in evaluation
     PAD = auto()
     ADD = auto()
     OTHER = auto()
+
+
+# What merging folds into the convolution before it.
+AFFINE = (Kind.NORM, Kind.FACTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,7 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
     target = node.target
     if (kind := activation_function(node)) is not None:
         return Role(Kind.ACTIVATION, kind)
-    if (node.op == "call_method" and target in _NO_OP_METHODS) or _changes_nothing(node):
+    if (node.op == "call_method" and target in _NO_OP_METHODS) or changes_nothing(node):
         return Role(Kind.NO_OP)
     if target is F.pad and _has_constants(node) and (widths := zero_padding(node)) is not None:
         spatial = len(sizes.get(node, ())) - 2
@@ -230,10 +234,12 @@ def _function_role(node: fx.Node, path: str, sizes: Sizes) -> Role:
             return Role(Kind.PAD)
     if _is_addition(node, sizes):
         return Role(Kind.ADD)
+    if constant_factor(node) is not None:
+        return Role(Kind.FACTOR)
     return _other(path, _function_reason(node, sizes))
 
 
-def _changes_nothing(node: fx.Node) -> bool:
+def changes_nothing(node: fx.Node) -> bool:
     """Return True for y + 0, with which code that sums up branches often starts, and for y * 1, a usual default."""
     neutral = next((number for number, targets in _NEUTRAL.items() if node.target in targets), None)
     return len(node.args) == 2 and not node.kwargs and any(type(a) in (int, float) and a == neutral for a in node.args)

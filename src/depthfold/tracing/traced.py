@@ -26,8 +26,8 @@ INSERTED = "depthfold.inserted_padding"
 class StepSite:
     """The node names of one linear operation of a projection.
 
-    It is a convolution with the padding before it, an average pool with its divisor, or neither, and an optional batch
-    norm after it. `guards` check the size of its input.
+    It is a convolution with the padding before it, an average pool with its divisor, or neither. `affine` are the batch
+    norms and constant factors after it, in order. `guards` check the size of its input.
     """
 
     shape: ConvShape
@@ -35,7 +35,7 @@ class StepSite:
     conv: str | None = None
     pool: str | None = None
     divisor: int = 1
-    norm: str | None = None
+    affine: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
 
 
@@ -58,20 +58,26 @@ class SkipSite:
 class LayerSite:
     """The node names of a layer.
 
-    `linear` is the last node before the additions, `out` the value at the layer's position, including the activation.
-    An activation inside a batch norm has the name of the norm. `batch` is the batch size of the layer's input, which
-    may differ from that of the example inputs. `guards` check the size of the layer's input.
+    `affine` are the batch norms and constant factors after the convolution, in order. `linear` is the last node before
+    the additions, `out` the value at the layer's position, including the activation. An activation inside a batch norm
+    has the name of the norm. `batch` is the batch size of the layer's input, which may differ from that of the example
+    inputs. `guards` check the size of the layer's input.
     """
 
     pad: str | None
     conv: str
-    norm: str | None
+    affine: tuple[str, ...]
     linear: str
     additions: tuple[str, ...]
     activation: str | None
     out: str
     batch: int
     guards: tuple[str, ...] = ()
+
+    @property
+    def activates_in_norm(self) -> bool:
+        """True if the activation is inside a batch norm."""
+        return self.activation in self.affine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
