@@ -1,7 +1,11 @@
 """Helpers for tests of latency: a small network, a runtime with known latencies, and a quick timer."""
 
+import copy
+from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
+import torch
 from torch import nn
 
 from depthfold.backends.cost_model import CostModel
@@ -13,6 +17,33 @@ from depthfold.testing import random_plan
 
 QUICK = Timer(warmup=0.0, round_seconds=0.0, samples=2, rounds=2, extra=0)
 COST = CostModel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfused(CostModel):
+    """A runtime that runs every activation as a separate pass. `costs` has the kinds and their seconds per element."""
+
+    name: ClassVar[str] = "unfused"
+
+    costs: tuple[tuple[type[nn.Module], float], ...]
+
+    def compile(self, module, inputs):
+        seconds = 0.0
+        run = copy.deepcopy(module)
+        for part in run.modules():
+            for kind, cost in self.costs:
+                if isinstance(part, kind):
+
+                    def add(_module, _inputs, out, cost=cost):
+                        nonlocal seconds
+                        seconds += cost * out.numel()
+
+                    part.register_forward_hook(add)
+        with torch.inference_mode():
+            run(*inputs)
+        compiled = CostModel.compile(self, module, inputs)
+        compiled._seconds += seconds
+        return compiled
 
 
 class Small(nn.Module):

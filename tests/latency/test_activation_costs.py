@@ -1,9 +1,6 @@
 """A runtime on which activations cost time, and plans that leave out or insert activations."""
 
-import copy
-from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
 import pytest
 import torch
@@ -12,42 +9,18 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import LatencyTable, Plan, Score
-from depthfold.core.latency_table import LEAST
+from depthfold.core.calibration import LEAST
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import timed_with_activation
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths
-from latency_workshop import COST, QUICK, Small, block_shape, plans
+from latency_workshop import COST, QUICK, Small, Unfused, block_shape, plans
 from latency_workshop import milliseconds as milliseconds_on
 
 PER_ELEMENT = 4e-9  # seconds: about as much as this network's convolutions take per element that they write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfused(CostModel):
-    """A runtime that runs every activation as a separate pass."""
-
-    name: ClassVar[str] = "unfused"
-
-    def compile(self, module, inputs):
-        counted = 0
-
-        def count(_module, _inputs, out):
-            nonlocal counted
-            counted += out.numel()
-
-        run = copy.deepcopy(module)
-        for part in run.modules():
-            if isinstance(part, nn.ReLU6):
-                part.register_forward_hook(count)
-        with torch.inference_mode():
-            run(*inputs)
-        compiled = CostModel.compile(self, module, inputs)
-        compiled._seconds += PER_ELEMENT * counted
-        return compiled
-
-
-UNFUSED = Unfused()
+UNFUSED = Unfused(costs=((nn.ReLU6, PER_ELEMENT),))
 
 
 def milliseconds(traced, plan):

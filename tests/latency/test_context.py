@@ -14,7 +14,7 @@ from depthfold.backends.cost_model import CostModel
 from depthfold.core import Calibration, ConvShape, Plan, Span
 from depthfold.latency import measure_latency
 from depthfold.latency.blocks import BlockShape, block_module
-from depthfold.latency.calibration import TimedNetwork, fit
+from depthfold.latency.calibration import Samples, TimedNetwork, fit
 from depthfold.latency.samples import plans_of_all_depths
 from latency_workshop import COST, QUICK, block_shape
 
@@ -102,7 +102,7 @@ def test_fit_finds_the_costs_of_the_formula():
         return slope * alone + per_segment * len(segments) + per_read * read + per_write * written + outside
 
     chosen = [tuple(rng.sample(spans, rng.randint(3, 25))) for _ in range(60)]
-    found = fit([TimedNetwork(segments, latency(segments)) for segments in chosen], blocks, times)
+    found = fit(Samples([TimedNetwork(segments, latency(segments)) for segments in chosen], blocks, times))
     assert (found.slope, found.per_segment) == (pytest.approx(slope, rel=0.05), pytest.approx(per_segment, abs=0.1))
     assert (found.per_read, found.per_write) == (pytest.approx(per_read, rel=0.1), pytest.approx(per_write, rel=0.2))
     assert found.outside == pytest.approx(outside, rel=0.1)
@@ -164,14 +164,14 @@ def test_no_block_is_free_and_errors_account_for_it():
         return TimedNetwork(tuple(chosen), latency + 0.2)
 
     wholes = [whole(rng.sample(spans, rng.randint(4, 12))) for _ in range(8)]
-    calibration = fit(wholes, blocks, times)
+    calibration = fit(Samples(wholes, blocks, times))
     read, written = blocks[spans[0]].elements
     moved = calibration.per_read * read / 1e6 + calibration.per_write * written / 1e6
     assert calibration.slope * 0.05 + calibration.per_segment + moved < 0
     assert calibration.in_context(0.05, read, written) == pytest.approx(0.001)  # a fiftieth of its time alone
 
     def error(n):
-        others = fit([*wholes[:n], *wholes[n + 1 :]], blocks, times)
+        others = fit(Samples([*wholes[:n], *wholes[n + 1 :]], blocks, times))
         inside = sum(others.in_context(times[span], *blocks[span].elements) for span in wholes[n].segments)
         return abs((others.outside + inside) / wholes[n].latency - 1)
 

@@ -1,11 +1,12 @@
 """Frozen data classes that need only the standard library."""
 
 from depthfold.core.budget import Budget
+from depthfold.core.calibration import Calibration
 from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.environment import Environment
 from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
-from depthfold.core.latency_table import Calibration, LatencyTable, Timing
+from depthfold.core.latency_table import LatencyTable, Timing
 from depthfold.core.layer import Layer, Refusal, Skip
 from depthfold.core.network import Network, Space, check_space, free_positions
 from depthfold.core.options import BlockOption, Move, block_options, require_moves, span_options

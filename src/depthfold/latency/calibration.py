@@ -8,6 +8,7 @@ one that a plan may insert. These costs depend on the runtime, so they are fitte
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
@@ -18,18 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthfold.core import Calibration, Position, Span, Timing
-from depthfold.core.latency_table import COSTS, NEVER_NEGATIVE
+from depthfold.core.calibration import COSTS, MAY_BE_NEGATIVE
 from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
 Blocks = Mapping[Span, BlockShape]
 Times = Mapping[Span, float]  # alone, in milliseconds
+Kinds = tuple[str, ...]  # of activations
 
 # The weight of the prior (slope 1, all other costs 0) relative to the networks.
 PRIOR_WEIGHT = 1e-4
 # Fit the cost of activations only if this many networks differ from their blocks in activations: with two, the fit
 # took noise for a cost.
 MIN_DIFFERING = 3
+# At most this many kinds of activations have a cost of their own: the fit tries every subset of the bounded costs.
+MAX_KINDS = 5
 # A larger median error means that something else ran on the machine, or that latencies are not sums on this runtime.
 # On idle machines it is 0.2 to 4 %.
 MAX_MEDIAN_ERROR = 0.05
@@ -57,19 +61,87 @@ class TimedNetwork:
     activations: frozenset[Position] | None = None
 
 
-def fit(networks: Sequence[TimedNetwork], blocks: Blocks, times: Times) -> Calibration:
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a calibration is fitted to: networks, their blocks, and the times of these alone.
+
+    `kinds` are the kinds of the activations that the network has after each layer, or that a plan would insert there.
+    Without them, all activations are of one kind.
+    """
+
+    networks: Sequence[TimedNetwork]
+    blocks: Blocks
+    times: Times
+    kinds: Kinds = ()
+
+    def extra(self, span: Span, network: TimedNetwork) -> int:
+        """Return how many more elements pass an activation in a network than in the block of the span."""
+        return 0 if network.activations is None else self.blocks[span].extra_activations(span.j in network.activations)
+
+    def extra_by_kind(self, network: TimedNetwork) -> Counter[str]:
+        """Return the sums of extra() over the segments that differ from their blocks, by kind."""
+        found: Counter[str] = Counter()
+        for span in network.segments:
+            if extra := self.extra(span, network):
+                found[kind_at(span, self.kinds)] += extra
+        return found
+
+    def row(self, network: TimedNetwork, own: Kinds) -> list[float]:
+        """Return the factor of each cost: those of COSTS, and those of the kinds that have their own."""
+        elements = [self.blocks[span].elements for span in network.segments]
+        extra = self.extra_by_kind(network)
+        by_kind = [extra.pop(kind, 0) / 1e6 for kind in own]
+        return [
+            sum(self.times[span] for span in network.segments),
+            float(len(network.segments)),
+            sum(read for read, _ in elements) / 1e6,
+            sum(written for _, written in elements) / 1e6,
+            1.0,
+            extra.total() / 1e6,
+            *by_kind,
+        ]
+
+    def predict(self, calibration: Calibration, network: TimedNetwork) -> float:
+        """Return the latency that the table will predict. Unlike the linear fit, the table has a minimum per block."""
+        inside = (
+            calibration.of_kind(kind_at(span, self.kinds)).in_context(
+                self.times[span], *self.blocks[span].elements, self.extra(span, network)
+            )
+            for span in network.segments
+        )
+        return calibration.outside + sum(inside)
+
+
+def kind_at(span: Span, kinds: Kinds) -> str:
+    """Return the kind of the activation at the end of a span."""
+    return kinds[span.j - 1] if kinds else ""
+
+
+def fit(samples: Samples) -> Calibration:
     """Return the calibration with the smallest relative errors.
 
-    It includes a cost of activations only if this improves the prediction of networks that the fit has not seen.
-    Otherwise it would fit noise on a runtime where activations cost nothing.
+    It includes a cost of activations, or one for each kind, only if this improves the prediction of networks that the
+    fit has not seen. Otherwise it would fit noise on a runtime where activations cost nothing.
     """
-    every = tuple(range(len(COSTS)))
-    without, error_without = _fit(networks, blocks, times, every[:-1])
-    differing = (any(_extra(span, network, blocks) for span in network.segments) for network in networks)
-    if sum(differing) < MIN_DIFFERING:
-        return replace(without, per_activation=None)
-    with_cost, error_with = _fit(networks, blocks, times, every)
-    return with_cost if error_with < error_without else without
+    without = _fit(samples, activations=False)
+    differing = [tuple(samples.extra_by_kind(network)) for network in samples.networks]
+    if sum(map(bool, differing)) < MIN_DIFFERING:
+        return replace(without[0], per_activation=None)
+    found = [without, _fit(samples)]
+    if own := _kinds_of_their_own(differing):
+        found.append(_fit(samples, own))
+    return min(found, key=lambda one: one[1])[0]
+
+
+def _kinds_of_their_own(differing: Sequence[Kinds]) -> Kinds:
+    """Return the kinds that can have a cost of their own. All others share one.
+
+    `differing` are the kinds in which each network differs from its blocks. Enough networks must differ in a kind, and
+    there must be as many networks as costs.
+    """
+    most = min(MAX_KINDS, len(differing) - len(COSTS) + 1)
+    counts = Counter(chain.from_iterable(differing)).most_common(max(most, 0))
+    return tuple(kind for kind, count in counts if count >= MIN_DIFFERING)[1:]
 
 
 def is_inaccurate(calibration: Calibration) -> bool:
@@ -113,62 +185,39 @@ def describe_journal(path: Path | None) -> str:
     return f"the journal {path} (and latency.json beside it)"
 
 
-def _fit(
-    networks: Sequence[TimedNetwork], blocks: Blocks, times: Times, used: tuple[int, ...]
-) -> tuple[Calibration, float]:
+def _fit(samples: Samples, own: Kinds = (), *, activations: bool = True) -> tuple[Calibration, float]:
     """Return the best calibration with these costs, and the sum of its squared errors.
 
     The error of a network is that of predicting it from a fit to all the others.
     """
-    rows = np.array([_features(network, blocks, times) for network in networks])
+    networks = samples.networks
+    rows = np.array([samples.row(network, own) for network in networks])
     latencies = np.array([network.latency for network in networks])
+    used = tuple(range(rows.shape[1] if activations else len(COSTS) - 1))
     errors = []
     for n, network in enumerate(networks):
         others = np.arange(len(networks)) != n
-        guess = _calibration(_solve_within(rows[others], latencies[others], used), [0.0] * len(networks))
-        errors.append(abs(_predict(guess, network, blocks, times) / network.latency - 1.0))
-    return _calibration(_solve_within(rows, latencies, used), errors), float(np.square(errors).sum())
+        guess = _calibration(_solve_within(rows[others], latencies[others], used), own, [0.0] * len(networks))
+        errors.append(abs(samples.predict(guess, network) / network.latency - 1.0))
+    return _calibration(_solve_within(rows, latencies, used), own, errors), float(np.square(errors).sum())
 
 
-def _calibration(theta: Floats, errors: Sequence[float]) -> Calibration:
-    costs = dict(zip(COSTS, theta.tolist(), strict=True))
-    return Calibration(**costs, networks=len(errors), median_error=median(errors), worst_error=max(errors))
-
-
-def _predict(calibration: Calibration, network: TimedNetwork, blocks: Blocks, times: Times) -> float:
-    """Return the latency that the table will predict. Unlike the linear fit, the table has a minimum per block."""
-    inside = (
-        calibration.in_context(times[span], *blocks[span].elements, _extra(span, network, blocks))
-        for span in network.segments
+def _calibration(theta: Floats, own: Kinds, errors: Sequence[float]) -> Calibration:
+    values = theta.tolist()
+    costs, per_kind = dict(zip(COSTS, values, strict=False)), tuple(zip(own, values[len(COSTS) :], strict=True))
+    return Calibration(
+        **costs, per_kind=per_kind, networks=len(errors), median_error=median(errors), worst_error=max(errors)
     )
-    return calibration.outside + sum(inside)
-
-
-def _extra(span: Span, network: TimedNetwork, blocks: Blocks) -> int:
-    return 0 if network.activations is None else blocks[span].extra_activations(span.j in network.activations)
-
-
-def _features(network: TimedNetwork, blocks: Blocks, times: Times) -> list[float]:
-    """Return the factor of each cost, in the order of COSTS."""
-    elements = [blocks[span].elements for span in network.segments]
-    return [
-        sum(times[span] for span in network.segments),
-        float(len(network.segments)),
-        sum(read for read, _ in elements) / 1e6,
-        sum(written for _, written in elements) / 1e6,
-        1.0,
-        sum(_extra(span, network, blocks) for span in network.segments) / 1e6,
-    ]
 
 
 def _solve_within(rows: Floats, latencies: Floats, used: tuple[int, ...]) -> Floats:
-    """Return the best costs in which those of NEVER_NEGATIVE are not negative.
+    """Return the best costs in which only those of MAY_BE_NEGATIVE are negative.
 
     If a bound is active, the best fit lies on it. So try every subset of the bounded costs as the free ones, with the
     rest at 0, and take the best feasible fit. A cost that no network has is also 0.
     """
-    bounded = [n for n in used if COSTS[n] in NEVER_NEGATIVE and rows[:, n].any()]
-    free = [n for n in used if COSTS[n] not in NEVER_NEGATIVE]
+    free = [n for n, name in enumerate(COSTS) if name in MAY_BE_NEGATIVE]
+    bounded = [n for n in used if n not in free and rows[:, n].any()]
     subsets = chain.from_iterable(combinations(bounded, count) for count in range(len(bounded), -1, -1))
     matrix, target = _with_prior(rows, latencies)
     fits = [_solve(matrix, target, sorted([*free, *columns])) for columns in subsets]
@@ -184,7 +233,8 @@ def _with_prior(rows: Floats, latencies: Floats) -> tuple[Floats, Floats]:
     # In units in which every feature is about 1 and every latency is 1.
     scale = np.maximum(np.abs(rows).mean(axis=0), 1e-12)
     weight = np.sqrt(PRIOR_WEIGHT) * scale / float(latencies.mean())
-    prior = np.array([float(name == "slope") for name in COSTS])
+    prior = np.zeros(rows.shape[1])
+    prior[COSTS.index("slope")] = 1.0
     matrix = np.vstack([rows / latencies[:, None], np.diag(weight)])
     return matrix, np.concatenate([np.ones(len(latencies)), weight * prior])
 

@@ -12,17 +12,27 @@ from typing import Literal, get_args
 
 from depthfold.backends import Backend, SupportsInside, get
 from depthfold.core import Calibration, ConvShape, LatencyTable, Network, Plan, Space, Span, Timing
-from depthfold.core.latency_table import COSTS
+from depthfold.core.calibration import COSTS
 from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes, empty_shapes
-from depthfold.latency.calibration import Blocks, TimedNetwork, Times, fit, warn_if_floored, warn_if_inaccurate
+from depthfold.latency.calibration import (
+    Blocks,
+    Samples,
+    TimedNetwork,
+    Times,
+    fit,
+    kind_at,
+    warn_if_floored,
+    warn_if_inaccurate,
+)
 from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.cost import BlockKey, MeasuringCost, available_memory, blocks_that_cannot_pay, cost_of
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
+from depthfold.rewriting import activation_names
 from depthfold.support.coerce import as_whole
 from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork, require_traced
@@ -89,12 +99,14 @@ def measure_latency(
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
             calibration = _calibrate(candidates, backend, blocks, times, networks)
             warn_if_inaccurate(calibration, journal.path)
+    kinds = activation_names(traced)
+    of_kind = {span: calibration and calibration.of_kind(kind_at(span, kinds)) for span in blocks}
     table = LatencyTable(
         network=traced.network.name, fingerprint=traced.network.fingerprint, environment=environment,
         calibration=calibration, activations=traced.network.activations, doubt=journal.doubt,
         entries=(
-            *(_entry(span, None, blocks[span], journal, key, calibration) for span, key in keys.items()),
-            *(_entry(*which, dropped[which], journal, key, calibration) for which, key in more.items()),
+            *(_entry(span, None, blocks[span], journal, key, of_kind[span]) for span, key in keys.items()),
+            *(_entry(*which, dropped[which], journal, key, of_kind[which[0]]) for which, key in more.items()),
             *(Timing(span=span, reason=reason, shape=shape) for (span, shape), reason in left_out.items()),
         ),
     )  # fmt: skip
@@ -159,16 +171,17 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
     usable = usable_spans(network.depth, times)
     if not usable:
         raise _no_network(journal)
+    kinds = activation_names(candidates.traced)
     random = max(2, round(RANDOM_SHARE * count))
     drop = random >= len(COSTS)  # with fewer networks, a fit could not separate activations from the other costs
     plans = tuple(plans_of_all_depths(network, usable, random, drop_activations=drop))
     candidates.time_plans(backend, plans)
     # Use only these plans, not all plans of the journal, so that a resumed run selects the same plans below.
-    first = fit(timed_networks(network, journal, times, plans), blocks, times)
+    first = fit(Samples(timed_networks(network, journal, times, plans), blocks, times, kinds))
     guess = {span: _in_context(span, times[span], blocks[span], first) for span in usable}
     fast = nearly_fastest_plans(network, guess, count - random, drop_activations=drop)
     candidates.time_plans(backend, fast, "fast networks")
-    return fit(timed_networks(network, journal, times, journal.plans.values()), blocks, times)
+    return fit(Samples(timed_networks(network, journal, times, journal.plans.values()), blocks, times, kinds))
 
 
 def timed_networks(

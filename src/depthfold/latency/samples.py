@@ -1,7 +1,8 @@
 """Plans whose networks are timed for the calibration.
 
 By default they have activations where the blocks of the table have them. With `drop_activations`, some plans leave out
-a random share of their activations, because the calibration cannot determine the cost of activations otherwise.
+a random share of their activations of each kind, because the calibration cannot determine the costs of activations
+otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from random import Random
 
 from depthfold.core import Network, Plan, Position, Span
 from depthfold.latency.blocks import timed_with_activation
+from depthfold.latency.calibration import MIN_DIFFERING
 
 # The random factors on the times of spans for nearly fastest plans: standard deviation of their logarithm.
 JITTER = 0.2
@@ -38,7 +40,8 @@ def plans_of_all_depths(
     for span in spans:
         following.setdefault(span.i, []).append(span.j)
     rng, coin = Random(seed), Random(f"activations {seed}")
-    yield network.vanilla
+    plans: list[Plan] = []
+    thinned: list[Plan] = []
     for n in range(count - 1):
         # First prefer long spans, later short ones: otherwise all random plans have about the same depth.
         exponent = 2.5 - 4.0 * n / max(count - 2, 1)
@@ -47,8 +50,10 @@ def plans_of_all_depths(
             position = segments[-1].j if segments else 0
             weights = [(j - position) ** exponent for j in following[position]]
             segments.append(Span(position, rng.choices(following[position], weights=weights)[0]))
-        plan = _plan(network, segments)
-        yield _drop_some_activations(plan, coin) if drop_activations else plan
+        plans.append(_plan(network, segments))
+        thinned.append(_drop_some_activations(network, plans[-1], coin))
+    yield network.vanilla
+    yield from _drop_every_kind(network, plans, thinned) if drop_activations else plans
 
 
 def nearly_fastest_plans(
@@ -67,13 +72,40 @@ def nearly_fastest_plans(
         if len(found) == count:
             break
     for n, plan in enumerate(found):
-        yield _drop_some_activations(plan, coin) if drop_activations and n % 2 else plan
+        yield _drop_some_activations(network, plan, coin) if drop_activations and n % 2 else plan
 
 
-def _drop_some_activations(plan: Plan, coin: Random) -> Plan:
-    """Return the plan without a random share of its activations, from none to all."""
-    share = coin.random()
-    return Plan([position for position in sorted(plan.activations) if coin.random() >= share], plan.cuts)
+def _drop_some_activations(network: Network, plan: Plan, coin: Random) -> Plan:
+    """Return the plan without a random share of its activations of each kind, from none to all."""
+    shares = {kind: coin.random() for kind in _kinds(network)}
+    kept = [p for p in sorted(plan.activations) if coin.random() >= shares[_kind(network, p)]]
+    return Plan(kept, plan.cuts)
+
+
+def _drop_every_kind(network: Network, plans: list[Plan], thinned: list[Plan]) -> list[Plan]:
+    """Return the plans without some activations, `thinned`, changed so that enough of them lack some of each kind.
+
+    Chance may keep a kind that few layers have, and then its cost could not be fitted. This changes nothing if all
+    activations are of one kind.
+    """
+    kinds = _kinds(network)
+    for kind in kinds if len(kinds) > 1 else ():
+        own = {p for p in range(1, network.depth) if _kind(network, p) == kind}  # at the output, it always stays
+        lacking = {n for n, plan in enumerate(plans) if (plan.activations - thinned[n].activations) & own}
+        others = [n for n, plan in enumerate(plans) if plan.activations & own and n not in lacking]
+        for n in others[: max(MIN_DIFFERING - len(lacking), 0)]:
+            thinned[n] = Plan(thinned[n].activations - own, plans[n].cuts)
+    return thinned
+
+
+def _kinds(network: Network) -> list[str | None]:
+    """Return each kind of activation once."""
+    return list(dict.fromkeys(_kind(network, p) for p in sorted(network.activations)))
+
+
+def _kind(network: Network, position: Position) -> str | None:
+    """Return the kind of the activation at a position: the network's own, or the one that would be inserted."""
+    return network.layers[position - 1].activation or network.main_activation
 
 
 def _fastest(depth: Position, times: Mapping[Span, float]) -> list[Span]:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from depthfold.core.latency_table import LEAST
+from depthfold.core.calibration import LEAST
 from depthfold.core.network import summary
 from depthfold.errors import InvalidValue
 from depthfold.reporting import figures, format, view
