@@ -10,6 +10,7 @@ from depthfold.exporting import Exported, Images, Quantised
 from depthfold.pipeline.preflight import check_raw_images, checked_options
 from depthfold.pipeline.shipping import int8_names, model_card, write_cards
 from depthfold.tasks import Preprocessing
+from lacking import needs
 from merged import classifier, merged
 from runs import measured_run
 
@@ -79,7 +80,7 @@ def test_card_of_an_int8_file_says_what_is_about_float32(shallow, tmp_path):
     assert about_float32 not in card(shallow, tmp_path / "m.onnx", measured_run())
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
 def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     exported = df.export(shallow, tmp_path / name)
     (written,) = write_cards(shallow, [exported], None)
@@ -87,11 +88,28 @@ def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     text = written.read_text(encoding="utf-8")
     assert "The file was compared with PyTorch: " in text
     images = torch.randn(3, 3, 9, 8)
-    names = {"images": images.numpy() if name == "m.onnx" else images}
+    names = {"images": images if name == "m.pt2" else images.numpy()}
     monkeypatch.chdir(tmp_path)
     exec(text.partition("```python\n")[2].partition("```")[0], names)
     found = torch.as_tensor(names["outputs"][0] if name == "m.onnx" else names["outputs"])
     torch.testing.assert_close(found, shallow(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("measured", "hint"),
+    [
+        (None, "f32"),  # as the file was compared
+        (Environment(runtime="openvino", precision="float32"), "f32"),
+        (Environment(runtime="openvino", precision="bfloat16"), "bf16"),
+        (Environment(runtime="onnxruntime", precision="tf32"), "f32"),  # not a measurement of OpenVINO
+    ],
+)
+def test_card_of_an_openvino_file_asks_for_the_measured_precision(shallow, tmp_path, measured, hint):
+    """By default OpenVINO computes in bfloat16 or float16 where the CPU can: other outputs, and another speed."""
+    findings = None if measured is None else measured_run(environment=measured)
+    text = card(shallow, tmp_path / "m.xml", findings, environment=Environment(runtime="openvino", precision="float32"))
+    assert f'hint = {{"INFERENCE_PRECISION_HINT": "{hint}"}}\n' in text
+    assert 'compile_model("m.xml", "CPU", hint)' in text
 
 
 def test_names_of_int8_files():
