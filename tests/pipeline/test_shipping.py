@@ -12,7 +12,7 @@ from depthfold.pipeline.shipping import int8_names, model_card, write_cards
 from depthfold.tasks import Preprocessing
 from lacking import needs
 from merged import classifier, merged
-from runs import measured_run
+from runs import loaded_run, measured_run
 
 PREPROCESSING = Preprocessing(
     channels=3, size=(32, 48), mean=(0.1, 0.2, 0.3), deviation=(0.4, 0.5, 0.6), classes=("cat", "dog"), crop_ratio=0.875
@@ -41,6 +41,12 @@ def test_card_states_what_was_measured(shallow, tmp_path):
     assert f"{findings.title}." in text  # with the budget and the target
     assert f"Measured in this environment: {findings.environment}." in text
     assert str(df.Plan({1}, {1})) in text
+
+
+def test_card_says_if_the_speedup_is_unreliable(shallow, tmp_path):
+    text = card(shallow, tmp_path / "m.onnx", loaded_run())
+    assert "| latency | 20 ms | 12.5 ms | 1.60x as fast, unreliable |" in text
+    assert "\n\nUnreliable: the original took 12 to 31 ms; something else was probably running.\n\n" in text
 
 
 def test_card_states_the_preprocessing(shallow, tmp_path):

@@ -127,7 +127,8 @@ def _measured(findings: Findings, *, int8: bool) -> list[str]:
     rows = ["| " + " | ".join(row) + " |" for row in (table.header, ("---",) * len(table.header), *table.rows)]
     where = f"Measured in this environment: {findings.environment}." if findings.environment else ""
     title = f"{findings.title}." + (" This table describes the float32 file, not this INT8 file." if int8 else "")
-    return ["## Before and after", "", title, "", *rows, "", where, ""]
+    notes = [line for note in table.notes for line in (note, "")]
+    return ["## Before and after", "", title, "", *rows, "", *notes, where, ""]
 
 
 def _images(found: Preprocessing, layout: Layout | None) -> list[str]:
