@@ -1,5 +1,6 @@
 """The commands as a user runs them: their output, the files in the run folder, and resuming."""
 
+import dataclasses
 import importlib
 import json
 import re
@@ -10,7 +11,7 @@ import tomllib
 import pytest
 
 from cli_workshop import depthfold, refused
-from depthfold.core import ImportanceTable, LatencyTable, Network, SolvedPlan
+from depthfold.core import ImportanceTable, LatencyTable, MeasuredSpeedup, Network, SolvedPlan
 from depthfold.reporting import Findings
 from depthfold.stage_one import useless_blocks
 
@@ -72,7 +73,7 @@ def test_single_stages_give_the_same_result_as_compress(workshop, compressed, tm
     assert first.exit_code == 0 and "Latency table of Sequential: 6 spans, 3 layers" in first.stdout
     for command, text in (
         ("importance", "Importance table of Sequential"),
-        ("solve", "Chosen for the budget of 80%, measured end to end"),
+        ("solve", "Chosen for the budget of 80%:\nmeasured end to end: "),
         ("finetune", "Fine-tuned. The metrics are in"),
         ("merge", "tolerance"),
         ("export", "model.pt2: PyTorch program, for batches of any size"),
@@ -91,6 +92,20 @@ def test_single_stages_give_the_same_result_as_compress(workshop, compressed, tm
     for found in findings:
         assert [(point.step, point.loss, point.score) for point in found.training] == curve != []
         assert found.frontier.importance_meaning == "Importance: predicted change of accuracy, in points"
+
+
+def test_solve_prints_what_was_measured_and_what_was_predicted(run):
+    plan = SolvedPlan.loads((run / "plan.json").read_text())
+    slower = dataclasses.replace(plan, measured=MeasuredSpeedup(original=(2.0, 3.0, 4.0), network=(1.0, 1.0, 1.0)))
+    (run / "plan.json").write_text(slower.dumps())
+    shown = depthfold("solve", "--run", run)
+    assert shown.exit_code == 0, shown.output
+    _, _, chosen = shown.stdout.partition("Chosen for the budget of 80%:\n")
+    lines = chosen.splitlines()
+    assert lines[0] == "measured end to end: 1 ms, 33.3% of the original's 3 ms (3.00x as fast, unreliable)"
+    assert lines[1] == "unreliable: the original took 2 to 4 ms; something else was probably running"
+    assert lines[2].startswith(f"predicted: {plan.latency:.4g} ms, ")
+    assert lines[-1] == f"When the machine is quiet, delete {run / 'plan.json'} and run this command again."
 
 
 def test_method_of_importance_is_kept_and_leaves_out_blocks_that_save_no_time(workshop, tmp_path):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from depthfold.core import Budget, Frontier, Network, Plan, Segment, SolvedPlan, Span, plan_of
+from depthfold.core import Budget, Frontier, MeasuredSpeedup, Network, Plan, Segment, SolvedPlan, Span, plan_of
 from depthfold.errors import BudgetError, InvalidValue, PlanError
 from depthfold.solver import solve
 from structures import plain_chain
@@ -97,7 +97,7 @@ def test_solved_plan_prints_its_segments() -> None:
     assert (merged.span, merged.times, merged.replaced) == (Span(1, 3), (4.0, 4.0), 6.0)
     assert merged.shape is not None and merged.shape.kernel == (5, 5)
     assert str(plan).splitlines() == [
-        "8 ms, 80.0% of the original's 10 ms (1.25 times as fast); importance -0.5",
+        "predicted: 8 ms, 80.0% of the original's 10 ms (1.25x as fast); importance -0.5",
         "Plan: activations at 1 3; cuts at 1; boundaries at 1",
         "2 convolutions; 8 ms if merging followed A, not S",
         "",
@@ -106,6 +106,23 @@ def test_solved_plan_prints_its_segments() -> None:
         "1       3x3, 8 -> 8  4   4            0",
         "2-3     5x5, 8 -> 8  4   6            2",
     ]
+
+
+def test_plan_that_was_timed_prints_what_was_measured_before_what_was_predicted() -> None:
+    predicted = frontier(plain_chain(3)).at("8ms")
+    quiet = MeasuredSpeedup(original=(11.9, 12.0, 12.1), network=(9.2, 9.3, 9.4))
+    timed = dataclasses.replace(predicted, measured=quiet)
+    first, *others = str(timed).splitlines()
+    assert first == "measured end to end: 9.3 ms, 77.5% of the original's 12 ms (1.29x as fast)"
+    assert others == str(predicted).splitlines()
+    assert SolvedPlan.loads(timed.dumps()).measured == quiet
+    assert timed == predicted  # times are not repeatable
+    assert "measured" not in predicted.to_json()
+    loaded = dataclasses.replace(quiet, network=(5.0, 9.3, 9.4))
+    first, second, *others = str(dataclasses.replace(predicted, measured=loaded)).splitlines()
+    assert first.endswith("(1.29x as fast, unreliable)")
+    assert second == "unreliable: the compressed network took 5 to 9.4 ms; something else was probably running"
+    assert others == str(predicted).splitlines()
 
 
 def test_segment_has_no_shape_without_the_network() -> None:
@@ -236,5 +253,5 @@ def test_A_must_be_a_subset_of_S_and_B() -> None:
 
 
 def test_plan_without_a_known_original_prints() -> None:
-    assert str(solved_plan()).startswith("2 ms; importance 0\n")
+    assert str(solved_plan()).startswith("predicted: 2 ms; importance 0\n")
     assert solved_plan().speedup is None

@@ -1,6 +1,8 @@
 """choose() on a runtime with computed times."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
@@ -43,6 +45,30 @@ def test_measurements_correct_wrong_predictions(traced, frontier):
     original = milliseconds(traced, traced.vanilla)
     plan = choose(traced, wrong, "80%", COST, timer=QUICK)
     assert milliseconds(traced, plan.plan) <= 0.8 * original
+
+
+def test_chosen_plan_has_the_measured_times_beside_the_predicted_ones(traced, frontier):
+    plan = choose(traced, scaled(frontier, 0.7), "80%", COST, timer=QUICK)
+    assert plan.measured.latency == pytest.approx(milliseconds(traced, plan.plan))
+    assert plan.measured.original_latency == pytest.approx(milliseconds(traced, traced.vanilla))
+    assert plan.latency < 0.8 * plan.measured.latency
+    assert frontier[0].measured is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interrupted(CostModel):
+    """A busy machine: every third run takes three times as long."""
+
+    def compile(self, module, inputs):
+        compiled, factors = CostModel.compile(self, module, inputs), itertools.cycle((1.0, 1.0, 3.0))
+        return SimpleNamespace(seconds=lambda: next(factors) * compiled.seconds(), close=compiled.close)
+
+
+def test_times_of_a_busy_machine_are_unreliable(traced, frontier):
+    plan = choose(traced, frontier, "90%", Interrupted(), timer=dataclasses.replace(QUICK, samples=9))
+    low, middle, high = plan.measured.original
+    assert low == pytest.approx(middle) and high == pytest.approx(3 * low)
+    assert plan.measured.unreliable.startswith(f"the original took {low:.4g} to {high:.4g} ms and the compressed ")
 
 
 def test_message_for_an_unreachable_budget_gives_the_fastest_latency(traced, frontier):

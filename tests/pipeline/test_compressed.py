@@ -7,7 +7,7 @@ from torch import nn
 
 from depthfold.pipeline import Compressed
 from depthfold.reporting import Evaluation
-from runs import made_up_run, measured_run
+from runs import loaded_run, made_up_run, measured_run
 
 
 def shown(findings):
@@ -32,3 +32,12 @@ def test_score_that_is_not_a_share():
     scores = {name: Evaluation(score=score, metric="score", share=False) for name, score in
               (("score_before", 31.25), ("score_after", -4.5))}  # fmt: skip
     assert "score 31.25 -> -4.5, " in shown(measured_run(**scores))
+
+
+def test_unreliable_speedup_is_marked_in_text_and_html():
+    findings = loaded_run()
+    done = Compressed(shallow=nn.Identity(), plan=findings.plan, findings=findings, folder=Path("runs/one"))
+    assert "(1.60x as fast, unreliable)" in repr(done)
+    assert (
+        "<p>Unreliable: the original took 12 to 31 ms; something else was probably running.</p>" in done._repr_html_()
+    )

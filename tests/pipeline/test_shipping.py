@@ -10,8 +10,9 @@ from depthfold.exporting import Exported, Images, Quantised
 from depthfold.pipeline.preflight import check_raw_images, checked_options
 from depthfold.pipeline.shipping import int8_names, model_card, write_cards
 from depthfold.tasks import Preprocessing
+from lacking import needs
 from merged import classifier, merged
-from runs import measured_run
+from runs import loaded_run, measured_run
 
 PREPROCESSING = Preprocessing(
     channels=3, size=(32, 48), mean=(0.1, 0.2, 0.3), deviation=(0.4, 0.5, 0.6), classes=("cat", "dog"), crop_ratio=0.875
@@ -40,6 +41,12 @@ def test_card_states_what_was_measured(shallow, tmp_path):
     assert f"{findings.title}." in text  # with the budget and the target
     assert f"Measured in this environment: {findings.environment}." in text
     assert str(df.Plan({1}, {1})) in text
+
+
+def test_card_says_if_the_speedup_is_unreliable(shallow, tmp_path):
+    text = card(shallow, tmp_path / "m.onnx", loaded_run())
+    assert "| latency | 20 ms | 12.5 ms | 1.60x as fast, unreliable |" in text
+    assert "\n\nUnreliable: the original took 12 to 31 ms; something else was probably running.\n\n" in text
 
 
 def test_card_states_the_preprocessing(shallow, tmp_path):
@@ -79,7 +86,7 @@ def test_card_of_an_int8_file_says_what_is_about_float32(shallow, tmp_path):
     assert about_float32 not in card(shallow, tmp_path / "m.onnx", measured_run())
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
 def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     exported = df.export(shallow, tmp_path / name)
     (written,) = write_cards(shallow, [exported], None)
@@ -87,11 +94,28 @@ def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     text = written.read_text(encoding="utf-8")
     assert "The file was compared with PyTorch: " in text
     images = torch.randn(3, 3, 9, 8)
-    names = {"images": images.numpy() if name == "m.onnx" else images}
+    names = {"images": images if name == "m.pt2" else images.numpy()}
     monkeypatch.chdir(tmp_path)
     exec(text.partition("```python\n")[2].partition("```")[0], names)
     found = torch.as_tensor(names["outputs"][0] if name == "m.onnx" else names["outputs"])
     torch.testing.assert_close(found, shallow(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("measured", "hint"),
+    [
+        (None, "f32"),  # as the file was compared
+        (Environment(runtime="openvino", precision="float32"), "f32"),
+        (Environment(runtime="openvino", precision="bfloat16"), "bf16"),
+        (Environment(runtime="onnxruntime", precision="tf32"), "f32"),  # not a measurement of OpenVINO
+    ],
+)
+def test_card_of_an_openvino_file_asks_for_the_measured_precision(shallow, tmp_path, measured, hint):
+    """By default OpenVINO computes in bfloat16 or float16 where the CPU can: other outputs, and another speed."""
+    findings = None if measured is None else measured_run(environment=measured)
+    text = card(shallow, tmp_path / "m.xml", findings, environment=Environment(runtime="openvino", precision="float32"))
+    assert f'hint = {{"INFERENCE_PRECISION_HINT": "{hint}"}}\n' in text
+    assert 'compile_model("m.xml", "CPU", hint)' in text
 
 
 def test_names_of_int8_files():

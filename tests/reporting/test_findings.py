@@ -7,7 +7,7 @@ import pytest
 
 from depthfold.errors import InvalidValue
 from depthfold.reporting import Evaluation, Findings
-from runs import made_up_run, measured_run
+from runs import loaded_run, made_up_run, measured_run
 from structures import vgg19
 
 
@@ -60,6 +60,14 @@ def test_standard_error_is_that_of_counting_images():
     assert Evaluation(score=0.72, images=100).standard_error == pytest.approx(direct)
     assert Evaluation(score=0.5).standard_error is None
     assert Evaluation(score=31.5, share=False, images=100).standard_error is None
+
+
+def test_comparison_says_if_the_speedup_is_unreliable():
+    quiet, loaded = measured_run().comparison(), loaded_run().comparison()
+    assert quiet.rows[0][3] == "1.60x as fast" and quiet.notes == ()
+    assert loaded.rows[0][3] == "1.60x as fast, unreliable"
+    assert loaded.notes == ("Unreliable: the original took 12 to 31 ms; something else was probably running.",)
+    assert made_up_run().speedup is None and made_up_run().comparison().notes == ()
 
 
 @pytest.mark.parametrize(

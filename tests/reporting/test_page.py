@@ -19,7 +19,7 @@ from depthfold.errors import InvalidValue, MissingDependency
 from depthfold.reporting import Evaluation, Verified, format, report, view
 from depthfold.reporting.report import _templates, page
 from depthfold.solver import solve
-from runs import made_up_run, measured_run, profile
+from runs import loaded_run, made_up_run, measured_run, profile
 from structures import chain, mobilenet_v2, vgg19
 from tables import plausible_tables
 
@@ -99,6 +99,14 @@ def test_results_table_shows_both_profiles(full):
     accuracy = rows["Top-1 accuracy on the test set"]
     assert accuracy[1] == "72.00 % (± 0.45 points standard error, 10,000 images)"
     assert accuracy[3] == "−1.50 points"  # noqa: RUF001
+
+
+def test_unreliable_speedup_is_marked_wherever_it_is_shown(full):
+    document = Document(page(loaded_run()))
+    assert document.rows["Latency, median"][3] == "1.60× as fast, unreliable"  # noqa: RUF001
+    (accent,) = [element["text"] for element in document.all("div") if element.get("class") == "card accent"]
+    assert "unreliable: the original took 12 to 31 ms; something else was probably running" in accent
+    assert "unreliable" not in text_of(full, "outcome") and "measured end to end" in text_of(full, "outcome")
 
 
 def test_small_counts_are_shown_in_thousands():

@@ -21,7 +21,7 @@ from depthfold.support.document import decode
 from depthfold.support.optional import load
 
 Precision = Literal["float32", "bfloat16", "float16"]
-_HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # values of INFERENCE_PRECISION_HINT
 _CAPABILITIES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
 
 
@@ -55,7 +55,7 @@ class OpenVino:
 
     def _request(self, model: Any, inputs: Inputs) -> Compiled:
         properties = {
-            "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
+            "INFERENCE_PRECISION_HINT": HINTS[self.precision],
             "INFERENCE_NUM_THREADS": thread_count(self.threads),
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,

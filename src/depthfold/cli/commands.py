@@ -16,7 +16,7 @@ from depthfold import settings
 from depthfold.cli import terminal
 from depthfold.cli.app import Call, Debug, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
-from depthfold.store.run_folder import require_name
+from depthfold.store.run_folder import PLAN, require_name
 
 MODEL = "model weights data input batch ignore submodule"
 TRAINING = "method importance_recipe executor importance reinit"
@@ -95,7 +95,9 @@ def solve(call: Call) -> None:
     print_text(frontier)
     if session.settings.budget is not None:
         plan = settings.stages.plan_stage(session, frontier)
-        print_text(f"\nChosen for the budget of {session.settings.budget}, measured end to end:\n{plan}")
+        print_text(f"\nChosen for the budget of {session.settings.budget}:\n{plan}")
+        if plan.measured is not None and plan.measured.unreliable:
+            print_text(f"\nWhen the machine is quiet, delete {session.folder.path / PLAN} and run this command again.")
     settings.stages.keep_importance(session)
 
 

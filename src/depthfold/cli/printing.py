@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -59,6 +60,9 @@ def print_summary(done: Compressed, exports: Iterable[str]) -> None:
     for row in compared.rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
+    if (speedup := done.findings.speedup) and speedup.unreliable:
+        again = f"depthfold profile --run {shlex.quote(str(done.folder))}"
+        print_text(f"  Unreliable: {speedup.unreliable}. When the machine is quiet, run: {again}\n")
     for each in done.exported:
         if each.int8 is not None:
             print_text(f"  {each.path.name}: {each.int8}\n")

@@ -14,13 +14,14 @@ from depthfold.core.plan import Plan, Segment, SolvedPlan, plan_of
 from depthfold.core.profile import Profile, side_by_side
 from depthfold.core.shape import ConvShape, FixedPadding, Padding, SizeRule, as_pad_argument
 from depthfold.core.span import FlaggedSpan, Position, Span
+from depthfold.core.speedup import MeasuredSpeedup
 from depthfold.core.surrogate import Surrogate, TrainedPlan
 from depthfold.support.document import Document
 
 __all__ = [
     "NOTHING", "BlockOption", "Budget", "Calibration", "ConvShape", "Document", "Drops", "Environment", "FixedPadding",
-    "FlaggedSpan", "Frontier", "ImportanceTable", "LatencyTable", "Layer", "Move", "Network", "Padding", "Plan",
-    "Point", "Position", "Profile", "Refusal", "Score", "Segment", "SizeRule", "Skip", "SolvedPlan", "Space", "Span",
-    "Surrogate", "Timing", "TrainedPlan", "as_pad_argument", "block_options", "check_space", "free_positions",
-    "plan_of", "require_moves", "side_by_side", "span_options",
+    "FlaggedSpan", "Frontier", "ImportanceTable", "LatencyTable", "Layer", "MeasuredSpeedup", "Move", "Network",
+    "Padding", "Plan", "Point", "Position", "Profile", "Refusal", "Score", "Segment", "SizeRule", "Skip", "SolvedPlan",
+    "Space", "Span", "Surrogate", "Timing", "TrainedPlan", "as_pad_argument", "block_options", "check_space",
+    "free_positions", "plan_of", "require_moves", "side_by_side", "span_options",
 ]  # fmt: skip

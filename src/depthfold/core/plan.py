@@ -10,6 +10,7 @@ from typing import ClassVar
 from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
+from depthfold.core.speedup import MeasuredSpeedup
 from depthfold.errors import PlanError
 from depthfold.support.coerce import as_tuple, as_whole
 from depthfold.support.document import SPARSE, Document
@@ -104,7 +105,8 @@ class SolvedPlan(Document):
     `plan` holds A and S. `boundaries` is B, the boundaries between the blocks of the surrogate objective. `latency` is
     the sum of the segments' times in milliseconds, each rounded up to whole picoseconds. `latency_by_activations` is
     the latency if merging followed A instead of S (the ablation of Section 5.3). `fingerprint` is that of the network,
-    empty if it was not known.
+    empty if it was not known. `measured` are the end-to-end times with which choose() found that the plan meets its
+    budget, and None in a frontier. Plans are compared without them, because they are not repeatable.
     """
 
     FORMAT: ClassVar[str] = "depthfold.solved-plan"
@@ -117,6 +119,7 @@ class SolvedPlan(Document):
     segments: tuple[Segment, ...]
     original: float | None
     fingerprint: str = ""
+    measured: MeasuredSpeedup | None = field(default=None, compare=False, metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -156,11 +159,16 @@ class SolvedPlan(Document):
         return Table(tuple(self._lines()), HEADER, rows)
 
     def _lines(self) -> Iterator[str]:
+        if found := self.measured:
+            original = f"{found.share:.1%} of the original's {found.original_latency:.4g} ms"
+            yield f"measured end to end: {found.latency:.4g} ms, {original} ({found})"
+            if found.unreliable:
+                yield f"unreliable: {found.unreliable}"
         share = ""
         if self.original and self.speedup:
             share = f", {self.latency / self.original:.1%} of the original's {self.original:.4g} ms"
-            share += f" ({self.speedup:.2f} times as fast)"
-        yield f"{self.latency:.4g} ms{share}; importance {self.importance:.4g}"
+            share += f" ({self.speedup:.2f}x as fast)"
+        yield f"predicted: {self.latency:.4g} ms{share}; importance {self.importance:.4g}"
         yield f"{self.plan}; boundaries at {ranges(self.boundaries)}"
         convolutions = count(self.convolutions, "convolution")
         yield f"{convolutions}; {self.latency_by_activations:.4g} ms if merging followed A, not S"

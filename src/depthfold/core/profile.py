@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from depthfold.core.environment import Environment
+from depthfold.core.speedup import why_unreliable
 from depthfold.support.document import Document
 from depthfold.support.table import Table
 from depthfold.support.text import amount
@@ -70,4 +71,6 @@ def _table(profiles: Mapping[str, Profile]) -> Table:
         for name, profile in profiles.items()
         if profile.memory is None and profile.memory_reason
     )
+    if reason := why_unreliable({name: profile.quartiles for name, profile in profiles.items()}):
+        notes = (f"unreliable: {reason}. Measure again when the machine is quiet.", *notes)
     return Table((f"environment: {first.environment}",), ("", *profiles), tuple(rows), notes)

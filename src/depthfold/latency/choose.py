@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from depthfold.backends import Backend, Compiled, get
-from depthfold.core import Budget, Frontier, Plan, Point, SolvedPlan
+from depthfold.core import Budget, Frontier, MeasuredSpeedup, Plan, Point, SolvedPlan
+from depthfold.core.latency_table import quartiles
+from depthfold.core.speedup import Quartiles
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency.candidates import build_plan, closing_all
 from depthfold.latency.journal import LatencyJournal
-from depthfold.latency.timer import Rounds, Timer, milliseconds
+from depthfold.latency.timer import Rounds, Timer
 from depthfold.progress import Progress, progress_bars
 from depthfold.support.coerce import as_whole
 from depthfold.tracing import TracedNetwork, require_traced
@@ -36,10 +39,11 @@ def choose(
     """Return the best plan of the frontier whose latency, measured end to end, meets the budget.
 
     Each candidate is built with random weights and timed together with the original network, in which only the batch
-    norms are merged. Shares and speed-ups are relative to that time of the original. The measured latency of a
-    candidate corrects the predictions for plans near it. At most `steps` candidates are built; if none of them meets
-    the budget, the fastest plan is also tried. A candidate that the runtime rejects is skipped. With the run folder of
-    measure_latency(), the next table is also calibrated with these measurements.
+    norms are merged. Shares and speed-ups are relative to that time of the original; the plan has both times in
+    `measured`. The measured latency of a candidate corrects the predictions for plans near it. At most `steps`
+    candidates are built; if none of them meets the budget, the fastest plan is also tried. A candidate that the runtime
+    rejects is skipped. With the run folder of measure_latency(), the next table is also calibrated with these
+    measurements.
     """
     backend, timer, budget = get(target), timer or Timer(rounds=8), Budget.parse(budget)
     _check_arguments(traced, frontier, steps)
@@ -67,7 +71,7 @@ def choose(
             measure(0)  # the fastest plan
     if (best := search.best()) is None:
         raise _out_of_reach(budget, search)
-    return frontier[best]
+    return replace(frontier[best], measured=search.measured[best])
 
 
 def _check_arguments(traced: TracedNetwork, frontier: Frontier, steps: int) -> None:
@@ -99,24 +103,12 @@ def _out_of_reach(budget: Budget, search: _Search) -> BudgetError:
     larger = f"a budget of {reachable_budget(fastest.share)} or more, or " if fastest.share <= 1 - MARGIN else ""
     return BudgetError(
         f"No plan meets the budget of {budget} with a margin of {MARGIN:.0%}: {which} takes {fastest.latency:.4g} ms, "
-        f"measured end to end, which is {fastest.share:.1%} of the original's {fastest.original:.4g} ms "
+        f"measured end to end, which is {fastest.share:.1%} of the original's {fastest.original_latency:.4g} ms "
         f"({1 / fastest.share:.2f} times as fast). Use {larger}other plans, if "
         'they are not allowed yet: space="full" (--space full) merges more layers, and moves=... (--moves drop-layers) '
         "drops some.",
         fastest=fastest.share,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """The latencies of a candidate and of the original, timed in the same rounds so that they are comparable."""
-
-    latency: float
-    original: float
-
-    @property
-    def share(self) -> float:
-        return self.latency / max(self.original, 1e-12)
 
 
 class _Rejected(Exception):
@@ -134,7 +126,8 @@ def _compare_with_original(traced: TracedNetwork, backend: Backend, timer: Timer
         found, failed = _time_together(compiled, timer)
         if failed:
             raise _original_failed(failed[traced.vanilla])
-        yield _Comparison(traced, backend, timer, original, found[traced.vanilla])
+        _, alone, _ = found[traced.vanilla]
+        yield _Comparison(traced, backend, timer, original, alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +140,7 @@ class _Comparison:
     original: Compiled
     original_alone: float
 
-    def measure(self, plan: Plan) -> Measurement:
+    def measure(self, plan: Plan) -> MeasuredSpeedup:
         """Build a plan and time it together with the original. Raise _Rejected if the plan cannot be timed."""
         vanilla, inputs = self.traced.vanilla, self.traced.example_tensors()
         try:
@@ -162,17 +155,18 @@ class _Comparison:
             raise _Rejected(f"The original does not fit into memory together with it: {reason}")
         if plan in failed:
             raise _Rejected(_without_full_stop(failed[plan]))
-        return Measurement(found[plan], found[vanilla])
+        return MeasuredSpeedup(original=found[vanilla], network=found[plan])
 
 
 def _time_together(
     candidates: Mapping[Plan, Compiled], timer: Timer
-) -> tuple[dict[Plan, float], dict[Plan, BackendError]]:
-    """Return the latencies of whole networks, timed in the same rounds, and the errors of those that failed."""
+) -> tuple[dict[Plan, Quartiles], dict[Plan, BackendError]]:
+    """Return the quartiles of whole networks, timed in the same rounds, and the errors of those that failed."""
     rounds: dict[Plan, Rounds] = {}
     failed: dict[Plan, BackendError] = {}
     timer.measure(candidates, rounds, fail=failed.__setitem__)
-    return {plan: milliseconds(found) for plan, found in rounds.items() if plan not in failed}, failed
+    known = {plan: quartiles([*chain(*found)]) for plan, found in rounds.items() if plan not in failed}
+    return known, failed
 
 
 def _original_failed(error: BackendError) -> BackendError:
@@ -194,11 +188,11 @@ class _Search:
     budget: Budget
     original: float  # its latency, timed at the start
     original_in_table: float | None  # its latency when the table was made
-    measured: dict[int, Measurement] = field(default_factory=dict)
+    measured: dict[int, MeasuredSpeedup] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
 
     def best(self) -> int | None:
-        return max((n for n, found in self.measured.items() if self._fits(found)), default=None)
+        return max((n for n in self.measured if self._meets(n)), default=None)
 
     def next_candidate(self, *, last: bool) -> int | None:
         """Return the best plan that should meet the budget, by the corrected predictions; None if the best is known.
@@ -207,7 +201,7 @@ class _Search:
         fastest plan.
         """
         best = self.best()
-        missed = min((n for n, found in self.measured.items() if not self._fits(found)), default=len(self.points))
+        missed = min((n for n in self.measured if not self._meets(n)), default=len(self.points))
         untried = [n for n in range(0 if best is None else best + 1, missed) if n not in self.rejected]
         fitting = [n for n in untried if self._should_fit(n)]
         fastest = next(iter(untried), None) if best is None else None
@@ -215,15 +209,19 @@ class _Search:
             return fastest
         return fitting[-1] if fitting else fastest
 
-    def _fits(self, found: Measurement) -> bool:
-        return found.latency <= self.budget.limit(found.original) * (1 - MARGIN)
+    def _meets(self, n: int) -> bool:
+        found = self.measured[n]
+        return self._fits(found.latency, found.original_latency)
+
+    def _fits(self, latency: float, original: float) -> bool:
+        return latency <= self.budget.limit(original) * (1 - MARGIN)
 
     def _should_fit(self, n: int) -> bool:
         """Return True if the prediction, corrected by the error of the nearest measured plan, meets the budget."""
         if not self.measured:
             slowdown = self.original / self.original_in_table if self.original_in_table else 1.0
-            return self._fits(Measurement(self.points[n].latency * slowdown, self.original))
+            return self._fits(self.points[n].latency * slowdown, self.original)
         nearest = min(self.measured, key=lambda m: abs(m - n))
         found = self.measured[nearest]
         corrected = self.points[n].latency * found.latency / max(self.points[nearest].latency, 1e-12)
-        return self._fits(Measurement(corrected, found.original))
+        return self._fits(corrected, found.original_latency)

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from depthfold.backends import backend_errors
 from depthfold.core.latency_table import quartiles
+from depthfold.core.speedup import relative_spread
 from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")
@@ -132,5 +133,4 @@ def spread(samples: list[float]) -> float:
     """Return the interquartile range of the samples as a share of their median."""
     if len(samples) < 2:
         return float("inf")
-    low, middle, high = quartiles(samples)
-    return (high - low) / middle if middle else 0.0
+    return relative_spread(quartiles(samples))

@@ -45,7 +45,7 @@ class Compressed:
         found, parts = self.findings, []
         if found.before and found.after:
             before, after = found.before.latency, found.after.latency
-            parts.append(f"latency {before:.4g} ms -> {after:.4g} ms ({before / after:.2f}x as fast)")
+            parts.append(f"latency {before:.4g} ms -> {after:.4g} ms ({found.speedup})")
         if (one := found.score_before) and (two := found.score_after):
             form = ".2%" if one.share else ".4g"
             parts.append(f"{one.metric} {one.score:{form}} -> {two.score:{form}}")
@@ -54,7 +54,8 @@ class Compressed:
 
     def _repr_html_(self) -> str:
         int8 = tuple(f"{each.path.name}: {each.int8}" for each in self.exported if each.int8)
-        return replace(self.findings.comparison(), notes=(*int8, f"folder: {self.folder}")).html()
+        compared = self.findings.comparison()
+        return replace(compared, notes=(*compared.notes, *int8, f"folder: {self.folder}")).html()
 
 
 def compress(

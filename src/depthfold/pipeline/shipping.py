@@ -11,6 +11,7 @@ from torch import nn
 
 from depthfold.backends import Backend, Layout, get
 from depthfold.backends.onnxruntime import OnnxRuntime
+from depthfold.backends.openvino import HINTS, OpenVino
 from depthfold.errors import InvalidValue
 from depthfold.exporting import Exported, Int8, export
 from depthfold.merging import shallow_parts
@@ -112,7 +113,7 @@ def model_card(shallow: nn.Module, exported: Exported, findings: Findings | None
     lines += ["```", str(origin.plan), "```", ""]
     if exported.images is not None:
         lines += _images(exported.images.preprocessing, exported.images.layout)
-    lines += ["## How to run it", "", "```python", *_code(exported), "```", ""]
+    lines += ["## How to run it", "", "```python", *_code(exported, findings), "```", ""]
     if exported.error is not None and exported.int8 is not None:
         lines += [f"The float32 file that this file was made from is within {exported.error:.1e} of PyTorch.", ""]
     elif exported.error is not None:
@@ -126,7 +127,8 @@ def _measured(findings: Findings, *, int8: bool) -> list[str]:
     rows = ["| " + " | ".join(row) + " |" for row in (table.header, ("---",) * len(table.header), *table.rows)]
     where = f"Measured in this environment: {findings.environment}." if findings.environment else ""
     title = f"{findings.title}." + (" This table describes the float32 file, not this INT8 file." if int8 else "")
-    return ["## Before and after", "", title, "", *rows, "", where, ""]
+    notes = [line for note in table.notes for line in (note, "")]
+    return ["## Before and after", "", title, "", *rows, "", *notes, where, ""]
 
 
 def _images(found: Preprocessing, layout: Layout | None) -> list[str]:
@@ -150,7 +152,7 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.6g}" for value in values)
 
 
-def _code(exported: Exported) -> Iterator[str]:
+def _code(exported: Exported, findings: Findings | None) -> Iterator[str]:
     """Yield code that runs the file on a batch of its images."""
     name = exported.path.name
     if exported.path.suffix == _ONNX:
@@ -161,9 +163,19 @@ def _code(exported: Exported) -> Iterator[str]:
         yield "import torch\n"
         yield f'outputs = torch.export.load("{name}").module()(images)  # a tensor'
     elif exported.path.suffix == ".xml":
+        precision = _openvino_precision(exported, findings)
         yield "import openvino\n"
-        yield f'outputs = openvino.Core().compile_model("{name}", "CPU")([images])[0]  # a NumPy array'
+        yield f"# Without the hint, OpenVINO may compute in another precision than {precision}."
+        yield f'hint = {{"INFERENCE_PRECISION_HINT": "{HINTS[precision]}"}}'
+        yield f'outputs = openvino.Core().compile_model("{name}", "CPU", hint)([images])[0]  # a NumPy array'
     else:
         yield "import tensorrt\n"
         yield "runtime = tensorrt.Runtime(tensorrt.Logger())"
         yield f'engine = runtime.deserialize_cuda_engine(open("{name}", "rb").read())'
+
+
+def _openvino_precision(exported: Exported, findings: Findings | None) -> str:
+    """Return the precision in which OpenVINO was measured, or else in which it compared the file with PyTorch."""
+    known = (findings.environment if findings else None, exported.environment)
+    there = (each.precision for each in known if each is not None and each.runtime == OpenVino.name)
+    return next((precision for precision in there if precision is not None), OpenVino().precision)

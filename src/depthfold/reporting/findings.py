@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from depthfold.core import Document, Environment, Frontier, ImportanceTable, LatencyTable, Network, Profile, SolvedPlan
+from depthfold.core import (
+    Document,
+    Environment,
+    Frontier,
+    ImportanceTable,
+    LatencyTable,
+    MeasuredSpeedup,
+    Network,
+    Profile,
+    SolvedPlan,
+)
 from depthfold.errors import InvalidValue
 from depthfold.support.document import SPARSE
 from depthfold.support.table import Table
@@ -129,6 +139,13 @@ class Findings(Document):
         return self.plan.latency if self.predicted is None else self.predicted
 
     @property
+    def speedup(self) -> MeasuredSpeedup | None:
+        """The measured speed-up; None if one of the two networks was not measured."""
+        if not (self.before and self.after):
+            return None
+        return MeasuredSpeedup(original=self.before.quartiles, network=self.after.quartiles)
+
+    @property
     def table_differences(self) -> tuple[str, ...]:
         """The differences between the environment of the latency table and that of the compressed network's
         measurement. If there are any, predictions and measurements are not comparable."""
@@ -155,8 +172,13 @@ class Findings(Document):
         return tuple(name for name, is_absent in absent.items() if is_absent)
 
     def comparison(self) -> Table:
-        """Return what was measured before and after the compression. Rows without two values are left out."""
-        return Table((self.title,), ("", "before", "after", "change"), tuple(self._compared()))
+        """Return what was measured before and after the compression, and whether the speed-up is unreliable.
+
+        Rows without two values are left out.
+        """
+        unreliable = self.speedup.unreliable if self.speedup else None
+        notes = (f"Unreliable: {unreliable}.",) if unreliable else ()
+        return Table((self.title,), ("", "before", "after", "change"), tuple(self._compared()), notes)
 
     def _repr_html_(self) -> str:
         return self.comparison().html()
@@ -164,8 +186,7 @@ class Findings(Document):
     def _compared(self) -> Iterator[tuple[str, ...]]:
         before, after, one, two = self.before, self.after, self.score_before, self.score_after
         if before is not None and after is not None:
-            faster = f"{before.latency / after.latency:.2f}x as fast"
-            yield "latency", f"{before.latency:.4g} ms", f"{after.latency:.4g} ms", faster
+            yield "latency", f"{before.latency:.4g} ms", f"{after.latency:.4g} ms", str(self.speedup)
             halves = (f"{profile.spread[0]:.4g} to {profile.spread[1]:.4g}" for profile in (before, after))
             yield "interquartile range, ms", *halves, ""
         if one is not None and two is not None:
