@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from cli_workshop import depthfold, refused
+from cli_workshop import NET, depthfold, refused
 from depthfold.settings.models import make_model
 
 
@@ -249,6 +249,38 @@ def test_a_budget_that_cannot_be_met_reports_the_fastest_plan(run):
 def test_a_run_folder_of_another_network(run, workshop):
     said = refused("latency", f"{workshop / 'net.py'}:other", "--run", run)
     assert "belongs to another network: Sequential with 3 layers" in said and "this one is Sequential with 2" in said
+
+
+def test_a_run_folder_of_the_same_network_at_another_input_size(run, workshop):
+    for command in (("latency", f"{workshop / 'net.py'}:model"), ("inspect",)):
+        said = refused(*command, "--run", run, "--input", "1x12x12")
+        assert "was measured with inputs of 1x8x8 at layer 1; now they are 1x12x12. Leave out --input (in P" in said
+
+
+def test_a_latency_table_of_another_input_size(workshop, compressed):
+    model, table = f"{workshop / 'net.py'}:model", workshop / "whole/latency.json"
+    said = refused("inspect", model, "--input", "1x12x12", "--target", "cost_model", "--latency", table)
+    assert "The latency table was measured with inputs of 1x8x8; now they are 1x12x12. Give inputs of the same" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [("3x8x8", "1x8x8."), ("8x8x1", "1x8x8 (channels first)."), ("8x12x1", "1x8x12 (channels first).")],
+)
+def test_an_input_with_other_channels_than_the_model(workshop, tmp_path, given, fix):
+    said = refused("inspect", f"{workshop / 'net.py'}:model", "--input", given)
+    channels = given.partition("x")[0]
+    assert f"Error: The model does not take the inputs of --input {given}: they have {channels} channels, and" in said
+    assert said.endswith(f"its first convolution takes 1. Give --input with 1 channel: --input {fix}")
+    if given == "3x8x8":  # the data have one channel
+        again = refused("compress", "--config", workshop / "tiny.toml", "--run", tmp_path / "run", "--input", given)
+        assert again == said and not (tmp_path / "run").exists()
+
+
+def test_an_input_that_fails_for_another_reason_keeps_the_error(workshop, tmp_path):
+    (tmp_path / "rows.py").write_text(f"{NET}\ndef rows():\n    return nn.Sequential(model()[:3], nn.Linear(5, 2))\n")
+    said = refused("inspect", f"{tmp_path / 'rows.py'}:rows", "--input", "3x8x8")
+    assert "The model does not run on its example inputs" in said
 
 
 @pytest.mark.parametrize(

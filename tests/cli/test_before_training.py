@@ -69,6 +69,30 @@ def test_surrogate_is_fitted_to_tables_that_lack_the_same_span(run, monkeypatch)
     assert depthfold("surrogate", "--run", run).exit_code == 130
 
 
+def test_importances_that_favour_a_fraction_of_the_network_give_a_warning_before_training(run, monkeypatch):
+    """As after trainings that are too short: single layers lose most, and one convolution is the best network."""
+
+    def finetuned(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthfold.pipeline.compression.finetune", finetuned)
+    for name, change in (
+        ("latency", lambda one: one | {"times": [1.0, 1.0]}),
+        ("importance", lambda one: one | {"samples": [60.0 if one["span"]["j"] == one["span"]["i"] + 1 else 90.0]}),
+    ):
+        table = json.loads((run / f"{name}.json").read_text())
+        base = {"base": 100.0} if name == "importance" else {}
+        seeds = [one | {"seeds": [0]} if base else one for one in table["entries"]]
+        (run / f"{name}.json").write_text(json.dumps(table | base | {"entries": list(map(change, seeds))}))
+    given = [part for name in ("latency", "importance") for part in (f"--{name}", run / f"{name}.json")]
+    for command, code in ((("solve", "--run", run), 0), (("compress", "--run", run, "--budget", "95%", *given), 130)):
+        done = depthfold(*command)
+        assert done.exit_code == code, done.output
+        said = " ".join(done.stderr.split())
+        assert "Warning: By these importances, a network at 33% of the latency is better than the unchanged one" in said
+        assert "--method brief" in said and "--no-reinit" in said and "--importance-recipe" in said
+
+
 def test_budget_that_the_original_meets_gives_a_warning(run):
     (run / "importance.json").unlink()
     (run / "importance.jsonl").unlink()

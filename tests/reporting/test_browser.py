@@ -1,6 +1,6 @@
 """The page in a real browser: explorer, figures, themes and keyboard work, and the page makes no request."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -18,9 +18,9 @@ EVIL = "<img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module")
 def findings():
     run = measured_run()
-    first = dataclasses.replace(run.network.layers[0], where=EVIL)
-    network = dataclasses.replace(run.network, layers=(first, *run.network.layers[1:]))
-    return dataclasses.replace(run, network=network, title=f"{EVIL} and more")
+    first = replace(run.network.layers[0], where=EVIL)
+    network = replace(run.network, layers=(first, *run.network.layers[1:]))
+    return replace(run, network=network, title=f"{EVIL} and more")
 
 
 @pytest.fixture(scope="module")
@@ -349,3 +349,37 @@ def test_keyboard_reaches_every_control_in_order_with_a_visible_focus(laptop):
     wanted = ["Skip to the results", "theme", "budget", "fastest", "chosen", "best", "unchanged", "select-latency"]
     assert [name for name in seen if name in wanted] == wanted
     assert seen[-1] == "select-importance"
+
+
+OVERPRINTED = """() => [...document.querySelectorAll("#blocks .block")].flatMap(block => {
+    const texts = [...block.querySelectorAll(".which, .name, .name + span, .marks > span, .becomes p, .times p")];
+    const boxes = texts.map(part => {
+        const range = document.createRange();
+        part.querySelectorAll(".unseen").forEach(hidden => hidden.remove());
+        range.selectNodeContents(part);
+        return [...range.getClientRects()].map(({ left, right, top, bottom }) => ({ left, right, top, bottom, part }));
+    });
+    const upright = texts.filter((part, n) => new Set(boxes[n].map(line => Math.round(line.top))).size > 4);
+    const cross = (one, two) => one.left < two.right - 1 && two.left < one.right - 1
+        && one.top < two.bottom - 5 && two.top < one.bottom - 5;
+    const crossing = boxes.flatMap((lines, n) => lines.filter(
+        one => boxes.some((others, m) => m !== n && others.some(two => cross(one, two)))
+    ).map(line => line.part));
+    return [...upright, ...crossing].map(part => part.textContent);
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 700, 736, 740, 800, 900, 1000, 1100, 1160, 1170, 1280, 1440])
+def test_texts_of_a_block_do_not_overprint_at_any_width(browser, tmp_path, width):
+    """Between a phone and a laptop, the column of the activations had no width."""
+    run = measured_run()
+    layers = [replace(layer, where=f"stage.{n}.conv") for n, layer in enumerate(run.network.layers)]
+    path = report(replace(run, network=replace(run.network, layers=tuple(layers))), tmp_path / "report.html")
+    page = Watched(browser, path.as_uri(), viewport={"width": width, "height": 900}).page
+    for unchanged in (False, True):
+        page.locator("#unchanged").set_checked(unchanged)
+        for n in (0, 3, int(page.get_attribute("#budget", "max"))):
+            page.locator("#budget").fill(str(n))
+            assert page.evaluate("() => document.querySelectorAll('#blocks .mark').length") > 3
+            assert page.evaluate(OVERPRINTED) == []
+    page.context.close()

@@ -46,8 +46,9 @@ class Options:
     importance: ImportanceTable | None = _option(None, "An importance table to use instead of measuring one.")
     importance_method: MethodName = _option(
         "trained",
-        "How importance is measured: trained (as in the paper), brief, recalibrated, local or fit. The latter four "
-        "train little or nothing.",
+        "How importance is measured: trained (an epoch per block, as in the paper), brief, recalibrated, local or fit. "
+        "The latter four train little or nothing. Use brief with small data, where an epoch is too short for "
+        "reinitialised layers, and where epochs take too long.",
     )
     importance_recipe: Recipe | str | None = _option(
         None, "The recipe of the trainings that measure importance. Default: the preset of the method."

@@ -161,8 +161,15 @@ def check_latency(table: LatencyTable, traced: TracedNetwork, target: str | Back
 
     One from another machine or version is used with a warning. What a CSV file does not state is not compared.
     """
-    check_same_network(traced.network, table)
     here = get(target).environment(traced.example_tensors())
+    sizes = table.environment.input_size, here.input_size
+    if None not in sizes and sizes[0] != sizes[1] and table.depth == traced.network.depth:
+        one, two = ("x".join(map(str, size or ())) for size in sizes)
+        raise TableError(
+            f"The latency table was measured with inputs of {one}; now they are {two}. Give inputs of the same size "
+            "(--input), or a table for these inputs."
+        )
+    check_same_network(traced.network, table)
     there = replace(table.environment, **dict.fromkeys(ELSEWHERE))
     if differences := there.differences(here):
         raise TableError(

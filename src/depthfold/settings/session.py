@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthfold.core import Budget, ImportanceTable, LatencyTable, require_moves
-from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError
+from depthfold.errors import DataError, DepthfoldError, InvalidValue, TableError, TraceError
 from depthfold.pipeline.preflight import check_drops, check_latency, inputs_of
 from depthfold.progress import Progress
 from depthfold.settings.config_file import keep
@@ -23,9 +23,9 @@ from depthfold.settings.models import make_model, usual_input, warn_if_untrained
 from depthfold.settings.settings import Settings
 from depthfold.solver import check_importance
 from depthfold.store import RunFolder
-from depthfold.support.text import amount
-from depthfold.tracing import TracedNetwork, trace
-from depthfold.training import Task
+from depthfold.support.text import amount, count
+from depthfold.tracing import TracedNetwork, device_of, dtype_of, trace
+from depthfold.training import Task, preserve_modes
 
 FLOAT32 = 4  # bytes
 Table = TypeVar("Table", ImportanceTable, LatencyTable)
@@ -122,10 +122,27 @@ class Session:
 
     def trace(self) -> TracedNetwork:
         """Trace the model and write nothing. Raise RunError if the run folder belongs to another network."""
-        traced = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.submodule)
+        with self.checking_channels():
+            traced = trace(self.model, self.inputs, ignore=self.settings.ignore, at=self.settings.submodule)
         if self.settings.run is not None:
             RunFolder(Path(self.settings.run)).knows(traced.network)
         return traced
+
+    @contextlib.contextmanager
+    def checking_channels(self) -> Iterator[None]:
+        """Raise InvalidValue in place of an error if the model takes images, but not of the channels of --input."""
+        try:
+            yield
+        except (DataError, TraceError) as error:
+            given = self.settings.image
+            if given is None or (fits := _with_channels(self.model, given)) is None:
+                raise
+            first = " (channels first)" if fits == (given[2], *given[:2]) else ""
+            raise InvalidValue(
+                f"The model does not take the inputs of --input {self.settings.input}: they have "
+                f"{count(given[0], 'channel')}, and its first convolution takes {fits[0]}. Give --input with "
+                f"{count(fits[0], 'channel')}: --input {'x'.join(map(str, fits))}{first}."
+            ) from error
 
     def claim(
         self, importance: ImportanceTable | None = None, latency: LatencyTable | None = None, *, weights: bool = True
@@ -147,6 +164,23 @@ class Session:
             self.folder.claim_weights(traced.weights_digest)
         keep(self.settings, if_new=not self.keeps)
         return traced
+
+
+def _with_channels(model: nn.Module, given: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    """Return the input size with the channels of the first convolution, if the model takes that and it is another.
+
+    If only the order of the three numbers is wrong, return them in the right order.
+    """
+    wanted = next((part.in_channels for part in model.modules() if isinstance(part, nn.Conv2d)), given[0])
+    if wanted == given[0]:
+        return None
+    fits = (wanted, *(given[:2] if given[2] == wanted else given[1:]))
+    try:
+        with preserve_modes(model), torch.no_grad():
+            model.eval()(torch.zeros(1, *fits, device=device_of(model), dtype=dtype_of(model)))
+    except Exception:  # noqa: BLE001 - any error of the user's code: the channels are not the only fault
+        return None
+    return fits
 
 
 def _read_table(kind: type[Table], name: str, path: str) -> Table:

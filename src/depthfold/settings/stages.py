@@ -297,7 +297,8 @@ def preflight(session: Session) -> TracedNetwork:
     The run can then be resumed with --run alone. A command that is refused here leaves nothing behind.
     """
     options, task = checked_options(_options(session)), session.training_task()
-    checked_inputs(session.model, task, session.target, options, session.inputs, None)
+    with session.checking_channels():
+        checked_inputs(session.model, task, session.target, options, session.inputs, None)
     checked = check_images(task, session.settings.run, session.progress)
     traced = session.claim(options.importance, options.latency)
     artefacts.keep_checked_images(session.folder, checked)

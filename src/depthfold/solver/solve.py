@@ -26,6 +26,7 @@ from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
 from depthfold.solver.chains import Chains
 from depthfold.solver.checks import check_options, check_scored, check_tables, check_timed, no_plan
+from depthfold.solver.doubts import warn_if_implausible
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.objective import Normalisation, checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
@@ -93,6 +94,7 @@ def solve(
     if latency.depth not in fronts:
         raise no_plan()
     plans, used = points(fronts, stage_one, latency.depth, shapes.drops if shapes else None)
+    warn_if_implausible(latency, importance, plans[-1])
     return Frontier(
         network=latency.network or importance.network or (network.name if network else ""),
         fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),

@@ -164,6 +164,12 @@ class RunFolder:
         """Return True if the folder belongs to this network, False if it has none. Raise RunError for another one."""
         there = self.read(NETWORK, Network)
         if there is not None and there.fingerprint != network.fingerprint:
+            if sizes := _other_sizes(there, network):
+                raise RunError(
+                    f"The run folder {self.path} was measured with inputs of {sizes[0]} at layer 1; now they are "
+                    f"{sizes[1]}. Leave out --input (in Python, give inputs of the same size), or use another run "
+                    "folder."
+                )
             raise RunError(
                 f"The run folder {self.path} belongs to another network: {there.name} with {there.depth} layers "
                 f"({there.fingerprint}); this one is {network.name} with {network.depth} ({network.fingerprint}). Use "
@@ -200,6 +206,19 @@ def require_name(path: T) -> T:
     if isinstance(path, str) and not path.strip():
         raise InvalidValue("The run folder has an empty name. Name one with --run DIR; --run . is the current folder.")
     return path
+
+
+def _other_sizes(there: Network, here: Network) -> tuple[str, str] | None:
+    """Return the input sizes of layer 1 if the networks have the same layers, with inputs of different sizes."""
+    kernels, others = (
+        [(layer.where, layer.shape.in_channels, layer.shape.out_channels, layer.shape.kernel) for layer in each.layers]
+        for each in (there, here)
+    )
+    if not kernels or kernels != others or there.layers[0].in_size == here.layers[0].in_size:
+        return None
+    first = (each.layers[0] for each in (there, here))
+    one, two = ("x".join(map(str, (layer.shape.in_channels, *layer.in_size))) for layer in first)
+    return one, two
 
 
 def _as_text(made_from: Inputs) -> dict[str, str]:
