@@ -11,9 +11,7 @@ from depthfold.support.document import SPARSE
 
 # The least cost of a block inside a network, as a share of its time alone. A fitted cost <= 0 would make a block free.
 LEAST = 0.02
-# The fitted costs, and those that can be negative.
 COSTS = ("slope", "per_segment", "per_read", "per_write", "outside", "per_activation")
-MAY_BE_NEGATIVE = frozenset({"per_segment", "per_read", "per_write"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +22,10 @@ class Calibration:
 
     and at least LEAST of its time alone. `outside` is the cost of everything else: stem, head, the call of the runtime.
     A block alone also pays its launch and the conversion of its input and output, which a network pays once, so the
-    three costs beside the slope are often negative. If a plan leaves out the activation of a block, or inserts one, the
-    block costs `per_activation` * millions of numbers written less, or more. This is 0 on runtimes that fuse
-    activations, and None if too few networks differed in their activations. Kinds of activations with a cost of their
-    own are in `per_kind`, by the names of the kinds.
+    three costs beside the slope are often negative. A fit gives reading and writing the same cost. If a plan leaves out
+    the activation of a block, or inserts one, the block costs `per_activation` * millions of numbers written less, or
+    more. This is 0 on runtimes that fuse activations, and None if too few networks differed in their activations. Kinds
+    of activations with a cost of their own are in `per_kind`, by the names of the kinds.
 
     The errors are those of predicting each of the `networks` from a fit to all the others.
     """

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from depthfold.core import Calibration, Position, Span, Timing
-from depthfold.core.calibration import COSTS, MAY_BE_NEGATIVE
 from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
@@ -27,6 +26,11 @@ Blocks = Mapping[Span, BlockShape]
 Times = Mapping[Span, float]  # alone, in milliseconds
 Kinds = tuple[str, ...]  # of activations
 
+# What is fitted, and what of it can be negative. A block reads what the one before it has written, so the sums of the
+# numbers read and written differ by the same amount in all networks. A fit cannot tell the two costs apart; with both,
+# it would hide a cost `outside` below 0 in their difference.
+COSTS = ("slope", "per_segment", "per_element", "outside", "per_activation")
+MAY_BE_NEGATIVE = frozenset({"per_segment", "per_element"})
 # The weight of the prior (slope 1, all other costs 0) relative to the networks.
 PRIOR_WEIGHT = 1e-4
 # Fit the cost of activations only if this many networks differ from their blocks in activations: with two, the fit
@@ -94,8 +98,7 @@ class Samples:
         return [
             sum(self.times[span] for span in network.segments),
             float(len(network.segments)),
-            sum(read for read, _ in elements) / 1e6,
-            sum(written for _, written in elements) / 1e6,
+            sum(map(sum, elements)) / 1e6,
             1.0,
             extra.total() / 1e6,
             *by_kind,
@@ -203,11 +206,12 @@ def _fit(samples: Samples, own: Kinds = (), *, activations: bool = True) -> tupl
 
 
 def _calibration(theta: Floats, own: Kinds, errors: Sequence[float]) -> Calibration:
-    values = theta.tolist()
-    costs, per_kind = dict(zip(COSTS, values, strict=False)), tuple(zip(own, values[len(COSTS) :], strict=True))
+    slope, per_segment, per_element, outside, per_activation, *per_kind = theta.tolist()
     return Calibration(
-        **costs, per_kind=per_kind, networks=len(errors), median_error=median(errors), worst_error=max(errors)
-    )
+        slope=slope, per_segment=per_segment, per_read=per_element, per_write=per_element, outside=outside,
+        per_activation=per_activation, per_kind=tuple(zip(own, per_kind, strict=True)), networks=len(errors),
+        median_error=median(errors), worst_error=max(errors),
+    )  # fmt: skip
 
 
 def _solve_within(rows: Floats, latencies: Floats, used: tuple[int, ...]) -> Floats:

@@ -12,11 +12,11 @@ from typing import Literal, get_args
 
 from depthfold.backends import Backend, SupportsInside, get
 from depthfold.core import Calibration, ConvShape, LatencyTable, Network, Plan, Space, Span, Timing
-from depthfold.core.calibration import COSTS
 from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes, empty_shapes
 from depthfold.latency.calibration import (
+    COSTS,
     Blocks,
     Samples,
     TimedNetwork,
