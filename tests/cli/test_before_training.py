@@ -39,6 +39,21 @@ def test_budget_out_of_reach_costs_no_training(asked, tmp_path):
     assert done.exit_code == 0 and (tmp_path / "run/importance.json").exists(), done.output
 
 
+def test_network_at_chance_level_is_warned_about_before_it_is_trained(asked, monkeypatch):
+    """The network of these tests has random weights."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthfold.pipeline.artefacts.measure_importance", interrupted)
+    for command in (asked("compress"), asked("importance")):
+        done = depthfold(*command)
+        said = " ".join(done.stderr.split())
+        assert done.exit_code == 130, done.output
+        assert re.search(r"score of the original: 1 of 1, done; [\d.]+% ± [\d.]+ on the hold-out set", said)
+        assert "which is no better than chance for 3 classes. Check its weights, the normalisation" in said
+
+
 def test_latency_table_of_another_space_costs_no_training(run):
     for name in ("importance.json", "importance.jsonl"):
         (run / name).unlink()

@@ -1,5 +1,6 @@
 """depthfold export and compress: INT8, raw images, and model cards."""
 
+import re
 import textwrap
 
 import numpy
@@ -64,7 +65,7 @@ def test_int8_is_timed_on_the_target_of_the_run(run):
     assert config.read_text() != text
     done = depthfold("export", "--run", run, "--export", "model.onnx", "--int8")
     assert done.exit_code == 0, done.output
-    assert "x as fast) with 3 threads" in done.stdout
+    assert re.search(r"x as fast.*\) with 3 threads", done.stdout)  # a busy machine may add: unreliable
     section = (run / "model-int8.onnx.md").read_text().partition("## INT8")[2].partition("## Network")[0]
     assert "threads 3." in section
 

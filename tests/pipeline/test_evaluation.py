@@ -6,6 +6,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.pipeline import evaluation
+from depthfold.progress import progress_lines
 from depthfold.training import DeviceContext, FunctionTask
 
 ELSEWHERE = torch.device("cuda", 3)
@@ -79,6 +80,49 @@ def test_classification_reports_every_batch(score_batch, batches, progress):
     assert progress.lines == [("scored batches", 2 * batches, 0), *["tick"] * 2 * batches]
     assert found[0].score == task.score(one.eval(), "test") / 100 and found[0].images == 24
     assert not one._forward_hooks and not two._forward_hooks
+
+
+class FirstPixel(nn.Module):
+    """A network that reads the class from the first pixel."""
+
+    def forward(self, images):
+        return nn.functional.one_hot(images[:, 0, 0, 0].long(), 5).float()
+
+
+def five_classes(known):
+    """Return a task with 20 images of each class in the hold-out set, whose first pixel is the class if it is known."""
+    images, labels = torch.zeros(200, 1, 2, 2), torch.arange(200) % 5
+    images[:, 0, 0, 0] = known * labels
+    return df.ClassificationTask.tensors(train=(images, labels), holdout=20, normalise=((0.0,), (1.0,)))
+
+
+def test_original_at_chance_is_scored_and_warned_about():
+    lines = []
+    with pytest.warns(evaluation.ChanceAccuracy) as caught:
+        evaluation.score_original(FirstPixel(), five_classes(known=False), progress_lines(lines.append))
+    assert str(caught[0].message) == (
+        "The original scores 20.00% ± 4.00 on the 100 images of the hold-out set, which is no better than chance for 5 "
+        "classes. Check its weights, the normalisation and the order of the classes."
+    )
+    assert lines[-1] == "score of the original: 1 of 1, done; 20.00% ± 4.00 on the hold-out set"
+
+
+def test_original_that_is_better_than_chance_gives_no_warning(recwarn):
+    lines = []
+    evaluation.score_original(FirstPixel(), five_classes(known=True), progress_lines(lines.append))
+    assert lines[-1].endswith("100.00% ± 0.00 on the hold-out set") and not recwarn
+
+
+def test_only_a_classification_with_a_hold_out_set_is_scored_beforehand(recwarn):
+    def refuse(*_):
+        raise AssertionError("scored")
+
+    own = FunctionTask(loss=max, score=refuse)
+    images, labels = torch.rand(24, 1, 4, 4), torch.arange(24) % 3
+    without = df.ClassificationTask.tensors(train=(images, labels), test=(images, labels), holdout=0)
+    for task in (own, without):
+        evaluation.score_original(network(), task, refuse)
+    assert not recwarn
 
 
 def test_scores_are_computed_in_the_precision_of_the_networks(progress):

@@ -1,5 +1,7 @@
 """The exported files of a run: INT8 forms, and model cards."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -8,7 +10,8 @@ from depthfold.core import Environment
 from depthfold.errors import InvalidValue
 from depthfold.exporting import Exported, Images, Quantised
 from depthfold.pipeline.preflight import check_raw_images, checked_options
-from depthfold.pipeline.shipping import int8_names, model_card, write_cards
+from depthfold.pipeline.shipping import int8_names, model_card, with_int8, write_cards
+from depthfold.reporting import Findings
 from depthfold.tasks import Preprocessing
 from lacking import needs
 from merged import classifier, merged
@@ -124,6 +127,13 @@ def test_names_of_int8_files():
         int8_names(["model.pt2"])
     with pytest.raises(InvalidValue, match=r"The name 'm-int8\.onnx' is that of an INT8 file"):
         int8_names(["m.onnx", "m-int8.onnx"])
+
+
+def test_findings_keep_why_the_times_of_an_int8_file_are_unreliable(tmp_path):
+    doubtful = dataclasses.replace(COMPARED, unreliable="the INT8 file took 1 to 3 ms")
+    exported = Exported(path=tmp_path / "m.onnx", format="ONNX", batch="dynamic", int8=doubtful)
+    findings = with_int8(measured_run(), [exported])
+    assert Findings.loads(findings.dumps()).int8[0].unreliable == "the INT8 file took 1 to 3 ms"
 
 
 def test_requests_that_a_later_stage_would_refuse_are_refused_first():

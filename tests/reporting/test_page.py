@@ -16,7 +16,7 @@ import pytest
 
 from depthfold.core import Calibration, Environment, Refusal
 from depthfold.errors import InvalidValue, MissingDependency
-from depthfold.reporting import Evaluation, Verified, format, report, view
+from depthfold.reporting import Evaluation, Int8File, Verified, format, report, view
 from depthfold.reporting.report import _templates, page
 from depthfold.solver import solve
 from runs import loaded_run, made_up_run, measured_run, profile
@@ -107,6 +107,14 @@ def test_unreliable_speedup_is_marked_wherever_it_is_shown(full):
     (accent,) = [element["text"] for element in document.all("div") if element.get("class") == "card accent"]
     assert "unreliable: the original took 12 to 31 ms; something else was probably running" in accent
     assert "unreliable" not in text_of(full, "outcome") and "measured end to end" in text_of(full, "outcome")
+
+
+def test_unreliable_times_of_int8_files_are_marked():
+    file = Int8File(name="m.onnx", split="test", score=91.0, float32_score=92.0, latency=1.0, float32_latency=2.0)
+    doubtful = dataclasses.replace(file, name="busy.onnx", unreliable="the INT8 file took 1 to 3 ms")
+    rows = Document(page(measured_run(int8=(file, doubtful)))).rows
+    assert rows["m.onnx"][3] == "2.00× as fast"  # noqa: RUF001
+    assert rows["busy.onnx"][3] == "2.00× as fast, unreliable: the INT8 file took 1 to 3 ms"  # noqa: RUF001
 
 
 def test_small_counts_are_shown_in_thousands():

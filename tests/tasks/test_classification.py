@@ -387,3 +387,17 @@ def test_wrong_options_are_refused():
         InvalidValue,
         "normalise has 2 means and 2 deviations, but the images have 3 channels. Give one of each per channel",
     )
+
+
+@pytest.mark.parametrize(("right", "chance"), [(0, True), (20, True), (27, True), (29, False), (100, False)])
+def test_chance_is_a_share_of_one_over_the_classes_within_noise(right, chance):
+    """Of 100 images of 5 classes, 20 are right by chance, with a standard error of 4."""
+    images, labels = torch.rand(100, 1, 2, 2), torch.arange(100) % 5
+    task = ClassificationTask.tensors(train=(images, labels), test=(images, labels))
+    assert task.is_chance(right, "test") == chance
+
+
+def test_a_single_class_has_no_chance():
+    images, labels = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
+    task = ClassificationTask.tensors(train=(images, labels), test=(images, labels))
+    assert not task.is_chance(100.0, "test")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, get_args
 
 import torch
@@ -16,6 +15,8 @@ from depthfold.backends import Backend, Compiled, Inputs, backend_errors, get
 from depthfold.backends.base import quiet
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.core import Environment
+from depthfold.core.latency_table import quartiles
+from depthfold.core.speedup import Quartiles, why_unreliable
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.progress import progress_bars
 from depthfold.support.coerce import as_float, as_whole
@@ -69,7 +70,8 @@ class Quantised:
     """An INT8 file compared with the same network in float32, both run by ONNX Runtime.
 
     The scores are those of the task on `split`. The latencies are medians in milliseconds, measured in alternating
-    rounds in `environment`. Its precision is not stated, because the two files differ in it.
+    rounds in `environment`. Its precision is not stated, because the two files differ in it. `unreliable` says why the
+    latencies are unreliable, if they are.
     """
 
     split: Split
@@ -78,6 +80,7 @@ class Quantised:
     latency: float
     float32_latency: float
     environment: Environment
+    unreliable: str | None = None
 
     @property
     def speedup(self) -> float:
@@ -85,7 +88,8 @@ class Quantised:
 
     def __str__(self) -> str:
         scores = f"score {self.score:.4g} on the {self.split} set (float32: {self.float32_score:.4g})"
-        times = f"{self.latency:.4g} ms (float32: {self.float32_latency:.4g} ms, {self.speedup:.2f}x as fast)"
+        faster = f"{self.speedup:.2f}x as fast" + (f", unreliable: {self.unreliable}" if self.unreliable else "")
+        times = f"{self.latency:.4g} ms (float32: {self.float32_latency:.4g} ms, {faster})"
         threads = f" with {count(self.environment.threads, 'thread')}" if self.environment.threads else ""
         return f"{scores}, {times}{threads}"
 
@@ -175,10 +179,11 @@ def compare_with_float32(paths: tuple[Path, Path], inputs: Inputs, output: Any, 
             f"{int8.tolerance:g}. Calibrate it with more images or allow more: int8=Int8(images=..., tolerance=...)."
         )
     backend = int8.backend
-    latency, float32_latency = _latencies([backend.open(path, inputs) for path in paths])
+    times, float32_times = _times([backend.open(path, inputs) for path in paths])
     return Quantised(
-        split=int8.split, score=score, float32_score=float32_score, latency=latency, float32_latency=float32_latency,
+        split=int8.split, score=score, float32_score=float32_score, latency=times[1], float32_latency=float32_times[1],
         environment=replace(backend.environment(inputs), precision=None),
+        unreliable=why_unreliable({"the INT8 file": times, "the float32 file": float32_times}),
     )  # fmt: skip
 
 
@@ -192,8 +197,8 @@ def _scores(files: Iterable[FileModule], task: Task, split: Split) -> list[float
     return found
 
 
-def _latencies(files: list[Compiled]) -> list[float]:
-    """Return the median latency of each file in milliseconds. Alternating rounds share the drift of the machine."""
+def _times(files: list[Compiled]) -> list[Quartiles]:
+    """Return the quartiles of each file in milliseconds. Alternating rounds share the drift of the machine."""
     samples: list[list[float]] = [[] for _ in files]
     try:
         for compiled in files:
@@ -205,7 +210,7 @@ def _latencies(files: list[Compiled]) -> list[float]:
     finally:
         for compiled in files:
             compiled.close()
-    return [median(found) for found in samples]
+    return [quartiles(found) for found in samples]
 
 
 class FileModule(nn.Module):

@@ -15,7 +15,7 @@ from depthfold.exporting import Exported
 from depthfold.finetuning import finetune
 from depthfold.merging import merge
 from depthfold.pipeline import artefacts, shipping
-from depthfold.pipeline.evaluation import Networks, Solution, evaluate
+from depthfold.pipeline.evaluation import Networks, Solution, evaluate, score_original
 from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.preflight import check_drops, check_images, check_latency, checked_inputs, checked_options
@@ -92,7 +92,12 @@ def compress(
 
         latency = artefacts.make_latency_table(folder, traced, target, options, progress)
         check = LatencyCheck(traced, latency, options, budget, target, run=folder.path, progress=progress)
-        before_training = functools.cache(check)
+
+        @functools.cache
+        def before_training() -> None:
+            check()
+            score_original(model, task, progress)
+
         importance = options.importance
         if importance is not None:
             before_training()

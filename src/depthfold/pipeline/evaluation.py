@@ -6,6 +6,7 @@ import contextlib
 import math
 import platform
 import shlex
+import warnings
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,16 +20,21 @@ from depthfold.finetuning import FOLDER as FINETUNING
 from depthfold.latency import profile_all
 from depthfold.merging import sketch, verify
 from depthfold.pipeline import artefacts
-from depthfold.progress import Progress, Tick, progress_bars
+from depthfold.progress import Progress, Tick, note, progress_bars
 from depthfold.reporting import Evaluation, Findings, TrainingPoint, Verified
 from depthfold.rewriting import rewrite
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import CONFIG, RESULT, STUDENTS
+from depthfold.support.text import count
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Task, device_context, moved_to, preserve_modes, read_curve
+from depthfold.training import Split, Task, device_context, moved_to, preserve_modes, read_curve
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
+
+
+class ChanceAccuracy(UserWarning):
+    """The original is no better than chance, so that nothing that is learnt from it is worth the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +120,29 @@ def scores(
         return _evaluation(model, task, tick), _evaluation(shallow, task, tick)
 
 
-def _evaluation(model: nn.Module, task: Task, tick: Tick) -> Evaluation:
+def score_original(model: nn.Module, task: Task, progress: Progress | None = None) -> None:
+    """Score a classifier on the hold-out set before anything is trained. Warn if it is no better than chance.
+
+    A task of the user's own is not scored: what chance is there is not known.
+    """
+    if not isinstance(task, ClassificationTask) or not task.has_holdout:
+        return
+    with contextlib.ExitStack() as stack:
+        tick = (progress or stack.enter_context(progress_bars("The original")))("score of the original", 1, 0)
+        found = _evaluation(model, task, lambda: None, "holdout")
+        note(tick, lambda: f"{found} on the {found.split}")
+        tick()
+    if task.is_chance(100.0 * found.score, "holdout"):
+        images = count(task.count("holdout"), "image")
+        warnings.warn(
+            f"The original scores {found} on the {images} of the {found.split}, which is no better than chance for "
+            f"{task.classes} classes. Check its weights, the normalisation and the order of the classes.",
+            ChanceAccuracy,
+            stacklevel=4,  # the caller of compress()
+        )
+
+
+def _evaluation(model: nn.Module, task: Task, tick: Tick, split: Split = "test") -> Evaluation:
     """Return the share of right classifications; for another task, its own score."""
 
     def forward_done(*_: object) -> None:  # a value that a hook returns replaces the output
@@ -124,8 +152,9 @@ def _evaluation(model: nn.Module, task: Task, tick: Tick) -> Evaluation:
     with preserve_modes(model), moved_to(model.eval(), device), disable_autocast(device), torch.no_grad():
         if isinstance(task, ClassificationTask):
             with model.register_forward_hook(forward_done):
-                return Evaluation(score=task.score(model, "test") / 100.0, images=task.count("test"))
-        score = float(task.score(model, "test"))
+                right, named = task.score(model, split) / 100.0, {"test": "test set", "holdout": "hold-out set"}
+                return Evaluation(score=right, split=named[split], images=task.count(split))
+        score = float(task.score(model, split))
     tick()
     return Evaluation(score=score, metric="score", share=False)
 

@@ -81,7 +81,10 @@ class TrainingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8File:
-    """An INT8 file beside the same network in float32: the task's scores on `split`, and latencies in milliseconds."""
+    """An INT8 file beside the same network in float32: the task's scores on `split`, and latencies in milliseconds.
+
+    `unreliable` says why the latencies are unreliable, if they are.
+    """
 
     name: str
     split: str
@@ -90,6 +93,7 @@ class Int8File:
     latency: float
     float32_latency: float
     environment: Environment | None = None
+    unreliable: str | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

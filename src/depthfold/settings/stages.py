@@ -32,7 +32,7 @@ from depthfold.latency import measure_latency, profile, side_by_side
 from depthfold.latency.cost import MeasuringCost, measuring_cost
 from depthfold.merging import Verification, merge, verify
 from depthfold.pipeline import Compressed, Options, artefacts, compress, shipping
-from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate
+from depthfold.pipeline.evaluation import Networks, Solution, before_and_after, evaluate, score_original
 from depthfold.pipeline.feasibility import LatencyCheck, check_trusted
 from depthfold.pipeline.preflight import check_images, check_latency, checked_inputs, checked_options
 from depthfold.pipeline.prospects import Prospects, prospects
@@ -123,8 +123,14 @@ def importance_stage(session: Session, *, retry: bool) -> ImportanceTable:
         checked = check_images(task, folder.path, session.progress, tested=False)
         traced, latency = session.claim(), folder.read(LATENCY, LatencyTable)
         artefacts.keep_checked_images(folder, checked)
+        check = _latency_check(session, traced, latency, options)
+
+        def before_training() -> None:
+            check()
+            score_original(session.model, task, session.progress)
+
         return artefacts.make_importance_table(
-            folder, traced, task, options, session.progress, latency, _latency_check(session, traced, latency, options)
+            folder, traced, task, options, session.progress, latency, before_training
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,6 +221,12 @@ class ClassificationTask:
     def count(self, split: Split) -> int:
         """Return the number of images of a split."""
         return len(self._data.scored(split))
+
+    def is_chance(self, score: float, split: Split) -> bool:
+        """Return True if an accuracy in per cent is at most that of guessing, plus two standard errors for noise."""
+        guessed = 1.0 / self.classes
+        error = math.sqrt(guessed * (1.0 - guessed) / self.count(split))
+        return self.classes > 1 and score / 100.0 <= guessed + 2.0 * error
 
     def check_files(self, known: Mapping[str, str], progress: Progress, *, tested: bool = True) -> dict[str, str]:
         """Decode every image file once, and return a digest of the files of each split; empty if there are no files.
