@@ -30,6 +30,19 @@ def test_lines_have_the_progress_and_the_remaining_time(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("total", "known"), [(10, 3), (200, 10)])
+def test_first_steps_do_not_tell_the_remaining_time(monkeypatch, total, known):
+    """The first one takes 100 seconds, because compiling is part of it."""
+    clock, lines = [100.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    tick = progress_lines(lines.append, seconds=0)("blocks", total + 5, 5)
+    for n in range(known):
+        clock[0] += 1 if n else 100
+        tick()
+    assert lines[:-1] == [f"blocks: {n + 5} of {total + 5}" for n in range(known)]
+    assert re.fullmatch(rf"blocks: {known + 5} of {total + 5}, about \d+ s left", lines[-1])
+
+
 def test_second_call_corrects_the_total(monkeypatch):
     clock, lines = [0.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
@@ -91,6 +104,23 @@ def test_terminal_has_one_bar_with_the_headline_and_the_last_note_and_a_line_at_
     *_, last, end = frames(screen)  # the last frame is always drawn, others depend on the time
     assert re.fullmatch(r"Fine-tuning: steps \S+ 3/5 \S+ loss 0.25, score 91", last)
     assert end == "Fine-tuning: done in 0 s; loss 0.25, score 91"
+
+
+def test_terminal_shows_no_remaining_time_after_the_first_steps(monkeypatch):
+    screen = terminal(monkeypatch)
+    with progress_bars() as begin:
+        tick = begin("steps", 300, 100)
+        for _ in range(9):  # of 200
+            tick()
+    *_, last, _ = frames(screen)
+    assert re.fullmatch(r"steps \S+ 109/300 -:--:--", last)
+    screen = terminal(monkeypatch)
+    with progress_bars() as begin:
+        tick = begin("steps", 300, 100)
+        for _ in range(10):
+            tick()
+    *_, last, _ = frames(screen)
+    assert re.fullmatch(r"steps \S+ 110/300 \d:\d\d:\d\d", last)
 
 
 def test_failed_stage_is_not_done(monkeypatch):

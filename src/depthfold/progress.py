@@ -21,6 +21,9 @@ Progress = Callable[[str, int, int], Tick]
 
 SWITCH = "DEPTHFOLD_PROGRESS"
 REDRAW = 0.5  # seconds between two drawings in a notebook, each of which is a message to the browser
+# The remaining time is not shown before this many steps and this share of them are done: the first ones take longer,
+# because they include what comes before them, such as compiling.
+FIRST_STEPS, FIRST_SHARE = 3, 0.05
 
 
 def silent(what: str, total: int, done: int) -> Tick:
@@ -46,6 +49,11 @@ def progress_bars(headline: str = "") -> Iterator[Progress]:
         return
     with drawing(headline) as draw:
         yield _Stage(draw)
+
+
+def _predicts(done: float, total: float) -> bool:
+    """Return True if the steps since the start, of this total, tell how long the others will take."""
+    return done >= max(FIRST_STEPS, FIRST_SHARE * total)
 
 
 class _Stage:
@@ -110,24 +118,28 @@ def _in_notebook() -> bool:
 @contextlib.contextmanager
 def _on_terminal(headline: str) -> Iterator[Callable[[str, int, int, str], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
     from rich.text import Text
 
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            begun, total = task.fields["begun"], task.total or 0.0
+            return super().render(task) if _predicts(task.completed - begun, total - begun) else Text("-:--:--")
+
     note_column = TextColumn("{task.fields[note]}", markup=False)
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        note_column,
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeLeft(), note_column,
     )  # fmt: skip
     started, shown, last = time.monotonic(), "", ""
     # By default Rich estimates from the last 30 seconds; one step can take longer than that.
     with Bars(*columns, console=Console(stderr=True), speed_estimate_period=1e9, transient=True) as bars:
-        bar = bars.add_task(headline, total=None, note="")
+        bar = bars.add_task(headline, total=None, note="", begun=0)
 
         def draw(what: str, total: int, done: int, text: str) -> None:
             nonlocal shown, last
             if what != shown:  # another kind of steps, with another speed
-                bars.reset(bar, description=_title(headline, what), total=total, completed=done, note=text)
+                bars.reset(bar, description=_title(headline, what), total=total, completed=done, note=text, begun=done)
             else:
                 bars.update(bar, total=total, completed=done, note=text)
             shown, last = what, text
@@ -197,9 +209,12 @@ class _Lines:
         if self.done < self.total and now - self.last_line < self.seconds:
             return
         self.last_line = now
-        left = (self.total - self.done) * (now - self.started) / max(self.done - self.done_at_start, 1)
-        end = f"about {left:.0f} s left" if self.done < self.total else "done"
-        self.write(f"{self.what}: {self.done} of {self.total}, {end}{f'; {self.text}' if self.text else ''}")
+        steps, end = self.done - self.done_at_start, ""
+        if self.done >= self.total:
+            end = ", done"
+        elif _predicts(steps, self.total - self.done_at_start):
+            end = f", about {(self.total - self.done) * (now - self.started) / steps:.0f} s left"
+        self.write(f"{self.what}: {self.done} of {self.total}{end}{f'; {self.text}' if self.text else ''}")
 
     def note(self, text: str) -> None:
         self.text = text

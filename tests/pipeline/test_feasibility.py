@@ -162,6 +162,7 @@ def test_budget_is_timed_here_if_the_table_is_of_another_machine(traced, latency
 
 def test_doubtful_table_is_refused_unless_it_is_allowed(traced, latency):
     check_trusted(latency, None)
+    assert "if the latency table is right" not in str(prospects(traced, latency, df.Options()))
     poor = dataclasses.replace(latency.calibration, median_error=0.08, worst_error=0.3)
     for table, why in (
         (dataclasses.replace(latency, calibration=poor), "with an error of 8.0% in the median"),
@@ -173,7 +174,9 @@ def test_doubtful_table_is_refused_unless_it_is_allowed(traced, latency):
         with pytest.raises(BudgetError):  # rather than to measure again for a budget that no plan can meet
             check(traced, table, "1%")
         check(traced, table, "90%", allow_doubtful=True)
-        assert why in str(prospects(traced, table, df.Options())).splitlines()[-1]
+        *_, worth, doubt = str(prospects(traced, table, df.Options())).splitlines()
+        assert "orth " in worth and ", if the latency table is right:" in worth
+        assert why in doubt and "or train with it anyway: allow_doubtful=True (--allow-doubtful)." in doubt
         assert df.LatencyTable.loads(table.dumps()) == table
 
 

@@ -157,10 +157,11 @@ def warn_if_inaccurate(calibration: Calibration, journal: Path | None) -> None:
     doubtful = is_inaccurate(calibration)
     if doubtful or calibration.worst_error > MAX_WORST_ERROR:
         what = "is doubtful" if doubtful else "mispredicts a network"
+        go_on = "go on with allow_doubtful=True (--allow-doubtful)" if doubtful else "go on with it"
         delete = "" if journal is None else f" delete {describe_journal(journal)}, and"
         warnings.warn(
             f"The latency table {what}: it is {calibration}. If something else ran on this machine,{delete} "
-            "measure again; otherwise rely on choose(), which times whole networks.",
+            f"measure again; otherwise {go_on}, because plans are chosen by timing whole networks.",
             DoubtfulTable,
             stacklevel=3,
         )

@@ -98,13 +98,17 @@ class Prospects(Document):
         else:
             time = f", about {duration(self.seconds)} in one process"
         yield f'The importances: {count(self.importances, "block")} to measure with the method "{self.method}"{time}.'
+        provided = "" if self.doubt is None else ", if the latency table is right"
         if self.worth_it:
-            yield f"Worth trying: budgets of {reachable_budget(self.share)} and more can be met."
+            yield f"Worth trying{provided}: budgets of {reachable_budget(self.share)} and more can be met."
         else:
             saved = "saves no time" if self.share >= 1 else f"saves only {1 - self.share:.1%}"
-            yield f"Not worth it: even the fastest plan {saved}. Try {other_ways(self.space, self.moves)}."
+            yield f"Not worth it{provided}: even the fastest plan {saved}. Try {other_ways(self.space, self.moves)}."
         if self.doubt is not None:
-            yield f"The latency table is doubtful: {self.doubt}. Measure it again when nothing else runs."
+            yield (
+                f"The latency table is doubtful: {self.doubt}. Measure it again when nothing else runs, or train with "
+                "it anyway: allow_doubtful=True (--allow-doubtful)."
+            )
 
 
 def prospects(
