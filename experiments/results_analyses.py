@@ -12,7 +12,7 @@ from gpu_runs import rows
 from merging_steps import SHARES
 from results_text import SECTIONS, Section
 
-from depthfold.core import Environment, Profile
+from depthfold.core import Environment, MeasuredSpeedup, Profile
 
 Rows = dict[str, dict[str, Any]]
 STEPS = ("original", "without activations", "along A", "along S")
@@ -31,7 +31,8 @@ A plan is made for the machine, the runtime and the batch on which its latency t
 moves for one target are timed on another. The accuracy of a network does not depend on the target: "points lost" are
 those to the original, in parentheses to the original fine-tuned with the same recipe. The last column has the plans
 that were made for the second target and have at least the same predicted score. They were not fine-tuned, so their
-accuracy is unknown. On a CPU, a plan for a GPU can be slower than the original."""
+accuracy is unknown. A speed-up in italics is unreliable, because the times of a network vary too much
+([latency.md](latency.md#profiles)). On a CPU, a plan for a GPU can be slower than the original."""
 
 
 def analyses() -> Iterator[str]:
@@ -101,11 +102,13 @@ def _transfer(section: Section, name: str) -> Iterator[str]:
 
 
 def _moved(results: NetworkResults, row: dict[str, Any]) -> str:
-    original, moved, made = (Profile.from_json(row[each]).latency for each in ("original", "moved", "made"))
     ours = (one for one in results.measured if one.method == OURS and one.plan == row.get("plan"))
     one = next((one for one in ours if one.scores and one.profile), None)
     trained = ("", "") if one is None else (_lost(results, one), f"{one.speed_up:.2f}")
-    return cells(budget(row["at"]), *trained, f"{original / moved:.2f}", f"{original / made:.2f}")
+    original, moved, made = (Profile.from_json(row[each]).quartiles for each in ("original", "moved", "made"))
+    timed = (MeasuredSpeedup(original=original, network=each) for each in (moved, made))
+    factors = (f"*{each.factor:.2f}*" if each.unreliable else f"{each.factor:.2f}" for each in timed)
+    return cells(budget(row["at"]), *trained, *factors)
 
 
 def _lost(results: NetworkResults, one: Measured) -> str:

@@ -276,6 +276,41 @@ def test_readme_says_that_its_first_network_is_slower_on_another_machine(results
     assert said in readme()
 
 
+def test_plans_that_drop_layers_carry_over(results_page):
+    from equal_latency_results import OURS, RESULTS
+    from gpu_runs import rows
+    from results_text import SUMMARY
+
+    from depthfold.core import MeasuredSpeedup, Profile
+
+    def timed(where, source, share):
+        row = rows(RESULTS / where)[f"transfer {source} {share} onnxruntime"]
+        original, moved = (Profile.from_json(row[each]) for each in ("original", "moved"))
+        assert at(sections(results_page)[source], share, OURS).plan == row["plan"], "its accuracy is known"
+        found = MeasuredSpeedup(original=original.quartiles, network=moved.quartiles)
+        return original.environment.machine.split()[1].rstrip(","), found
+
+    (arm, vgg), (x86, lite) = (
+        timed("vgg19_bn-on-onnxruntime", "vgg19_bn", "50%"),
+        timed("efficientnet_lite0-on-xeon", "efficientnet_lite0-on-onnxruntime", "65%"),
+    )
+    assert (arm, x86) == ("aarch64", "x86_64") and not vgg.unreliable and not lite.unreliable
+    best = {name: results_page.best(each, longer=True) for name, each in sections(results_page).items()}
+    assert list(best).index("vgg19_bn") == 2 and list(best)[-1] == "efficientnet_lite0-on-onnxruntime"
+    assert (best["vgg19_bn"].at, best["efficientnet_lite0-on-onnxruntime"].at) == ("50%", "65%")
+    said = f"of the third row is {vgg.factor:.2f} times as fast on ARM, and the EfficientNet-Lite0 of the last one"
+    assert f"{said} {lite.factor:.2f} times on two x86 cores." in readme()
+    said = f"is {vgg.factor:.2f} times as fast on two ARM cores, and that of EfficientNet-Lite0 for ARM at 65 % is"
+    assert f"{said} {lite.factor:.2f} times as fast on two x86 cores." in words(SUMMARY)
+    slower = set()
+    for folder in RESULTS.glob("*-on-*"):
+        for row in rows(folder).values():
+            if row.get("from") in sections(results_page):
+                original, moved = (Profile.from_json(row[each]).latency for each in ("original", "moved"))
+                slower |= {row["from"]} if moved > original else set()
+    assert slower == {"mobilenet_v2", "efficientnet_lite0"}
+
+
 def test_summary_has_the_figures_of_its_tables(results_page):
     from equal_latency_candidates import PRUNED
     from equal_latency_results import OURS
