@@ -259,9 +259,10 @@ SUMMARY = """\
   do. On both MobileNetV2 networks, dropping gains nothing over the paper's moves beyond noise.
 - On ResNet-56, a plan from constant importances (one seed, 1.9 times as fast) is as accurate as all moves are at that
   latency.
-- Plans that mostly drop layers carry over to other targets: that of VGG19-BN for the H200 at 50 % is 3.67 times as fast
-  on two ARM cores, and that of EfficientNet-Lite0 for ARM at 65 % is 1.48 times as fast on two x86 cores. Those of
-  MobileNetV2-1.0 and EfficientNet-Lite0 for the H200 are slower than the original on CPUs at some budgets.
+- Plans that mostly drop layers can carry over to other targets: those of VGG19-BN and ResNet-56 for the H200 at 50 %
+  are 3.67 and 1.50 times as fast on two ARM cores, and that of EfficientNet-Lite0 for ARM at 65 % is 1.48 times as fast
+  on two x86 cores. Those of MobileNetV2-1.0 and EfficientNet-Lite0 for the H200 are slower than the original on CPUs at
+  some budgets.
 - Not measured: ImageNet, TensorRT, torch.compile, plans fine-tuned for x86 CPUs, small batches on a GPU, and other GPUs
   ([limitations](#limitations)).
 

@@ -33,9 +33,9 @@ def test_unchanged_network_that_is_worse_than_two_fifths_of_it_gives_a_warning()
     """As measured with 800 images: reinitialised layers had not recovered after an epoch."""
     assert warned(table(single=-40.0, merged=-10.0)) == [
         "By these importances, a network at 41% of the latency is better than the unchanged one, whose importances sum "
-        "to -200: the trainings are too short for layers to recover. Measure again with "
-        'method="brief" (--method brief) or reinit=False (--no-reinit), or train for longer with another recipe '
-        "(--importance-recipe)."
+        "to -200: each block probably lost something in its training. Measure again with "
+        'method="brief" (--method brief) '
+        "or longer trainings, or correct for the loss with alpha (--alpha) or a surrogate (--surrogate)."
     ]
 
 

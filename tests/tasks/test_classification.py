@@ -397,6 +397,13 @@ def test_chance_is_a_share_of_one_over_the_classes_within_noise(right, chance):
     assert task.is_chance(right, "test") == chance
 
 
+def test_few_images_cannot_be_told_from_chance():
+    """Of 4 images of 2 classes, all right are within two standard errors of guessing."""
+    images, labels = torch.rand(4, 1, 2, 2), torch.arange(4) % 2
+    task = ClassificationTask.tensors(train=(images, labels), test=(images, labels))
+    assert not any(task.is_chance(right, "test") for right in (0, 50, 100))
+
+
 def test_a_single_class_has_no_chance():
     images, labels = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
     task = ClassificationTask.tensors(train=(images, labels), test=(images, labels))

@@ -69,12 +69,32 @@ def test_skip_after_a_condition_on_channels_is_found():
         lambda x: x.shape[1] * x.shape[3],
         lambda x: x.numel(),
         lambda x: x[:, 0].shape[1],
+        lambda x: x[..., :12, :12].shape[-1],  # 12 at all larger sizes
     ],
 )
 def test_condition_on_a_size_that_varies_makes_a_submodule_opaque(varies):
     unit = Net(lambda net, x: net.a(x) if varies(x) % 7 else x, a=conv())
     traced = df.trace(nn.Sequential(conv(), nn.ReLU(), unit, conv()), image(batch=3))
     assert codes(traced)["2"] == "opaque"
+
+
+def test_second_dimension_of_an_input_need_not_be_channels():
+    """The graph of a network whose inputs are NHWC asserts its answer about the height."""
+
+    class Flipped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = conv()
+
+        def forward(self, x):
+            height = x.shape[1]
+            x = x.permute(0, 3, 1, 2)
+            return self.a(F.pad(x, (0, 1, 0, 1)) if height % 2 else x)
+
+    traced = df.trace(Flipped(), image().permute(0, 2, 3, 1))
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
+    with pytest.raises(AssertionError, match="size"):
+        merged(image(17).permute(0, 2, 3, 1))
 
 
 def test_condition_in_a_network_for_one_size_makes_a_submodule_opaque():

@@ -170,6 +170,39 @@ def test_guard_of_several_layers_stays_if_the_first_is_dropped():
                 made(image(12).double())
 
 
+class Late(nn.Module):
+    """The size of its input decides on the padding of a layer after what reads the input first."""
+
+    def __init__(self, residual):
+        super().__init__()
+        self.a, self.b, self.c, self.residual = conv(), conv(), conv(padding=0, stride=2), residual
+
+    def forward(self, x):
+        odd = 1 if x.shape[-1] % 2 else 0
+        y = self.b(F.relu(self.a(x)))
+        x = F.relu(x + y) if self.residual else x
+        return F.relu(self.c(F.pad(x, (odd, 1, odd, 1))))
+
+
+@pytest.mark.parametrize(
+    ("residual", "plan"),
+    [(True, df.Plan({1, 3, 4}, {1, 3}, Drops(branches=[(1, 3)]))),
+     (True, df.Plan({1, 4}, {1}, Drops(branches=[(1, 3)]))),
+     (True, df.Plan({4}, (), Drops(branches=[(1, 3)]))),
+     (False, df.Plan({1, 2}, {1}))],
+)  # fmt: skip
+def test_guard_stays_without_its_first_reader(residual, plan):
+    """The branch that reads it first is dropped, or its value is not used."""
+    model = nn.Sequential(conv(), nn.ReLU(), Late(residual)).double().eval()
+    traced = df.trace(model, image(12).double())
+    student = df.rewrite(traced, plan).eval()
+    merged = df.merge(student)
+    agree(run(merged, image(14).double()), run(student, image(14).double()))
+    for made, error in ((student, InputSizeError), (merged, AssertionError)):
+        with pytest.raises(error, match="The padding of 2 depends on the size of the input"):
+            made(image(13).double())
+
+
 def test_padding_without_a_period_is_allowed_only_at_the_traced_size():
     class Threshold(nn.Conv2d):
         def forward(self, x):

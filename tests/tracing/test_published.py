@@ -130,7 +130,8 @@ def test_weights_that_are_not_in_a_submodule_are_refused_with_the_fix():
     traced = df.trace(nn.Sequential(conv(), Net(lambda net, x: hidden[0](net.a(x)), a=conv()), conv()), image())
     assert [refusal.code for refusal in traced.network.refusals if refusal.position] == ["opaque"]
     assert refusal(traced, "1").why.startswith(
-        "its forward cannot be traced: it calls a Conv2d that is not a submodule, so assign that to an attribute (test_"
+        "its forward cannot be traced: it calls a Conv2d that is not a submodule, so assign that to an attribute, or "
+        "put it into an nn.ModuleList instead of a list (test_"
     )
 
 

@@ -13,7 +13,8 @@ from depthfold.core import Drops, Span
 from depthfold.rewriting.padding import Nodes, bypass
 from depthfold.rewriting.protection import protect
 from depthfold.tracing import Blueprint
-from depthfold.tracing.modules import fused_activation
+from depthfold.tracing.modules import called_module, fused_activation
+from depthfold.tracing.size_guard import SizeGuard
 from depthfold.tracing.traced import LayerSite, SkipSite
 
 
@@ -70,9 +71,14 @@ _NAMED = ("call_module", "get_attr")
 
 def _drop_branch(graph: fx.GraphModule, nodes: Nodes, site: SkipSite) -> fx.Node:
     """Let the addition return the value of its skip, and remove what only the branch computes. Return the addition."""
-    addition = nodes[site.add]
+    addition, first = nodes[site.add], site.steps[0] if site.steps else None
+    entry = addition if first is None else nodes[first.pad or first.conv or first.pool or first.affine[0]]
     before = addition.all_input_nodes
     _return(graph, addition, nodes[site.operand], f"depthfold_dropped_{site.skip.target}")
+    for guard in [node for node in graph.graph.nodes if isinstance(called_module(graph, node), SizeGuard)]:
+        # It may be about layers after the branch, although the branch reads it.
+        if guard < entry:
+            entry.replace_input_with(guard.all_input_nodes[0], guard)
     _erase_unused(graph, before)
     return addition
 

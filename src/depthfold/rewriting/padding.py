@@ -70,6 +70,8 @@ def _move_guards(graph: fx.GraphModule, nodes: Nodes, blueprint: Blueprint, span
     assert at is not None
     front = nodes[blueprint.sites[at - 1].conv]
     for name, path in _inner_guards(blueprint, span, at, dropped).items():
+        if not nodes[name].users:
+            continue  # it was erased with a dropped branch
         node, target = nodes[name], str(nodes[name].target)
         inner: Any = graph.get_submodule(target)
         checks = []
@@ -92,7 +94,7 @@ def _inner_guards(blueprint: Blueprint, span: Span, front: int, dropped: Drops) 
         return blueprint.network.path_shape(Span(span.i, position), dropped)
 
     for l in span.layers:
-        if l > front and not dropped.covers(Span(l - 1, l)):
+        if l > front:
             found |= dict.fromkeys(blueprint.sites[l - 1].guards, path_to(l - 1))
     for site in blueprint.skips_inside(span, dropped):
         path = path_to(site.skip.source) if site.skip.source >= front else None

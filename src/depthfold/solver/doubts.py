@@ -26,14 +26,14 @@ def warn_if_implausible(latency: LatencyTable, importance: ImportanceTable, best
     original, unchanged = latency.original, _unchanged(latency, importance)
     if not original or unchanged is None or best.latency > SHARE * original:
         return
-    typical = median(abs(value) for value in importance.options.values())
+    typical = median(abs(value) for value in importance.importances.values())
     if -unchanged <= max(typical, NOISE * abs(importance.base)):
         return
     warnings.warn(
         f"By these importances, a network at {best.latency / original:.0%} of the latency is better than the unchanged "
-        f"one, whose importances sum to {unchanged:.4g}: the trainings are too short for layers to recover. Measure "
-        'again with method="brief" (--method brief) or reinit=False (--no-reinit), or train for longer with '
-        "another recipe (--importance-recipe).",
+        f"one, whose importances sum to {unchanged:.4g}: each block probably lost something in its training. Measure "
+        'again with method="brief" (--method brief) or longer trainings, or correct for the loss with alpha (--alpha) '
+        "or a surrogate (--surrogate).",
         ImplausibleImportances,
         stacklevel=3,
     )

@@ -223,10 +223,13 @@ class ClassificationTask:
         return len(self._data.scored(split))
 
     def is_chance(self, score: float, split: Split) -> bool:
-        """Return True if an accuracy in per cent is at most that of guessing, plus two standard errors for noise."""
+        """Return True if an accuracy in per cent is at most that of guessing, plus two standard errors for noise.
+
+        With few images this would say little: return False if half of the way from guessing to 100 % is noise.
+        """
         guessed = 1.0 / self.classes
-        error = math.sqrt(guessed * (1.0 - guessed) / self.count(split))
-        return self.classes > 1 and score / 100.0 <= guessed + 2.0 * error
+        noise = 2.0 * math.sqrt(guessed * (1.0 - guessed) / self.count(split))
+        return noise < (1.0 - guessed) / 2.0 and score / 100.0 <= guessed + noise
 
     def check_files(self, known: Mapping[str, str], progress: Progress, *, tested: bool = True) -> dict[str, str]:
         """Decode every image file once, and return a digest of the files of each split; empty if there are no files.

@@ -1,13 +1,16 @@
 """Find the sizes that do not depend on the size of the input, such as numbers of channels.
 
 A condition on such sizes can be decided for the example inputs. Whether a size is one of them is found out by running
-the recorded operations on inputs of other sizes, without computing anything.
+the recorded operations on inputs of other sizes, on the device "meta", which computes no values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +20,11 @@ from torch.utils._pytree import tree_map
 
 from depthfold.tracing.proxies import is_shape
 
-_FACTORS = (1, 2, 3)  # of all sizes of the inputs but the channels
+Scales = tuple[Fraction, Fraction]  # of the number of channels of the inputs, and of all their other sizes
+_ONE, _HALF = Fraction(1), Fraction(1, 2)
+_USUAL: tuple[Scales, ...] = ((_ONE, _ONE), (_ONE, Fraction(2)), (_ONE, Fraction(3)))
+# A network may not run with these: then its weights fix the channels, or its maps have a least size.
+_UNUSUAL: tuple[Scales, ...] = ((_ONE, _HALF), (Fraction(2), _ONE))
 
 
 class ConstantSizes:
@@ -26,7 +33,7 @@ class ConstantSizes:
     def __init__(self, root: nn.Module, example: Mapping[str, Any], guards: Collection[str]) -> None:
         self.example, self.guards = example, guards
         self._root = copy.deepcopy(root).to("meta")
-        self._found: dict[int, dict[fx.Node, Any]] = {factor: {} for factor in _FACTORS}
+        self._found: dict[Scales, dict[fx.Node, Any]] = {scales: {} for scales in (*_USUAL, *_UNUSUAL)}
 
     def decide(self, node: fx.Node) -> bool:
         """Return True if all sizes from which a number is computed are the same for inputs of other sizes."""
@@ -34,11 +41,14 @@ class ConstantSizes:
             return all(self._is_constant(read) for read in _size_reads(node))
 
     def _is_constant(self, node: fx.Node) -> bool:
-        found = [self._value(node, factor) for factor in _FACTORS]
+        found = [self._value(node, scales) for scales in _USUAL]
+        for scales in _UNUSUAL:
+            with contextlib.suppress(Exception):
+                found.append(self._value(node, scales))
         return all(type(one) is type(found[0]) and one == found[0] for one in found)
 
-    def _value(self, wanted: fx.Node, factor: int) -> Any:
-        found = self._found[factor]
+    def _value(self, wanted: fx.Node, scales: Scales) -> Any:
+        found = self._found[scales]
         needed, waiting = set(), [wanted]
         while waiting:
             node = waiting.pop()
@@ -48,12 +58,12 @@ class ConstantSizes:
         for node in wanted.graph.nodes:
             if node in needed:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
-                found[node] = self._run(node, args, kwargs, factor)
+                found[node] = self._run(node, args, kwargs, scales)
         return found[wanted]
 
-    def _run(self, node: fx.Node, args: Any, kwargs: Any, factor: int) -> Any:
+    def _run(self, node: fx.Node, args: Any, kwargs: Any, scales: Scales) -> Any:
         if node.op == "placeholder":
-            return tree_map(lambda leaf: _of_other_size(leaf, factor), self.example[str(node.target)])
+            return tree_map(lambda leaf: _of_other_size(leaf, scales), self.example[str(node.target)])
         return perform(self._root, node.op, node.target, args, kwargs, self.guards)
 
 
@@ -70,10 +80,11 @@ def perform(
     return attrgetter(target)(root)
 
 
-def _of_other_size(leaf: Any, factor: int) -> Any:
+def _of_other_size(leaf: Any, scales: Scales) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    size = [n if dim == 1 else n * factor for dim, n in enumerate(leaf.shape)]
+    channels, others = scales
+    size = [math.ceil(n * (channels if dim == 1 else others)) for dim, n in enumerate(leaf.shape)]
     return torch.empty(size, dtype=leaf.dtype, device="meta")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ def constant_factor(node: fx.Node) -> float | None:
         return None
     if node.target in _NEGATIONS:
         return -1.0
-    numbers: list[Any] = [arg for arg in node.args if type(arg) in (int, float)]
+    given: tuple[Any, ...] = node.args
+    numbers = [arg for arg in given if type(arg) in (int, float) and abs(arg) < sys.float_info.max]
     if len(node.args) != 2 or len(numbers) != 1:
         return None
     (number,) = numbers

@@ -66,6 +66,7 @@ def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Reco
         if erase_unused(graph, run):
             _renumber_nodes(graph)
             run = observe(graph, working_graph(graph), inputs) if run.storages else run
+        _separate_guards(graph)
         fault: Fault | None
         overwritten: frozenset[fx.Node] = frozenset()
         if (written := writes_to_weights(graph, run)) is not None:
@@ -106,9 +107,7 @@ def _record(part: nn.Module, inputs: ExampleInputs, where: str, known: _Known) -
         for path, module in working.named_modules():
             if is_no_op(module) and not is_no_op(part.get_submodule(path)):
                 mark_no_op(part.get_submodule(path))  # it returned its input while it was recorded
-        graph = recorded.with_modules(part)
-        _separate_guards(graph)
-        return graph
+        return recorded.with_modules(part)
 
 
 def _separate_guards(graph: fx.GraphModule) -> None:

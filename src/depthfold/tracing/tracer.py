@@ -213,7 +213,10 @@ class FallbackTracer(fx.Tracer):
             return False
         if is_container(m) or not [*m.parameters(), *m.buffers()]:
             return True
-        raise Unrecordable(f"it calls a {type(m).__name__} that is not a submodule, so assign that to an attribute")
+        raise Unrecordable(
+            f"it calls a {type(m).__name__} that is not a submodule, so assign that to an "
+            "attribute, or put it into an nn.ModuleList instead of a list"
+        )
 
     def _store_inputs(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.suppress(LookupError):
