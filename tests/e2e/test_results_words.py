@@ -113,7 +113,7 @@ def test_readme_says_how_each_network_of_its_table_was_made(results_page):
 
 
 def test_readme_has_the_differences_from_other_methods(results_page):
-    from equal_latency_candidates import CONTROL, PRUNED, PUBLISHED, SEARCHED
+    from equal_latency_candidates import CONTROL, PRUNED, SEARCHED
     from equal_latency_results import BASE
     from results_summary import RIVALS, differences
     from results_text import SUMMARY
@@ -151,7 +151,6 @@ def test_readme_has_the_differences_from_other_methods(results_page):
     assert where == ("efficientnet_lite0-on-onnxruntime", "50%")
     assert f"the better kind is up to {high:.1f} points behind, and where only one" in words(SUMMARY)
     assert f"up to {most:.1f} points (by magnitude, on ARM)" in words(SUMMARY)
-    assert extremes([found["mobilenet_v2"]], PUBLISHED)[2] > 0
     searched = [one for one in found["mobilenet_v2"].measured if one.method == SEARCHED and one.scores and one.profile]
     assert all(found["mobilenet_v2"].ahead(one).is_noise for one in searched)
     times = "{:.2f} and {:.2f} times".format(*(one.speed_up for one in searched))

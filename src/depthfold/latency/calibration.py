@@ -29,7 +29,7 @@ Kinds = tuple[str, ...]  # of activations
 # What is fitted, and what of it can be negative. A block reads what the one before it has written, so the sums of the
 # numbers read and written differ by the same amount in all networks. A fit cannot tell the two costs apart; with both,
 # it would hide a cost `outside` below 0 in their difference.
-COSTS = ("slope", "per_segment", "per_element", "outside", "per_activation")
+FITTED = ("slope", "per_segment", "per_element", "outside", "per_activation")
 MAY_BE_NEGATIVE = frozenset({"per_segment", "per_element"})
 # The weight of the prior (slope 1, all other costs 0) relative to the networks.
 PRIOR_WEIGHT = 1e-4
@@ -91,7 +91,7 @@ class Samples:
         return found
 
     def row(self, network: TimedNetwork, own: Kinds) -> list[float]:
-        """Return the factor of each cost: those of COSTS, and those of the kinds that have their own."""
+        """Return the factor of each cost: those of FITTED, and those of the kinds that have their own."""
         elements = [self.blocks[span].elements for span in network.segments]
         extra = self.extra_by_kind(network)
         by_kind = [extra.pop(kind, 0) / 1e6 for kind in own]
@@ -142,7 +142,7 @@ def _kinds_of_their_own(differing: Sequence[Kinds]) -> Kinds:
     `differing` are the kinds in which each network differs from its blocks. Enough networks must differ in a kind, and
     there must be as many networks as costs.
     """
-    most = min(MAX_KINDS, len(differing) - len(COSTS) + 1)
+    most = min(MAX_KINDS, len(differing) - len(FITTED) + 1)
     counts = Counter(chain.from_iterable(differing)).most_common(max(most, 0))
     return tuple(kind for kind, count in counts if count >= MIN_DIFFERING)[1:]
 
@@ -197,7 +197,7 @@ def _fit(samples: Samples, own: Kinds = (), *, activations: bool = True) -> tupl
     networks = samples.networks
     rows = np.array([samples.row(network, own) for network in networks])
     latencies = np.array([network.latency for network in networks])
-    used = tuple(range(rows.shape[1] if activations else len(COSTS) - 1))
+    used = tuple(range(rows.shape[1] if activations else len(FITTED) - 1))
     errors = []
     for n, network in enumerate(networks):
         others = np.arange(len(networks)) != n
@@ -221,7 +221,7 @@ def _solve_within(rows: Floats, latencies: Floats, used: tuple[int, ...]) -> Flo
     If a bound is active, the best fit lies on it. So try every subset of the bounded costs as the free ones, with the
     rest at 0, and take the best feasible fit. A cost that no network has is also 0.
     """
-    free = [n for n, name in enumerate(COSTS) if name in MAY_BE_NEGATIVE]
+    free = [n for n, name in enumerate(FITTED) if name in MAY_BE_NEGATIVE]
     bounded = [n for n in used if n not in free and rows[:, n].any()]
     subsets = chain.from_iterable(combinations(bounded, count) for count in range(len(bounded), -1, -1))
     matrix, target = _with_prior(rows, latencies)
@@ -239,7 +239,7 @@ def _with_prior(rows: Floats, latencies: Floats) -> tuple[Floats, Floats]:
     scale = np.maximum(np.abs(rows).mean(axis=0), 1e-12)
     weight = np.sqrt(PRIOR_WEIGHT) * scale / float(latencies.mean())
     prior = np.zeros(rows.shape[1])
-    prior[COSTS.index("slope")] = 1.0
+    prior[FITTED.index("slope")] = 1.0
     matrix = np.vstack([rows / latencies[:, None], np.diag(weight)])
     return matrix, np.concatenate([np.ones(len(latencies)), weight * prior])
 

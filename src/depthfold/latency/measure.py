@@ -16,7 +16,7 @@ from depthfold.core.options import MERGE, Move, require_moves
 from depthfold.errors import InvalidValue, TableError
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes, empty_shapes
 from depthfold.latency.calibration import (
-    COSTS,
+    FITTED,
     Blocks,
     Samples,
     TimedNetwork,
@@ -173,7 +173,7 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
         raise _no_network(journal)
     kinds = activation_names(candidates.traced)
     random = max(2, round(RANDOM_SHARE * count))
-    drop = random >= len(COSTS)  # with fewer networks, a fit could not separate activations from the other costs
+    drop = random >= len(FITTED)  # with fewer networks, a fit could not separate activations from the other costs
     plans = tuple(plans_of_all_depths(network, usable, random, drop_activations=drop))
     candidates.time_plans(backend, plans)
     # Use only these plans, not all plans of the journal, so that a resumed run selects the same plans below.

@@ -32,7 +32,7 @@ class ConstantSizes:
 
     def __init__(self, root: nn.Module, example: Mapping[str, Any], guards: Collection[str]) -> None:
         self.example, self.guards = example, guards
-        self._root = copy.deepcopy(root).to("meta")
+        self._root = _without_values(root)
         self._found: dict[Scales, dict[fx.Node, Any]] = {scales: {} for scales in (*_USUAL, *_UNUSUAL)}
 
     def decide(self, node: fx.Node) -> bool:
@@ -65,6 +65,14 @@ class ConstantSizes:
         if node.op == "placeholder":
             return tree_map(lambda leaf: _of_other_size(leaf, scales), self.example[str(node.target)])
         return perform(self._root, node.op, node.target, args, kwargs, self.guards)
+
+
+def _without_values(root: nn.Module) -> nn.Module:
+    """Return a copy on the device "meta". The weights are not copied first: there may be no memory for them."""
+    tensors: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in root.buffers()}
+    for weight in root.parameters():
+        tensors[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+    return copy.deepcopy(root, tensors).to("meta")
 
 
 def perform(
