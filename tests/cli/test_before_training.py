@@ -105,7 +105,7 @@ def test_importances_that_favour_a_fraction_of_the_network_give_a_warning_before
         assert done.exit_code == code, done.output
         said = " ".join(done.stderr.split())
         assert "Warning: By these importances, a network at 33% of the latency is better than the unchanged one" in said
-        assert "--method brief" in said and "--no-reinit" in said and "--importance-recipe" in said
+        assert "--method brief" in said and "--alpha" in said and "--surrogate" in said
 
 
 def test_budget_that_the_original_meets_gives_a_warning(run):
