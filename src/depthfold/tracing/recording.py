@@ -74,7 +74,7 @@ def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Reco
         else:
             overwritten = redirect_reads(graph, run)
             fault = find_fault(part, graph, inputs, known.opaque, _record_submodule)
-        # They round differently.
+        # What replaces formulas and subtractions rounds differently, so the graph is compared with the model before.
         if fault is None and replace_formulas(graph, run, overwritten) | use_plain_additions(graph, run.sizes):
             _renumber_nodes(graph)
             run = observe(graph, working_graph(graph), inputs)
