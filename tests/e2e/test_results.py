@@ -294,6 +294,7 @@ def test_summary_has_the_largest_speed_up_and_the_range_of_differences_per_metho
     next(one for one in networks if one.method == "paper").variants["for 180 epochs"] = {0: (93.5, 93.0)}
     assert speed_ups(results, ["paper"]) == "none (none) so far; 2.00 for 180 epochs", "only the last is at 93.5 %"
     assert speed_ups(results, ["channels, magnitude", "paper"]) == speed_ups(results, ["paper"])
+    assert speed_ups(results, ["channels, Taylor", "LayerMerge's rule"]) == "1.25 (none) so far", "the better of two"
     assert speed_ups(results, ["channels, magnitude"]) == _range(results, "channels, magnitude") == ""
     assert _range(results, "paper") == "same plans"
     assert _range(results, "LayerMerge's rule") == "-0.5 to +0.5 (2, 1 faster)"
