@@ -1,4 +1,4 @@
-"""Take the README's screenshots of the explorer of a report, for a light and a dark page.
+"""Take the README's screenshots of what a report begins with, for a light and a dark page.
 
     depthfold demo --run demo
     python experiments/report_screenshot.py demo
@@ -17,7 +17,7 @@ from typing import Literal
 from playwright.sync_api import sync_playwright
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-WIDTH, HEIGHT, SCALE = 620, 640, 1.5  # narrow, because the README shows it at half of its width
+WIDTH, HEIGHT, SCALE = 880, 700, 1.2
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
@@ -32,7 +32,7 @@ def main() -> None:
                 viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, device_scale_factor=SCALE
             )
             page.goto(report.as_uri(), wait_until="networkidle")
-            box = page.locator("#explorer").bounding_box()
+            box = page.locator("#outcome").bounding_box()
             assert box is not None
             shown = {"x": 0, "y": box["y"] - 24, "width": WIDTH, "height": HEIGHT}
             page.screenshot(path=PICTURES / f"report-{scheme}.png", full_page=True, clip=shown)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -15,8 +15,8 @@ from equal_latency_candidates import FIXED, PLAIN, PRUNED, SEARCHES
 from equal_latency_results import BASE, OURS, TITLES, WITHOUT, Measured, NetworkResults, load
 from merging_steps import SHARES
 from results_analyses import analyses, budget, cells, target
-from results_missing import missing, why_missing
-from results_summary import CLOSE, best, candidates, speed_ups, summary
+from results_missing import NO_PLAN, missing, why_missing
+from results_summary import CLOSE, DEPTHFOLD, best, candidates, most_accurate, summary
 from results_text import LIMITS, METHOD, PAPER, SECTIONS, TITLE
 from subjects import LONGER
 
@@ -29,7 +29,9 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| channel pruning \|\n(?:\| --- ){6}\|\n)(?:\|.*\n)*")
+ROWS = re.compile(r"(?<=\| 2.9 times \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
+README_PLOT = "mobilenet_v2"
+NONE, UNKNOWN = "none", "?"  # in the README's table: no network meets the budget; not measured
 
 
 def page() -> str:
@@ -221,26 +223,26 @@ def _seeds(one: Measured) -> str:
 
 
 def readme_rows() -> str:
-    """Return the rows of the README's table: the headline of each section."""
-    return "".join(
-        f"{_readme_row(results, one)}\n" for results in _results() if (one := best(results, longer=True)) is not None
-    )
+    """Return the rows of the README's table: what depthfold and channel pruning lose at each budget."""
+    return "".join(f"{_readme_row(results)}\n" for results in _results())
 
 
-def _readme_row(results: NetworkResults, one: Measured) -> str:
-    assert one.original is not None and one.profile is not None
-    section = SECTIONS[results.name]
-    speed_up = f"**{one.speed_up:.2f}**"
-    if results.tuned is not None:
-        speed_up += f" ({also.speed_up:.2f})" if (also := best(results, tuned=True)) else " (none)"
-    return cells(
-        section.title,
-        section.measured_on,
-        f"{one.original.latency:.2f} to {one.profile.latency:.2f}",
-        f"{results.base['test']:.2f} to {one.mean:.2f}",
-        speed_up,
-        speed_ups(results, PRUNED) or "not measured",
-    )
+def _readme_row(results: NetworkResults) -> str:
+    section, tuned = SECTIONS[results.name], results.tuned
+    assert tuned is not None, f"the original of {results.name} was not fine-tuned"
+    both = [[_change(results, methods, share) for methods in (DEPTHFOLD, PRUNED)] for share in SHARES]
+    changes = (ours if ours == pruned in (NONE, UNKNOWN) else f"**{ours}** / {pruned}" for ours, pruned in both)
+    return cells(section.title, section.measured_on, f"{tuned.mean:.2f}", *changes)
+
+
+def _change(results: NetworkResults, methods: Collection[str], share: str) -> str:
+    """Return the change of accuracy at a budget, in points, beside the original fine-tuned with the same recipe."""
+    if one := most_accurate(results, methods, share):
+        change = -round(results.lost(one, tuned=True) or 0, 1)
+        return f"{change:+.1f}" if change else "0.0"
+    known = [method for method in methods if results.has(method)]
+    none = known and all(why_missing(results, method, share) == NO_PLAN for method in known)
+    return NONE if none else UNKNOWN
 
 
 def _differences(results: NetworkResults) -> Iterator[str]:
@@ -316,11 +318,13 @@ def minutes(results: NetworkResults) -> float:
 
 
 def main(root: Path) -> None:
-    from results_plot import draw
+    from results_plot import draw, draw_for_readme
 
     (root / "docs" / "results.md").write_text(page())
     for results in _results():
         draw(results, SECTIONS[results.name].heading, root / "docs" / "pictures")
+        if results.name == README_PLOT:
+            draw_for_readme(results, SECTIONS[results.name].heading, root / "docs" / "pictures")
     readme = root / "README.md"
     readme.write_text(ROWS.sub(lambda _: readme_rows(), readme.read_text()))
 

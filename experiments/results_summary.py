@@ -76,6 +76,16 @@ def finished(results: NetworkResults) -> list[Measured]:
     return [*at_budgets, *(one for one in results.measured if one.method in FIXED and one.scores and one.profile)]
 
 
+def most_accurate(results: NetworkResults, methods: Collection[str], share: str) -> Measured | None:
+    """Return the network of these methods at a budget that is the most accurate beside its own fine-tuned original."""
+    known = [
+        (lost, one)
+        for one in finished(results)
+        if one.method in methods and one.at == share and (lost := results.lost(one, tuned=True)) is not None
+    ]
+    return min(known, key=lambda each: each[0])[1] if known else None
+
+
 def differences(results: NetworkResults, method: str) -> list[Difference | None]:
     """Return how far all moves are ahead of each plan of a method that they did not choose for the same budget.
 

@@ -94,8 +94,8 @@ def drawn(theme: Theme) -> Iterator[str]:
     yield from activation(KEPT, merged, theme)
     yield text(
         WIDTH / 2, HEIGHT - 14,
-        "Which ones? The optimum for your latency budget, from two measured tables: "
-        "each merged block's latency and what it costs in accuracy.",
+        "Chosen for your latency budget from two measured tables: "
+        "how fast each merged block is, and how much accuracy it costs.",
         theme.muted, 12, 'text-anchor="middle"',
     )  # fmt: skip
 

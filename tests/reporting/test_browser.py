@@ -383,3 +383,14 @@ def test_texts_of_a_block_do_not_overprint_at_any_width(browser, tmp_path, width
             assert page.evaluate("() => document.querySelectorAll('#blocks .mark').length") > 3
             assert page.evaluate(OVERPRINTED) == []
     page.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 736, 800, 880, 960, 1170])
+def test_figures_stay_in_their_cards_at_any_width(laptop, width):
+    laptop.set_viewport_size({"width": width, "height": 900})
+    laptop.evaluate("() => { document.querySelector('.card .figure').textContent = '123.45\u202fms'; }")
+    assert laptop.locator(".card .figure").count() == 4
+    too_wide = """() => [...document.querySelectorAll(".card .figure")].filter(
+        figure => figure.scrollWidth > figure.clientWidth
+    ).map(figure => figure.textContent)"""
+    assert laptop.evaluate(too_wide) == []
