@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from depthfold.backends import Backend, Layout, get
 from depthfold.core import (
@@ -107,6 +109,7 @@ def checked_inputs(
     """Return the example inputs, or an image of the task if there are none. Check everything else."""
     measures_importance = options.importance is None
     check_task(task)
+    check_weights(model)
     get(target)
     check_libraries(options.exports, options.executor if measures_importance else None)
     for recipe in (options.recipe if options.distil else None, options.importance_recipe):
@@ -236,6 +239,27 @@ def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
         for library, extra in _EXPORTERS.get(Path(name).suffix, ()):
             load(library, extra)
     load("jinja2", "report")
+
+
+def check_weights(model: object) -> None:
+    """Raise InvalidValue for a parameter that is not finite or a buffer with NaN: every score would be NaN.
+
+    A buffer may be infinite, as the mask of an attention.
+    """
+    if not isinstance(model, nn.Module):
+        return  # trace() refuses it
+    parameters = ((name, tensor, tensor.isfinite()) for name, tensor in model.named_parameters() if _is_known(tensor))
+    buffers = ((name, tensor, ~tensor.isnan()) for name, tensor in model.named_buffers() if _is_known(tensor))
+    for name, tensor, valid in itertools.chain(parameters, buffers):
+        if number := tensor.numel() - int(valid.sum()):
+            raise InvalidValue(
+                f"The weight {name} of the model is NaN or infinite in {number:,} of {count(tensor.numel(), 'value')}. "
+                "Load weights without such values, for example an earlier checkpoint."
+            )
+
+
+def _is_known(tensor: Tensor) -> bool:
+    return not (tensor.is_meta or is_lazy(tensor)) and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def check_network(given: object, model: nn.Module, options: Options) -> None:
