@@ -311,6 +311,19 @@ def test_library_model_without_weights_gives_a_warning(tmp_path, monkeypatch):
     assert "random weights" not in said("inspect", "torchvision:resnet18")
 
 
+def test_inputs_of_a_trace_are_known(tmp_path):
+    """A task of the user's own has no example."""
+    given = {"target": "cost_model", "budget": "80%", "run": tmp_path / "run"}
+    own, options = model(), df.Options(exports=("m.pt2",))
+    with pytest.raises(InvalidValue, match=r"The inputs of the model are not known\. Give them"):
+        df.compress(own, own_task(), options=options, **given)
+    with pytest.raises(MeasuredTooEarly):
+        df.compress(own, own_task(), options=options, traced=df.trace(own, images(1)[0]), **given)
+    other = df.trace(model(channels=3), images(1, channels=3)[0])
+    with pytest.raises(DataError, match="have 1 channel, and the example inputs of the model have 3"):
+        df.compress(model(channels=3), task(), options=options, traced=other, **given)
+
+
 @pytest.mark.parametrize("already_traced", [True, False])
 @pytest.mark.parametrize(
     ("name", "value", "said"),
