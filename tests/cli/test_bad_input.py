@@ -283,6 +283,14 @@ def test_an_input_that_fails_for_another_reason_keeps_the_error(workshop, tmp_pa
     assert "The model does not run on its example inputs" in said
 
 
+def test_a_network_with_two_inputs(workshop, tmp_path):
+    code = "class Two(nn.Conv2d):\n    def forward(self, one, two):\n        return super().forward(one + two)\n"
+    (tmp_path / "two.py").write_text(f"{NET}\n{code}\ndef two():\n    return Two(3, 4, 3)\n")
+    said = refused("inspect", f"{tmp_path / 'two.py'}:two", "--input", "3x8x8")
+    assert "missing a required argument: 'two'" in said
+    assert "only a single one, so several need Python (df.compress with example_inputs)." in said
+
+
 @pytest.mark.parametrize(
     "name", ["latency.jsonl", "config.toml", "importance.jsonl", "last.safetensors", "model.safeten"]
 )

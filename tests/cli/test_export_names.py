@@ -27,6 +27,12 @@ def test_names_of_the_runs_own_files_are_refused(name):
         check_exports([name])
 
 
+@pytest.mark.parametrize("name", ["report.html", "result", "config.toml"])
+def test_reserved_name_is_not_recommended(name):
+    with pytest.raises(InvalidValue, match=r"cannot be exported: its suffix must be one of \.onnx, \.pt2"):
+        check_exports([name])
+
+
 def test_all_files_of_a_run_are_reserved(run):
     kept = {path.name for path in run.iterdir()} - {"model.pt2", "model.pt2.md"}  # the export and its card
     assert {"config.toml", "result", "students", "latency.jsonl", "importance.jsonl", "report.html"} <= kept

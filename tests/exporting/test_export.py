@@ -1,6 +1,7 @@
 """export(): exported files compute the same as the network, with batches of any size."""
 
 import sys
+from pathlib import Path
 
 import numpy
 import onnx
@@ -340,13 +341,31 @@ def test_tensorrt_is_explained(tmp_path, monkeypatch):
         get("tensorrt").export(classifier(), (picture(),), tmp_path / "m.engine", dynamic_batch=True)
 
 
-def test_full_disk_leaves_no_file(tmp_path, monkeypatch):
-    def full(path, *_, **__):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(("name", "writes"), [("m.onnx", 1), ("m.onnx", 2), ("m.pt2", 1)])
+def test_full_disk_leaves_no_file(name, writes, tmp_path, monkeypatch):
+    """An ONNX file is written a second time with its metadata. PyTorch's own writer would end the process."""
+    write, calls = Path.write_bytes, []
+
+    def full(path, data):
+        calls.append(path)
+        if len(calls) == writes:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with pytest.raises(ResultError, match=r"m\.onnx cannot be written: No space left on device\. Check the folder"):
-        df.export(merged(classifier()), tmp_path / "m.onnx")
+    with pytest.raises(ResultError, match=r"m\.\w+ cannot be written: No space left on device\. Check the folder"):
+        df.export(merged(classifier()), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@needs("openvino")
+def test_full_disk_below_openvino(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr("openvino.save_model", full)
+    with pytest.raises(ResultError, match=r"m\.xml cannot be written: OpenVINO could not .*\. Check the folder"):
+        df.export(merged(classifier()), tmp_path / "m.xml")
     assert not list(tmp_path.iterdir())
 
 

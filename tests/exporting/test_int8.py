@@ -162,6 +162,12 @@ def test_any_task_can_calibrate_and_score(tmp_path):
     assert done.int8.score != done.int8.float32_score
 
 
+def test_score_that_is_not_a_number_is_refused(tmp_path):
+    task = FunctionTask(loss=lambda network, step: network(picture(8)).sum(), score=lambda *_: {"top-1": 0.5})
+    with pytest.raises(InvalidValue, match=r"score must be a single number, higher for a better model, found dict\."):
+        df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=Int8(images=8))
+
+
 def test_file_is_not_scored_without_check(tmp_path, task):
     done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=True, check=False)
     assert done.int8 is None

@@ -186,6 +186,36 @@ def too_large():
     raise MemoryError("the images do not fit")
 
 
+@pytest.mark.parametrize("part", ["loss", "score"])
+def test_function_of_a_task_that_fails_is_named(part):
+    """A method that recalibrates runs the loss before the score."""
+
+    def missing(*_):
+        return {}["missing"]
+
+    task = FunctionTask(**{"loss": TinyTask().loss, "score": TinyTask().score} | {part: missing})
+    said = r"^The task fails for the original network: error: KeyError: 'missing' \(test_.*in missing: .*\)\. Correct"
+    with pytest.raises(TableError, match=said):
+        measure_importance(PAIR, task, RECIPE, method="recalibrated")
+
+
+@pytest.mark.parametrize(
+    ("score", "found"),
+    [
+        (None, "NoneType"),
+        ({"top-1": 0.5}, "dict"),
+        ((0.5, 1), "tuple"),
+        ("0.5", "str"),
+        (torch.zeros(2), r"a tensor of shape \(2,\)"),
+    ],
+)
+def test_score_that_is_not_a_number_is_explained(score, found):
+    task = FunctionTask(loss=TinyTask().loss, score=lambda *_: score)
+    said = rf"network: error: The task's score must be a single number, higher for a better model, found {found}\. Corr"
+    with pytest.raises(TableError, match=said):
+        measure_importance(PAIR, task, RECIPE, method="recalibrated")
+
+
 class OneWorker:
     """An executor with one worker, which is in this process but not known to be. It keeps the keys of each run."""
 
@@ -205,7 +235,7 @@ INFINITE = (lambda: float("inf"), "not finite: The score of the original network
 def test_worker_that_cannot_score_the_original_trains_no_block(tmp_path, how, text):
     """Out of memory is not among these failures: the executor would score it again after the blocks."""
     worker = OneWorker()
-    with pytest.raises(TableError, match=f"The original network cannot be scored on the hold-out set: {text}"):
+    with pytest.raises(TableError, match=f"^The task fails for the original network: {text}"):
         measure_importance(PAIR, Broken(tmp_path, how, original=True), RECIPE, executor=worker)
     assert trainings_in(tmp_path) == 0
     (keys,) = worker.runs  # of all jobs: workers are started once
@@ -216,9 +246,7 @@ def test_worker_that_cannot_score_the_original_trains_no_block(tmp_path, how, te
 def test_no_training_runs_if_the_original_cannot_be_scored(tmp_path, how, text):
     run = tmp_path / "run"
     broken = Broken(tmp_path, how, original=True)
-    with pytest.raises(
-        TableError, match=rf"The original network cannot be scored on the hold-out set: {text}"
-    ) as raised:
+    with pytest.raises(TableError, match=f"^The task fails for the original network: {text}") as raised:
         measure_importance(PAIR, broken, RECIPE, run=run)
     assert str(raised.value).endswith("Correct the task or its data, and run again.")
     assert trainings_in(tmp_path) == 0

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
+import torch
 
 from depthfold.errors import DepthfoldError, InvalidValue, MissingDependency
 from depthfold.jobs import InProcess, Job, Processes, RayCluster
@@ -186,6 +187,13 @@ def test_failing_setup_gives_the_reason():
 
     with pytest.raises(DepthfoldError, match="The setup of the jobs failed: FileNotFoundError: no such dataset"):
         list(Processes(workers=2).run(setup, [Job(key="a", payload=1)]))
+
+
+def test_setup_with_a_parametrised_module_is_explained():
+    module = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    said = r"state_dict\(\).*\. Remove the parametrizations first \(torch\.nn\.utils\.parametrize\.remove_par.*, or use"
+    with pytest.raises(DepthfoldError, match=said):
+        list(Processes(workers=1).run(lambda: module, [Job(key="a", payload=1)]))
 
 
 def test_setup_that_cannot_be_pickled_is_explained():

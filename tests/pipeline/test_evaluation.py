@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import depthfold as df
+from depthfold.errors import InvalidValue
 from depthfold.pipeline import evaluation
 from depthfold.progress import progress_lines
 from depthfold.training import DeviceContext, FunctionTask
@@ -71,6 +72,12 @@ def test_networks_are_restored_after_a_failed_score(monkeypatch, progress):
     with pytest.raises(RuntimeError, match="no images"):
         evaluation.scores(one, one, FunctionTask(loss=max, score=score), progress)
     assert one.at.type == "cpu" and one.training
+
+
+def test_score_that_is_not_a_number_is_refused(progress):
+    task = FunctionTask(loss=max, score=lambda *_: "0.9")
+    with pytest.raises(InvalidValue, match=r"score must be a single number, higher for a better model, found str\."):
+        evaluation.scores(network(), network(), task, progress)
 
 
 @pytest.mark.parametrize(("score_batch", "batches"), [(10, 3), (24, 1)])

@@ -311,6 +311,50 @@ def test_library_model_without_weights_gives_a_warning(tmp_path, monkeypatch):
     assert "random weights" not in said("inspect", "torchvision:resnet18")
 
 
+def test_inputs_of_a_trace_are_known(tmp_path):
+    """A task of the user's own has no example."""
+    given = {"target": "cost_model", "budget": "80%", "run": tmp_path / "run"}
+    own, options = model(), df.Options(exports=("m.pt2",))
+    with pytest.raises(InvalidValue, match=r"The inputs of the model are not known\. Give them"):
+        df.compress(own, own_task(), options=options, **given)
+    with pytest.raises(MeasuredTooEarly):
+        df.compress(own, own_task(), options=options, traced=df.trace(own, images(1)[0]), **given)
+    other = df.trace(model(channels=3), images(1, channels=3)[0])
+    with pytest.raises(DataError, match="have 1 channel, and the example inputs of the model have 3"):
+        df.compress(model(channels=3), task(), options=options, traced=other, **given)
+
+
+@pytest.mark.parametrize("already_traced", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "0.weight",
+            "nan",
+            r"^The weight 0\.weight of the model is NaN or infinite in 1 of 36 values\. Load",
+        ),
+        ("2.bias", "inf", r"^The weight 2\.bias of the model is NaN or infinite in 1 of 4 values"),
+        ("7.running_var", "nan", r"^The weight 7\.running_var of the model is NaN or infinite in 1 of 3 values"),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(name, value, said, already_traced, tmp_path):
+    """A network with NaN is not equal to itself, so comparing it with its trace would blame the trace."""
+    spoiled = nn.Sequential(*model(), nn.BatchNorm1d(3)).eval()
+    spoiled.state_dict()[name].view(-1)[0] = float(value)
+    traced = df.trace(spoiled, images(1)[0]) if already_traced else None
+    with pytest.raises(InvalidValue, match=said):
+        df.compress(spoiled, task(), "cost_model", "80%", run=tmp_path / "run", traced=traced)
+    assert not (tmp_path / "run").exists()
+
+
+def test_infinite_buffers_are_accepted(tmp_path):
+    """A mask of an attention, for example."""
+    masked = model()
+    masked.register_buffer("mask", torch.full((2,), -torch.inf))
+    with pytest.raises(MeasuredTooEarly):
+        df.compress(masked, task(), "cost_model", "80%", run=tmp_path / "run")
+
+
 def test_traced_network_must_be_of_the_model(tmp_path):
     one, other = model(), model()
     nn.init.zeros_(other[0].weight)

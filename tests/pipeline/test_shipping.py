@@ -10,7 +10,7 @@ from depthfold.core import Environment
 from depthfold.errors import InvalidValue
 from depthfold.exporting import Exported, Images, Quantised
 from depthfold.pipeline.preflight import check_raw_images, checked_options
-from depthfold.pipeline.shipping import int8_names, model_card, with_int8, write_cards
+from depthfold.pipeline.shipping import export_files, int8_names, model_card, with_int8, write_cards
 from depthfold.reporting import Findings
 from depthfold.tasks import Preprocessing
 from lacking import needs
@@ -119,6 +119,12 @@ def test_card_of_an_openvino_file_asks_for_the_measured_precision(shallow, tmp_p
     text = card(shallow, tmp_path / "m.xml", findings, environment=Environment(runtime="openvino", precision="float32"))
     assert f'hint = {{"INFERENCE_PRECISION_HINT": "{hint}"}}\n' in text
     assert 'compile_model("m.xml", "CPU", hint)' in text
+
+
+def test_file_that_is_asked_for_twice_is_written_once(shallow, tmp_path):
+    (exported,) = export_files(shallow, tmp_path, ["model.pt2", "./model.pt2", "model.pt2"], None, None)
+    assert exported.path == tmp_path / "model.pt2"
+    assert int8_names(["model.onnx", "./model.onnx"]) == ("model-int8.onnx",)
 
 
 def test_names_of_int8_files():

@@ -40,12 +40,20 @@ def test_function_task_with_wrong_arguments_is_refused():
         FunctionTask(loss=loss, score=lambda *_: 0.0, epoch_steps="x")
 
 
-@pytest.mark.parametrize("score", [None, torch.zeros(3)])
-def test_score_that_is_not_a_number_is_refused(score):
+@pytest.mark.parametrize(
+    ("score", "found"),
+    [(None, "NoneType"), (torch.zeros(3), r"a tensor of shape \(3,\)"), ("0.5", "str"), ([1], "list")],
+)
+def test_score_that_is_not_a_number_is_refused(score, found):
     with pytest.raises(
-        InvalidValue, match="The task's score must be a single number, higher for a better model, found"
+        InvalidValue, match=rf"The task's score must be a single number, higher for a better model, found {found}\.$"
     ):
         train(SmallNet(), FunctionTask(loss=loss, score=lambda *_: score), RECIPE)
+
+
+@pytest.mark.parametrize("score", [1, torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5)])
+def test_score_that_is_a_number_is_accepted(score):
+    assert train(SmallNet(), FunctionTask(loss=loss, score=lambda *_: score), RECIPE).score == float(score)
 
 
 def test_identity_that_is_a_method_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -76,8 +77,14 @@ class OpenVino:
         """Write OpenVINO IR: this file, and the weights in a .bin file next to it."""
         path = check_suffix(path, ".xml")
         model = self._model(module, inputs, dynamic_batch)
-        with backend_errors("OpenVINO cannot export this module"):
-            load("openvino", "openvino").save_model(model, path, compress_to_fp16=False)
+        try:
+            with backend_errors("OpenVINO cannot export this module"):
+                load("openvino", "openvino").save_model(model, path, compress_to_fp16=False)
+        except BackendError as error:
+            if "iostream" not in str(error):
+                raise
+            # The stream of C++ does not know the reason, such as a full disk.
+            raise OSError(errno.EIO, "OpenVINO could not write the whole file", str(path)) from error
         return path
 
     def open(self, path: str | Path, inputs: Inputs) -> Compiled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,9 @@ class PyTorch(TorchBackend):
         with backend_errors("PyTorch cannot export this module"), quiet():
             module, inputs = private_copy(module, inputs)
             shapes = dynamic_shapes(inputs) if dynamic_batch else None
-            torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), path)
+            program = io.BytesIO()  # PyTorch's own writer of files ends the process if the disk is full
+            torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), program)
+        path.write_bytes(program.getbuffer())
         return path
 
     def open(self, path: str | Path, inputs: Inputs) -> Compiled:

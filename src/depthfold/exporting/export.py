@@ -77,7 +77,7 @@ def finish_onnx(path: Path, origin: Shallow, images: Images | None) -> None:
         metadata |= images.metadata() if images else {}
         onnx.helper.set_model_props(model, metadata)
         onnx.checker.check_model(model, full_check=True)
-        path.write_bytes(model.SerializeToString())
+    path.write_bytes(model.SerializeToString())
 
 
 def compare(backend: Exporter, module: nn.Module, inputs: Inputs, path: Path, *, dynamic: bool) -> float:

@@ -23,7 +23,7 @@ from depthfold.support.coerce import as_float, as_whole
 from depthfold.support.optional import load
 from depthfold.support.text import count
 from depthfold.tracing import device_of
-from depthfold.training import Recipe, Split, Step, Task, preserve_modes
+from depthfold.training import Recipe, Split, Step, Task, preserve_modes, score_of
 
 _BATCH = 32  # images in a batch of the calibration
 _ROUNDS, _RUNS, _WARMUP = 40, 5, 10  # of the latencies: each round runs both files this often
@@ -192,7 +192,7 @@ def _scores(files: Iterable[FileModule], task: Task, split: Split) -> list[float
     with progress_bars("INT8 beside float32") as progress, torch.no_grad():
         tick = progress("scores", 2, 0)
         for file in files:
-            found.append(float(task.score(file, split)))
+            found.append(score_of(task, file, split))
             tick()
     return found
 

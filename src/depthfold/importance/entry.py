@@ -27,6 +27,7 @@ from depthfold.training import (
     derive_seed,
     device_context,
     recalibrate,
+    score_of,
     scoring,
     total_steps,
     train,
@@ -231,7 +232,7 @@ class Entries:
             else:
                 reseed(derive_seed(seed, purpose))
                 with scoring(model, self.method.recipe, self.device):
-                    score = float(self.task.score(model, "holdout"))
+                    score = score_of(self.task, model, "holdout")
         if not math.isfinite(score):
             whose = "the original network" if purpose == "original" else "the network"
             raise NotFinite(f"The score of {whose} is {score}; expected a finite number.")

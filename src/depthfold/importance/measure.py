@@ -194,7 +194,7 @@ class _Measurement:
             if is_base and outcome.failure is not None:
                 self.journal.add(outcome)
                 raise TableError(
-                    f"The original network cannot be scored on the hold-out set: {str(outcome.failure).rstrip('.')}. "
+                    f"The task fails for the original network: {str(outcome.failure).rstrip('.')}. "
                     "Correct the task or its data, and run again."
                 )
             if outcome.failure is not None and BASE not in self.journal.results:

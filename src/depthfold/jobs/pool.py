@@ -58,9 +58,12 @@ def pack_setup(pack: Callable[[Any], bytes], setup: Setup) -> bytes:
         return pack(setup)
     except Exception as error:
         found = f"{type(error).__name__}: {one_line(error)}".rstrip(".")
+        advice = "Open files and connections on first use in the dataset's __getitem__"
+        if "parametrized" in found:  # by PyTorch, which then pickles only the state dict
+            advice = "Remove the parametrizations first (torch.nn.utils.parametrize.remove_parametrizations)"
         raise DepthfoldError(
-            f"The setup of the jobs cannot be sent to a worker: {found}. Open files and connections on first use in "
-            "the dataset's __getitem__, or use the executor InProcess (inline)."
+            f"The setup of the jobs cannot be sent to a worker: {found}. {advice}, or use the executor InProcess "
+            "(inline)."
         ) from error
 
 

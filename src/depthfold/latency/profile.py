@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -191,7 +192,9 @@ def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "module.pt2"
         with backend_errors("torch.export cannot export it for the process that measures it"), quiet():
-            torch.export.save(torch.export.export(module, inputs), path)
+            program = io.BytesIO()  # PyTorch's own writer of files ends the process if the disk is full
+            torch.export.save(torch.export.export(module, inputs), program)
+            path.write_bytes(program.getbuffer())
         sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
         command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _RETURN_MEMORY)

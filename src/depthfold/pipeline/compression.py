@@ -73,8 +73,8 @@ def compress(
     """Compress the model so that it meets the budget on the target, and fine-tune it.
 
     All artefacts are kept in the folder `run`. If it is interrupted and run again, it resumes there and gives the same
-    result. `example_inputs` are those of trace(); without them, an image of the task is used. `traced` is the result of
-    trace(), if the model was already traced.
+    result. `traced` is the result of trace(), if the model was already traced. `example_inputs` are those of trace();
+    without them and without `traced`, an image of the task is used.
     """
     budget, options = Budget.parse(budget), checked_options(options)
     inputs = checked_inputs(model, task, target, options, example_inputs, traced)

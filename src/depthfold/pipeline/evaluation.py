@@ -28,7 +28,7 @@ from depthfold.store.run_folder import CONFIG, RESULT, STUDENTS
 from depthfold.support.text import count
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Split, Task, device_context, moved_to, preserve_modes, read_curve
+from depthfold.training import Split, Task, device_context, moved_to, preserve_modes, read_curve, score_of
 
 PACKAGES = ("depthfold", "torch", "numpy", "onnxruntime", "openvino", "tensorrt")
 
@@ -154,7 +154,7 @@ def _evaluation(model: nn.Module, task: Task, tick: Tick, split: Split = "test")
             with model.register_forward_hook(forward_done):
                 right, named = task.score(model, split) / 100.0, {"test": "test set", "holdout": "hold-out set"}
                 return Evaluation(score=right, split=named[split], images=task.count(split))
-        score = float(task.score(model, split))
+        score = score_of(task, model, split)
     tick()
     return Evaluation(score=score, metric="score", share=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from depthfold.backends import Backend, Layout, get
 from depthfold.core import (
@@ -102,11 +104,17 @@ def checked_options(options: object) -> Options:
 
 
 def checked_inputs(
-    model: nn.Module, task: Task, target: str | Backend, options: Options, example_inputs: Any, traced: object
+    model: nn.Module,
+    task: Task,
+    target: str | Backend,
+    options: Options,
+    example_inputs: Any,
+    traced: TracedNetwork | None,
 ) -> Any:
-    """Return the example inputs, or an image of the task if there are none. Check everything else."""
+    """Return the example inputs, or those of the trace or of the task if there are none. Check everything else."""
     measures_importance = options.importance is None
     check_task(task)
+    check_weights(model)
     get(target)
     check_libraries(options.exports, options.executor if measures_importance else None)
     for recipe in (options.recipe if options.distil else None, options.importance_recipe):
@@ -114,7 +122,7 @@ def checked_inputs(
             check_features(model, recipe)
     if traced is not None:
         check_network(traced, model, options)
-    inputs = inputs_of(task, example_inputs)
+    inputs = inputs_of(task, example_inputs, traced)
     check_raw_images(task, options.raw_images, inputs)
     check_task_data(task, model, inputs, importances=measures_importance)
     _check_recipes(task, options)
@@ -204,14 +212,14 @@ def check_exports(names: Iterable[str]) -> None:
             raise InvalidValue(
                 f"The file {name!r} is outside the run folder. Names of exports are relative to it: write {path.name}."
             )
+        if path.suffix not in FORMATS:  # first, so that what remains of a reserved name is a name to recommend
+            raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
         # Some file systems do not distinguish upper and lower case.
         if path.parts and path.parts[0].lower() in NAMES:
             raise InvalidValue(
                 f"The name {name!r} is reserved: {path.parts[0]} belongs to the run. Write {path.name}, or use a "
                 f"subfolder: exports/{path.name}."
             )
-        if path.suffix not in FORMATS:
-            raise InvalidValue(f"The file {name!r} cannot be exported: its suffix must be one of {', '.join(FORMATS)}.")
 
 
 def check_raw_images(task: Task, layout: Layout | None, inputs: Any) -> None:
@@ -238,6 +246,27 @@ def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
     load("jinja2", "report")
 
 
+def check_weights(model: object) -> None:
+    """Raise InvalidValue for a parameter that is not finite or a buffer with NaN: every score would be NaN.
+
+    A buffer may be infinite, as the mask of an attention.
+    """
+    if not isinstance(model, nn.Module):
+        return  # trace() refuses it
+    parameters = ((name, tensor, tensor.isfinite()) for name, tensor in model.named_parameters() if _is_known(tensor))
+    buffers = ((name, tensor, ~tensor.isnan()) for name, tensor in model.named_buffers() if _is_known(tensor))
+    for name, tensor, valid in itertools.chain(parameters, buffers):
+        if number := tensor.numel() - int(valid.sum()):
+            raise InvalidValue(
+                f"The weight {name} of the model is NaN or infinite in {number:,} of {count(tensor.numel(), 'value')}. "
+                "Load weights without such values, for example an earlier checkpoint."
+            )
+
+
+def _is_known(tensor: Tensor) -> bool:
+    return not (tensor.is_meta or is_lazy(tensor)) and (tensor.is_floating_point() or tensor.is_complex())
+
+
 def check_network(given: object, model: nn.Module, options: Options) -> None:
     """Raise InvalidValue unless `given` was traced from this model."""
     traced = require_traced(given, "compress")
@@ -255,10 +284,12 @@ def check_network(given: object, model: nn.Module, options: Options) -> None:
             )
 
 
-def inputs_of(task: Task, example_inputs: Any) -> Any:
-    """Return the example inputs, or an image of the task if there are none."""
+def inputs_of(task: Task, example_inputs: Any, traced: TracedNetwork | None = None) -> Any:
+    """Return the example inputs, or those of the trace on the device "meta", or an image of the task."""
     if example_inputs is not None:
         return example_inputs
+    if traced is not None:
+        return traced.blueprint.example
     if isinstance(task, ClassificationTask):
         return task.example()
     raise InvalidValue(

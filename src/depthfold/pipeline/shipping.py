@@ -26,7 +26,7 @@ _CLASSES = 20  # in a card; the metadata of an ONNX file have all of them
 
 def int8_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the INT8 files that belong to these files. Raise InvalidValue if there are none."""
-    names = tuple(names)
+    names = _once(names)
     found = tuple(
         str(PurePath(name).with_stem(f"{PurePath(name).stem}-int8")) for name in names if name.endswith(_ONNX)
     )
@@ -43,7 +43,12 @@ def export_files(
     shallow: nn.Module, folder: Path, names: Iterable[str], task: Task | None, raw_images: Layout | None
 ) -> tuple[Exported, ...]:
     """Export the network to all files."""
-    return tuple(export(shallow, folder / name, task=task, raw_images=raw_images) for name in names)
+    return tuple(export(shallow, folder / name, task=task, raw_images=raw_images) for name in _once(names))
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names without repetitions, such as model.onnx and ./model.onnx."""
+    return tuple(dict.fromkeys(str(PurePath(name)) for name in names))
 
 
 def export_int8(

@@ -80,7 +80,11 @@ def record_and_check(part: nn.Module, inputs: ExampleInputs, where: str) -> Reco
             run = observe(graph, working_graph(graph), inputs)
             overwritten = redirect_reads(graph, run)
         if fault is None:
-            return Recording(graph, known.opaque, tuple(known.fixed.values()), run.sizes, overwritten)
+            # After every change of the graph: an addition that no longer writes in place has another name, for example.
+            copies = _renumber_nodes(graph)
+            sizes = {copies[node]: size for node, size in run.sizes.items()}
+            fixed = tuple(known.fixed.values())
+            return Recording(graph, known.opaque, fixed, sizes, frozenset(copies[node] for node in overwritten))
         if not fault.path or fault.path in known.opaque:
             raise TraceError(
                 f"The forward of {where} cannot be recorded: {fault.reason[1]}. Change that code, or trace a submodule "
@@ -139,11 +143,11 @@ def _record_submodule(module: nn.Module, inputs: ExampleInputs, opaque: Collecti
     return record(working_copy(module), inputs, type(module).__name__, opaque).with_modules(module)
 
 
-def _renumber_nodes(graph: fx.GraphModule) -> None:
-    """Rename the nodes without gaps in their numbers, so that unpickling, which renames them, gives the same names.
+def _renumber_nodes(graph: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """Name the nodes after their operations, without gaps in their numbers, and return what takes the place of each.
 
-    Drop the annotations of forward(): with `from __future__ import annotations` they are strings, which torch.fx cannot
-    pickle.
+    Unpickling names them anew, and has to give the same names. Drop the annotations of forward(): with `from __future__
+    import annotations` they are strings, which torch.fx cannot pickle.
     """
     fresh, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.graph.nodes:
@@ -151,3 +155,4 @@ def _renumber_nodes(graph: fx.GraphModule) -> None:
         copies[node] = fresh.create_node(node.op, node.target, args, kwargs)
         copies[node].meta = dict(node.meta)
     graph.graph = fresh
+    return copies

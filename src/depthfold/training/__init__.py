@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         check_task,
         derive_seed,
         has_holdout,
+        score_of,
         task_name,
     )
 
@@ -47,13 +48,13 @@ __getattr__ = lazy_getattr(
         "recipe": "Recipe preset",
         "stepper": "learning_rate total_steps",
         "task": "BatchTask FunctionTask OutputTask Split Step Task "
-        "check_has_holdout check_keeps_last check_task derive_seed has_holdout task_name",
+        "check_has_holdout check_keeps_last check_task derive_seed has_holdout score_of task_name",
     },
 )
 
 __all__ = [
     "LAST", "BatchTask", "DeviceContext", "FunctionTask", "OutputTask", "Recipe", "Split", "Step", "Task", "Trained",
     "autocast", "batch_norms", "check_features", "check_has_holdout", "check_keeps_last", "check_task", "derive_seed",
-    "device_context", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients",
-    "moved_to", "preserve_modes", "preset", "read_curve", "recalibrate", "scoring", "task_name", "total_steps", "train",
+    "device_context", "has_holdout", "learning_rate", "load_weights", "loss_without_gradients", "moved_to",
+    "preserve_modes", "preset", "read_curve", "recalibrate", "score_of", "scoring", "task_name", "total_steps", "train",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ from depthfold.training.forwards import scoring
 from depthfold.training.metrics import Point, Trained
 from depthfold.training.recipe import Recipe
 from depthfold.training.stepper import Stepper, copy_into, due, learning_rate, total_steps
-from depthfold.training.task import Split, Step, Task, check_keeps_last, check_task, derive_seed
+from depthfold.training.task import Split, Step, Task, check_keeps_last, check_task, derive_seed, score_of
 
 READ_TOGETHER = 50  # losses: reading one waits until the device has computed it
 CHECKPOINTS = 10  # in a training run with a folder, unless the recipe sets their interval
@@ -238,7 +238,7 @@ class TrainingRun:
         stepper.model.eval()
         model = stepper.scored_model
         with torch.no_grad(), scoring(model, stepper.recipe, stepper.context.device):
-            own = _number(self.task.score(model, split))
+            own = score_of(self.task, model, split)
         stepper.train_mode()
         self.runner.check_addresses()
         # Rounding may differ between processes. They use one score, so that they agree on the best.
@@ -294,15 +294,6 @@ class TrainingRun:
 
     def _seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started
-
-
-def _number(score: object) -> float:
-    try:
-        return float(score)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidValue(
-            f"The task's score must be a single number, higher for a better model, found {score!r:.80}."
-        ) from error
 
 
 def train(

@@ -134,6 +134,20 @@ def check_task(task: object) -> None:
     as_text(f"The identity of a task ({type(task).__name__}.identity)", getattr(task, "identity", ""), InvalidValue)
 
 
+def score_of(task: Task, model: nn.Module, split: Split) -> float:
+    """Return the score of the model. Raise InvalidValue if it is not a single number."""
+    score: object = task.score(model, split)
+    try:
+        if isinstance(score, str | bytes):
+            raise TypeError("float() would read it")
+        return float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = f"a tensor of shape {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+        raise InvalidValue(
+            f"The task's score must be a single number, higher for a better model, found {found}."
+        ) from error
+
+
 def task_name(task: Task) -> str:
     """Return the identity of the task, or the name of its class if it has none."""
     return getattr(task, "identity", "") or type(task).__qualname__
