@@ -77,11 +77,11 @@ def test_journal_of_other_inputs_is_refused_with_the_differences(finished_run):
             measure_importance(traced, task, recipe, run=finished_run)
         return str(raised.value)
 
-    start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Use another run folder"
+    start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Give the same as before"
     refused(f"{start}recipe.lr: 0.05 there, 0.1 here{end}", recipe=RECIPE.replace(lr=0.1))
     changed = RECIPE.replace(steps=4, seed=6)
     text = refused(f"{start}recipe.steps: 3 there, 4 here; recipe.seed: 5 there, 6", recipe=changed)
-    assert text.endswith("Use another run folder, or delete the journal to start again.")
+    assert text.endswith("same as before, use another run folder, or delete the journal to start again.")
     refused(f"{start}task: tiny there, other here{end}", task=TinyTask(identity="other"))
     refused(f"{start}weights: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", traced=tiny_network(seed=1))
     larger = df.trace(Tiny(), torch.zeros(1, 2, SIZE + 1, SIZE + 1))
