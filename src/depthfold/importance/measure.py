@@ -195,7 +195,7 @@ class _Measurement:
                 self.journal.add(outcome)
                 raise TableError(
                     f"The original network cannot be scored on the hold-out set: {str(outcome.failure).rstrip('.')}. "
-                    "Correct the task or its data, and run again."
+                    f"Correct the task or its data, and run again.{_demands(self.setup.method, outcome.failure)}"
                 )
             if outcome.failure is not None and BASE not in self.journal.results:
                 held.append(outcome)
@@ -204,6 +204,20 @@ class _Measurement:
             if is_base:
                 yield from held
                 held = []
+
+
+def _demands(method: Method, failure: Failure) -> str:
+    """Return what a method asks of the loss of a task beyond a training, unless the failure has another cause.
+
+    A loss that computes gradients itself fails with this advice already.
+    """
+    if method.name == "trained" or failure.kind != "error" or "--method trained" in failure.message:
+        return ""
+    teacher = "gets the original network as its teacher, and " if method.name == "brief" else ""
+    return (
+        f' With the method "{method.name}", the loss of the task {teacher}also runs on a network in evaluation mode, '
+        'without gradients. If it cannot do that, use method="trained" (--method trained).'
+    )
 
 
 def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:
