@@ -88,7 +88,9 @@ def measure(executor: Executor, steps: int) -> tuple[df.ImportanceTable, float, 
     traced, task = network(), made_up_task()
     with tempfile.TemporaryDirectory() as run:
         started = time.perf_counter()
-        table = measure_importance(traced, task, recipe, executor=executor, run=run, progress=progress)
+        table = measure_importance(
+            traced, task, recipe, method="trained", executor=executor, run=run, progress=progress
+        )
         clock = time.perf_counter() - started
         lines = (Path(run) / "importance.jsonl").read_text().splitlines()[1:]
     return table, clock, sum(json.loads(line)["result"]["seconds"] for line in lines), first

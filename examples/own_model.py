@@ -90,7 +90,7 @@ def main() -> None:
     train(model, task, df.Recipe(steps=40, batch=16, lr=0.1, warmup=5))  # your model is already trained
 
     options = df.Options(
-        importance_method="recalibrated",  # the fastest method; "brief" is more accurate
+        importance_method="recalibrated",  # the fastest method; the default is more accurate
         importance_recipe=df.Recipe(steps=2, batch=16),
         recipe=df.Recipe(steps=20, batch=16, lr=0.05, warmup=5),
         exports=(),

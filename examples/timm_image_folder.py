@@ -68,7 +68,7 @@ def main() -> None:
             allow_doubtful=True,
         )  # fmt: skip - an example also runs on a busy machine
     else:
-        options = df.Options(importance_method="brief", recipe="imagenet-100")
+        options = df.Options(recipe="imagenet-100")
     done = df.compress(model, task, given.target, given.budget, run=given.run, options=options)
     print(done)
     print("Report:", done.folder / "report.html")

@@ -298,9 +298,9 @@ METHOD = """\
   it, so it is not a second test set.
 - The searches maximise the score that a surrogate predicts, which is fitted to 24 briefly trained plans
   ([solver.md](solver.md#the-fitted-surrogate)), or without a surrogate the sum of importances. The importances are
-  those of the method "brief". `depthfold compress --method brief --surrogate` has the same objective, fitted to 12
-  plans; neither option is the default. ResNet-56 and EfficientNet-Lite0 in TF32 were measured before the surrogate could
-  be fitted by ranks.
+  those of the method "brief", the default. `depthfold compress --surrogate` has the same objective, fitted to 12 plans;
+  without `--surrogate`, it is the sum of importances. ResNet-56 and EfficientNet-Lite0 in TF32 were measured before the
+  surrogate could be fitted by ranks.
 
 | method | what it may do |
 | --- | --- |
@@ -372,7 +372,7 @@ LIMITS = """\
 - ImageNet and TensorRT were not available. This should compress a network with both; it was never run:
 
       depthfold compress torchvision:mobilenet_v2 --weights DEFAULT --data imagefolder:IMAGENET \\
-          --target tensorrt --budget 60% --method brief --surrogate --recipe mobilenetv2-1.0 --run out
+          --target tensorrt --budget 60% --surrogate --recipe mobilenetv2-1.0 --run out
 
 - Of the 3,925 test images of Imagenette, 3,791 are in the training set of ImageNet, on which EfficientNet-Lite0 was
   trained before. Its accuracies are not those on new images.

@@ -129,7 +129,7 @@ def test_a_killed_compress_after_inspect_resumes_with_the_run_alone(start, works
 
 
 def test_an_interrupted_run_says_how_to_resume(start, workshop, tmp_path):
-    """The user's loss sends a real SIGINT in the middle of the trainings, as a terminal would."""
+    """The user's loss sends a real SIGINT while importances are measured, as a terminal would."""
     (tmp_path / "net.py").write_text(
         (workshop / "net.py").read_text()
         + """
@@ -153,4 +153,4 @@ def interrupted():
     assert done.returncode == 130
     *progress, last = done.stderr.splitlines()
     assert last == "Interrupted: run the same command again to resume."
-    assert progress[-1] == "trainings: 0 of 7"
+    assert progress[-1] == "blocks: 0 of 4"

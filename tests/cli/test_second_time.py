@@ -41,6 +41,16 @@ def test_another_budget_trains_another_student_and_keeps_the_first(run):
     assert (run / WEIGHTS).read_bytes() == weights
 
 
+def test_a_run_goes_on_with_the_method_that_it_has_used(workshop, tmp_path):
+    """config.toml has every setting, so a run that was made with another default is not measured again."""
+    run = tmp_path / "run"
+    done("importance", "--config", workshop / "tiny.toml", "--method", "trained", "--run", run)
+    before = [(run / f"importance.{end}").read_bytes() for end in ("json", "jsonl")]
+    done("compress", "--run", run)
+    done("compress", "--config", workshop / "tiny.toml", "--run", run)
+    assert before == [(run / f"importance.{end}").read_bytes() for end in ("json", "jsonl")]
+
+
 def test_files_of_an_earlier_result_are_named(run):
     done("export", "--run", run, "--export", "model.onnx")  # from now on the only export of the run
     assert "earlier result" not in done("compress", "--run", run).stderr

@@ -1,6 +1,7 @@
 """Settings: parsed and checked, with all problems together; kept in and read from config.toml."""
 
 import datetime
+import inspect
 import tempfile
 import tomllib
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import depthfold as df
 from cli_workshop import NET, depthfold, refused
 from depthfold.errors import InvalidValue
 from depthfold.jobs import InProcess, Processes, RayCluster
@@ -97,6 +99,14 @@ def test_config_toml_reads_back_as_written(table):
     with tempfile.TemporaryDirectory() as run:
         keep(Settings(run=run, recipe=table))
         assert gather({"run": run}, None, needs=(), uses=()) == Settings(run=run, recipe=table)
+
+
+def test_default_method_of_importance_is_the_same_everywhere_and_a_run_keeps_it(run):
+    default = inspect.signature(df.measure_importance).parameters["method"].default
+    assert default == df.Options().importance_method == Settings().method == "brief"
+    assert "Default: brief." in " ".join(depthfold("importance", "--help").stdout.replace("│", " ").split())
+    assert "; brief; Recipe(" in df.ImportanceTable.loads((run / "importance.json").read_text()).provenance
+    assert tomllib.loads((run / "config.toml").read_text())["method"] == "brief"  # also if there is another default
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_fine_tuning_goes_on_on_another_device(device, tmp_path):
 @pytest.fixture(scope="module")
 def trained_on_the_cpu():
     """Return the importances that are trained on the CPU, before any free choice."""
-    return df.measure_importance(df.trace(net("cpu"), picture()), TaskOn(device="cpu"), RECIPE)
+    return df.measure_importance(df.trace(net("cpu"), picture()), TaskOn(device="cpu"), RECIPE, method="trained")
 
 
 # Workers choose a GPU. Without one they are those of tests/importance.
@@ -177,13 +177,13 @@ def test_importances_are_trained_on_the_best_of_the_machine(executor, device, tr
     traced = df.trace(net(device), picture(device))
     at = {"cpu": "cpu", "cuda": "cuda:0"}[free_choice]
     workers = InProcess() if executor is InProcess else Processes(devices=(at,))
-    found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, executor=workers)
+    found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, method="trained", executor=workers)
     assert kind(traced.graph) == device
     for one, two in zip(found.entries, trained_on_the_cpu.entries, strict=True):
         assert one.span == two.span and one.samples == pytest.approx(two.samples, abs=1e-3)
 
 
-@pytest.mark.parametrize("method", ["recalibrated", "local", "fit"])
+@pytest.mark.parametrize("method", ["brief", "recalibrated", "local", "fit"])
 def test_methods_of_importance_run_on_the_best_of_the_machine(method, device, free_choice, monkeypatch):
     traced = df.trace(net(device), picture(device))
     found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, method=method)

@@ -174,7 +174,7 @@ def test_norm_that_the_user_froze_is_not_trained():
 
 def test_importance_is_score_minus_base_on_the_holdout_set(tmp_path):
     before, draws = copy.deepcopy(NETWORK.graph.state_dict()), torch.get_rng_state()
-    table = measure_importance(NETWORK, TinyTask(folder=str(tmp_path)), RECIPE)
+    table = measure_importance(NETWORK, TinyTask(folder=str(tmp_path)), RECIPE, method="trained")
     assert torch.equal(torch.get_rng_state(), draws)
     base = holdout_score(Tiny().eval())
     assert table.base == pytest.approx(base, abs=1e-6)

@@ -52,7 +52,7 @@ def test_counts_of_mobilenet_v2():
     traced = df.trace(model, torch.zeros(1, 32, 32, 32))
     for moves, number in ((MOVES[:1], 315), (MOVES[:2], 741), (MOVES, 805)):
         executor = Counting()
-        table = measure_importance(traced, TinyTask(), RECIPE, moves=moves, executor=executor)
+        table = measure_importance(traced, TinyTask(), RECIPE, moves=moves, executor=executor, method="trained")
         assert len(table.entries) == number
         assert len(set(executor.keys)) == number + 1  # the original network
         assert sum(bool(entry.dropped) for entry in table.entries) == number - 315
@@ -183,7 +183,7 @@ def test_layer_of_a_dropped_branch_is_not_reinitialised():
 
     torch.manual_seed(0)
     traced = df.trace(Net(run, a=conv(2, 4), b=conv(4, 4), head=nn.Linear(4, 3)), torch.zeros(1, 2, 6, 6))
-    table = measure_importance(traced, TinyTask(), RECIPE, moves=MOVES)
+    table = measure_importance(traced, TinyTask(), RECIPE, moves=MOVES, method="trained")
     dropped = [entry for entry in table.entries if entry.dropped]
     assert {(entry.span.span, entry.dropped.branches) for entry in dropped} == {(Span(1, 2), (Span(1, 2),))}
     assert all(entry.samples for entry in table.entries)
@@ -251,7 +251,9 @@ def test_options_that_save_no_time_are_left_out(tmp_path):
 
 def test_with_reinitialised_layers_only_drops_are_left_out():
     recipe = RECIPE.replace(steps=1)
-    table = measure_importance(NETWORK, TinyTask(), recipe, moves=MOVES, latency=times(NETWORK.network, single=0))
+    table = measure_importance(
+        NETWORK, TinyTask(), recipe, moves=MOVES, latency=times(NETWORK.network, single=0), method="trained"
+    )
     left_out = [entry for entry in table.entries if entry.reason]
     assert left_out and all(entry.dropped and entry.reason == DROPS_SAVE_NO_TIME for entry in left_out)
 

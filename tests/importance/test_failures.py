@@ -28,7 +28,7 @@ FAILING = {
 
 @pytest.fixture(scope="module")
 def whole():
-    return measure_importance(NETWORK, TinyTask(), RECIPE)
+    return measure_importance(NETWORK, TinyTask(), RECIPE, method="trained")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,9 @@ def failed(tmp_path_factory):
     fates = tuple((importance_plan(NETWORK.network, block), fate) for block, (fate, _) in FAILING.items())
     task = TinyTask(folder=str(folder), fates=fates)
     with pytest.warns(IncompleteTable) as caught:
-        table = measure_importance(NETWORK, task, RECIPE, executor=Processes(workers=2), run=folder / "run")
+        table = measure_importance(
+            NETWORK, task, RECIPE, executor=Processes(workers=2), run=folder / "run", method="trained"
+        )
     return folder, task, table, caught
 
 
@@ -119,14 +121,16 @@ def test_retry_runs_only_failed_trainings(failed, whole):
     before = trainings_in(folder), scores_in(folder)
     with pytest.warns(IncompleteTable):  # failures are not retried without retry=True
         # In a worker: if the training ran again, it would end this process.
-        assert measure_importance(NETWORK, task, RECIPE, executor=Processes(workers=1), run=run) == table
+        assert (
+            measure_importance(NETWORK, task, RECIPE, executor=Processes(workers=1), run=run, method="trained") == table
+        )
     assert (trainings_in(folder), scores_in(folder)) == before
     (folder / "repaired").touch()
     with warnings.catch_warnings():
         warnings.simplefilter("error", IncompleteTable)
-        again = measure_importance(NETWORK, task, RECIPE, run=run, retry=True)
+        again = measure_importance(NETWORK, task, RECIPE, run=run, retry=True, method="trained")
     assert again == whole
     assert trainings_in(folder) == before[0] + len(FAILING)
     assert set(scores_in(folder).values()) == {1}
-    assert measure_importance(NETWORK, task, RECIPE, run=run, retry=True) == whole
+    assert measure_importance(NETWORK, task, RECIPE, run=run, retry=True, method="trained") == whole
     assert trainings_in(folder) == before[0] + len(FAILING)

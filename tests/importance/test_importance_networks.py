@@ -47,7 +47,7 @@ def test_submodule(tmp_path):
     torch.manual_seed(3)
     model = DataDependent()
     traced = df.trace(model, INPUTS, at="body")
-    table = measure_importance(traced, TinyTask(folder=str(tmp_path)), RECIPE)
+    table = measure_importance(traced, TinyTask(folder=str(tmp_path)), RECIPE, method="trained")
     assert table.base == pytest.approx(holdout_score(model.eval()), abs=1e-6)
     assert len(table.importances) == 18
     student, before = importance_student(traced, CONV_2, 0).state_dict(), model.state_dict()
@@ -60,7 +60,7 @@ def test_submodule(tmp_path):
     with torch.no_grad():
         model.last.bias += 1
     with pytest.raises(JournalError, match="weights: "):
-        measure_importance(df.trace(model, INPUTS, at="body"), TinyTask(), RECIPE, run=run)
+        measure_importance(df.trace(model, INPUTS, at="body"), TinyTask(), RECIPE, run=run, method="trained")
 
 
 def header_of(traced):
@@ -86,7 +86,7 @@ def test_batch_norm_with_a_built_in_activation_is_reinitialised():
         ))  # fmt: skip
         wanted = model.head(torch.relu(fresh[1].eval()(fresh[0](inner))).mean((2, 3)))
         torch.testing.assert_close(student.eval()(x), wanted)
-    assert len(measure_importance(traced, TinyTask(), RECIPE).importances) == 3
+    assert len(measure_importance(traced, TinyTask(), RECIPE, method="trained").importances) == 3
 
 
 def test_frozen_batch_norm_is_not_reinitialised():
@@ -96,7 +96,7 @@ def test_frozen_batch_norm_is_not_reinitialised():
     student = importance_student(traced, CONV_2, seed=4).state_dict()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(student[name], value)}
     assert changed == {"conv2.weight"}
-    assert len(measure_importance(traced, TinyTask(), RECIPE).importances) == 3
+    assert len(measure_importance(traced, TinyTask(), RECIPE, method="trained").importances) == 3
 
 
 class Opaque(nn.Module):

@@ -47,7 +47,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def right():
-    return measure_importance(NETWORK, TinyTask(), RECIPE)
+    return measure_importance(NETWORK, TinyTask(), RECIPE, method="trained")
 
 
 @pytest.mark.slow
@@ -56,7 +56,9 @@ def test_two_workers_give_the_same_table_if_a_node_is_lost(cluster, right, tmp_p
 
     def measure():
         found.append(
-            measure_importance(NETWORK, task, RECIPE, executor=RayCluster(runtime_env=HERE), run=tmp_path / "run")
+            measure_importance(
+                NETWORK, task, RECIPE, executor=RayCluster(runtime_env=HERE), run=tmp_path / "run", method="trained"
+            )
         )
 
     caller = threading.Thread(target=measure, daemon=True)

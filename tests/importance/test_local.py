@@ -288,12 +288,54 @@ def test_a_task_that_cannot_serve_the_method_is_an_error():
 
     task = FunctionTask(loss=penalised, score=TinyTask().score)
     traced = df.trace(Pair(), INPUTS)
-    assert measure_importance(traced, task, RECIPE).importances
-    for method in ("recalibrated", "local", "fit"):
+    assert measure_importance(traced, task, RECIPE, method="trained").importances
+    for method in ("brief", "recalibrated", "local", "fit"):
         with pytest.raises(
             TableError, match="The task's loss computes gradients itself, so it cannot run without them"
-        ):
+        ) as raised:
             measure_importance(traced, task, RECIPE, method=method)
+        assert str(raised.value).count('Use method="trained" (--method trained)') == 1
+
+
+class Detector(nn.Module):
+    """As detectors do, it returns losses only in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Pair()
+
+    def forward(self, x, y=None):
+        found = self.body(x)
+        if y is None:
+            return found
+        return {"loss": F.cross_entropy(found, y)} if self.training else [found]
+
+
+def loss_in_training_mode(model, step):
+    return model(*batch(step.seed, step.number))["loss"]
+
+
+def loss_without_a_teacher(model, step):
+    assert step.teacher is None
+    return TinyTask().loss(model, step)
+
+
+@pytest.mark.parametrize(
+    ("loss", "method", "without"),
+    [
+        (loss_in_training_mode, "brief", "in training mode or without a teacher"),
+        (loss_in_training_mode, "recalibrated", "in training mode"),
+        (loss_without_a_teacher, "brief", "in training mode or without a teacher"),
+    ],
+)
+def test_a_loss_that_can_only_be_trained_with_needs_the_method_trained(loss, method, without):
+    task = FunctionTask(loss=loss, score=TinyTask().score)
+    traced = df.trace(Detector(), INPUTS, at="body")
+    assert len(measure_importance(traced, task, RECIPE, method="trained").importances) == 3
+    with pytest.raises(TableError) as raised:
+        measure_importance(traced, task, RECIPE, method=method)
+    advice = f'again; if its loss works only {without}, use method="trained" (--method trained).'
+    assert str(raised.value).endswith(f"Correct the task or its data, and run {advice}")
 
 
 def test_a_loss_that_does_not_run_the_traced_part_is_an_error():

@@ -41,10 +41,13 @@ def curves(run):
 def test_several_seeds_and_their_learning_curves(tmp_path):
     task, run = TinyTask(folder=str(tmp_path)), tmp_path / "run"
     recipe = RECIPE.replace(steps=4, evaluate=2)
-    table = measure_importance(PAIR, task, recipe, seeds=2, run=run)
+    table = measure_importance(PAIR, task, recipe, seeds=2, run=run, method="trained")
     assert ImportanceTable.loads(table.dumps()) == table
     runs = [tmp_path / f"seed {seed}" for seed in (5, 6)]
-    singles = [measure_importance(PAIR, TinyTask(), recipe.replace(seed=5 + n), run=one) for n, one in enumerate(runs)]
+    singles = [
+        measure_importance(PAIR, TinyTask(), recipe.replace(seed=5 + n), run=one, method="trained")
+        for n, one in enumerate(runs)
+    ]
     learned = curves(run)
     assert learned == curves(runs[0]) | curves(runs[1]) and len(learned) == 2 * len(table.entries)
     assert {tuple(step for step, _, _ in curve) for curve in learned.values()} == {(2, 4)}
@@ -57,31 +60,31 @@ def test_several_seeds_and_their_learning_curves(tmp_path):
     assert trainings_in(tmp_path) == 2 * len(table.entries)
     assert len(records(run)) == 2 * len(table.entries) + 1
     # With one more seed, only the missing trainings run, and the others are read from the journal.
-    more = measure_importance(PAIR, task, recipe, seeds=3, run=run)
+    more = measure_importance(PAIR, task, recipe, seeds=3, run=run, method="trained")
     assert trainings_in(tmp_path) == 3 * len(table.entries)
     assert [entry.samples[:2] for entry in more.entries] == [entry.samples for entry in table.entries]
     assert learned.items() <= curves(run).items()
-    assert measure_importance(PAIR, task, recipe, seeds=2, run=run) == table
+    assert measure_importance(PAIR, task, recipe, seeds=2, run=run, method="trained") == table
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
-    measure_importance(NETWORK, TinyTask(), RECIPE, run=run)
+    measure_importance(NETWORK, TinyTask(), RECIPE, run=run, method="trained")
     return run
 
 
 def test_journal_of_other_inputs_is_refused_with_the_differences(finished_run):
     def refused(text, traced=NETWORK, task=TinyTask(), recipe=RECIPE):  # noqa: B008
         with pytest.raises(JournalError, match=text) as raised:
-            measure_importance(traced, task, recipe, run=finished_run)
+            measure_importance(traced, task, recipe, run=finished_run, method="trained")
         return str(raised.value)
 
-    start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Use another run folder"
+    start, end = r"The journal \S*importance.jsonl was made from other inputs \(", r"\)\. Give the same as before"
     refused(f"{start}recipe.lr: 0.05 there, 0.1 here{end}", recipe=RECIPE.replace(lr=0.1))
     changed = RECIPE.replace(steps=4, seed=6)
     text = refused(f"{start}recipe.steps: 3 there, 4 here; recipe.seed: 5 there, 6", recipe=changed)
-    assert text.endswith("Use another run folder, or delete the journal to start again.")
+    assert text.endswith("same as before, use another run folder, or delete the journal to start again.")
     refused(f"{start}task: tiny there, other here{end}", task=TinyTask(identity="other"))
     refused(f"{start}weights: [0-9a-f]{{16}} there, [0-9a-f]{{16}} here{end}", traced=tiny_network(seed=1))
     larger = df.trace(Tiny(), torch.zeros(1, 2, SIZE + 1, SIZE + 1))
@@ -89,12 +92,12 @@ def test_journal_of_other_inputs_is_refused_with_the_differences(finished_run):
     statistics = Tiny()
     statistics.norm3.running_mean += 1  # buffers also count as weights
     refused(f"{start}weights: ", traced=df.trace(statistics, INPUTS))
-    measure_importance(tiny_network(), TinyTask(), RECIPE, run=finished_run)  # the same inputs
+    measure_importance(tiny_network(), TinyTask(), RECIPE, run=finished_run, method="trained")  # the same inputs
 
 
 def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_path):
     task, run = TinyTask(folder=str(tmp_path)), tmp_path / "run"
-    table = measure_importance(NETWORK, task, RECIPE, reinit=False, run=run)
+    table = measure_importance(NETWORK, task, RECIPE, reinit=False, run=run, method="trained")
     vanilla = df.rewrite(NETWORK, NETWORK.vanilla)
     train(vanilla, TinyTask(), RECIPE)
     unchanged = {
@@ -106,7 +109,7 @@ def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_pat
     networks = {importance_plan(NETWORK.network, span) for span in singles}
     assert len(networks) == 3 < len(singles)
     assert trainings_in(tmp_path) == len(table.entries) - len(singles) + 3 == len(records(run)) - 1
-    fresh = {entry.span: entry for entry in measure_importance(NETWORK, TinyTask(), RECIPE).entries}
+    fresh = {entry.span: entry for entry in measure_importance(NETWORK, TinyTask(), RECIPE, method="trained").entries}
     others = [entry for entry in table.entries if entry.span not in unchanged]
     assert {len(entry.span.span) for entry in others} > {1}  # also single layers with changed activations
     for entry in others:
@@ -116,17 +119,17 @@ def test_without_reinit_single_layers_share_the_training_of_the_original(tmp_pat
             student = df.rewrite(NETWORK, importance_plan(NETWORK.network, entry.span))
             train(student, TinyTask(), RECIPE)
             assert entry.samples == (holdout_score(student.eval()),) != fresh[entry.span].samples
-    assert measure_importance(NETWORK, task, RECIPE, reinit=False, run=run) == table
+    assert measure_importance(NETWORK, task, RECIPE, reinit=False, run=run, method="trained") == table
     assert table.provenance.endswith("; reinit=False")
 
 
 def test_journal_with_another_reinit_is_refused(finished_run, tmp_path):
     differ = r"other inputs \(reinit: {} there, {} here\)"
     with pytest.raises(JournalError, match=differ.format(True, False)):
-        measure_importance(NETWORK, TinyTask(), RECIPE, reinit=False, run=finished_run)
-    measure_importance(PAIR, TinyTask(), RECIPE, reinit=False, run=tmp_path)
+        measure_importance(NETWORK, TinyTask(), RECIPE, reinit=False, run=finished_run, method="trained")
+    measure_importance(PAIR, TinyTask(), RECIPE, reinit=False, run=tmp_path, method="trained")
     with pytest.raises(JournalError, match=differ.format(False, True)):
-        measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path)
+        measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path, method="trained")
 
 
 def test_identity_of_a_function_task(tmp_path):
@@ -236,7 +239,7 @@ def test_worker_that_cannot_score_the_original_trains_no_block(tmp_path, how, te
     """Out of memory is not among these failures: the executor would score it again after the blocks."""
     worker = OneWorker()
     with pytest.raises(TableError, match=f"^The task fails for the original network: {text}"):
-        measure_importance(PAIR, Broken(tmp_path, how, original=True), RECIPE, executor=worker)
+        measure_importance(PAIR, Broken(tmp_path, how, original=True), RECIPE, executor=worker, method="trained")
     assert trainings_in(tmp_path) == 0
     (keys,) = worker.runs  # of all jobs: workers are started once
     assert len(keys) == 1 + len(PAIR.flagged_spans())
@@ -247,12 +250,12 @@ def test_no_training_runs_if_the_original_cannot_be_scored(tmp_path, how, text):
     run = tmp_path / "run"
     broken = Broken(tmp_path, how, original=True)
     with pytest.raises(TableError, match=f"^The task fails for the original network: {text}") as raised:
-        measure_importance(PAIR, broken, RECIPE, run=run)
+        measure_importance(PAIR, broken, RECIPE, run=run, method="trained")
     assert str(raised.value).endswith("Correct the task or its data, and run again.")
     assert trainings_in(tmp_path) == 0
     assert len(records(run)) == 1
     broken.original = None  # repaired: it is scored again without retry=True
-    table = measure_importance(PAIR, broken, RECIPE, run=run)
+    table = measure_importance(PAIR, broken, RECIPE, run=run, method="trained")
     assert table.base == BASE
     assert len(table.importances) == len(table.entries)
 
@@ -263,13 +266,13 @@ def test_table_without_any_score_is_an_error(tmp_path):
         r"Correct this, and run again with retry=True \(--retry\)\.$"
     )
     with pytest.raises(TableError, match=text):
-        measure_importance(PAIR, Broken(tmp_path, unreadable, original=False), RECIPE)
+        measure_importance(PAIR, Broken(tmp_path, unreadable, original=False), RECIPE, method="trained")
 
 
 def test_message_has_one_full_stop_after_the_reason(tmp_path):
     fates = tuple((importance_plan(PAIR.network, block), "nan") for block in PAIR.flagged_spans())
     with pytest.raises(TableError, match=r"gradient \(clip\)\. Correct this, and run again"):
-        measure_importance(PAIR, TinyTask(folder=str(tmp_path), fates=fates), RECIPE)
+        measure_importance(PAIR, TinyTask(folder=str(tmp_path), fates=fates), RECIPE, method="trained")
 
 
 def test_block_with_some_failed_trainings_gives_a_warning(tmp_path):
@@ -277,39 +280,41 @@ def test_block_with_some_failed_trainings_gives_a_warning(tmp_path):
     run, failing = tmp_path / "run", TinyTask(folder=str(tmp_path), fates=((plan, "nan"),))
     whole = TinyTask(folder=str(tmp_path))
     with pytest.warns(IncompleteTable, match="1 block of 3 could not be measured; no plan will use them"):
-        measure_importance(PAIR, failing, RECIPE, run=run)
+        measure_importance(PAIR, failing, RECIPE, run=run, method="trained")
     text = r"^1 block of 3 could not be measured with every seed:\n  \(0, 2\], flags 11: 1 of 2 measurements\nTo run"
     with pytest.warns(IncompleteTable, match=text):
-        table = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run)
+        table = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run, method="trained")
     entry = next(entry for entry in table.entries if (entry.span.i, entry.span.j) == (0, 2))
     assert (entry.seeds, len(entry.samples), entry.reason) == ((6,), 1, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run, retry=True)
-    assert again == measure_importance(PAIR, whole, RECIPE, seeds=2)
+        again = measure_importance(PAIR, whole, RECIPE, seeds=2, run=run, retry=True, method="trained")
+    assert again == measure_importance(PAIR, whole, RECIPE, seeds=2, method="trained")
 
 
-def test_score_with_global_random_numbers_is_reproducible():
+@pytest.mark.parametrize("method", ["trained", "brief"])
+def test_score_with_global_random_numbers_is_reproducible(method):
     def score(model, split):
         return torch.rand(()).item()
 
     task = FunctionTask(loss=TinyTask().loss, score=score)
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = measure_importance(PAIR, task, RECIPE)
+    one = measure_importance(PAIR, task, RECIPE, method=method)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert measure_importance(PAIR, task, RECIPE) == one
+    assert measure_importance(PAIR, task, RECIPE, method=method) == one
 
 
 @pytest.mark.parametrize("context", [torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()])
-def test_surrounding_context_changes_nothing(context):
-    expected = measure_importance(NETWORK, TinyTask(), RECIPE)
+@pytest.mark.parametrize("method", ["trained", "brief"])
+def test_surrounding_context_changes_nothing(context, method):
+    expected = measure_importance(NETWORK, TinyTask(), RECIPE, method=method)
     with context:
-        assert measure_importance(NETWORK, TinyTask(), RECIPE) == expected
+        assert measure_importance(NETWORK, TinyTask(), RECIPE, method=method) == expected
 
 
-def test_default_recipe_and_progress():
+def test_recipe_of_the_paper_and_progress():
     events = []
 
     def progress(what, total, done):
@@ -321,7 +326,7 @@ def test_default_recipe_and_progress():
 
     task = FunctionTask(loss=no_loss, score=lambda model, split: 1.0, epoch_steps=1)
     with pytest.raises(TableError, match=r"ValueError: \(0\.1, 'resized'\)"):
-        measure_importance(PAIR, task, progress=progress)
+        measure_importance(PAIR, task, progress=progress, method="trained")
     assert events == [("trainings", 4, 0), *["one more"] * 4]
 
 

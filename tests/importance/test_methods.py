@@ -95,7 +95,7 @@ def test_journal_of_another_method_is_refused(tmp_path):
     with pytest.raises(JournalError, match=r"\(method: local there, recalibrated here; recalibration: 4 there, none"):
         measure_importance(PAIR, TinyTask(), RECIPE, method="recalibrated", run=tmp_path)
     with pytest.raises(JournalError, match=r"method: local there, trained here; reinit: False there, True here"):
-        measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path)
+        measure_importance(PAIR, TinyTask(), RECIPE, run=tmp_path, method="trained")
 
 
 def test_wrong_arguments_are_refused():
@@ -112,7 +112,11 @@ def test_wrong_arguments_are_refused():
             method=method,
             reinit=True,
         )
-    refused('^The method "brief" scores the network only once', method="brief", recipe=RECIPE.replace(keep="best"))
+    refused(
+        r'^The method "brief" scores the network only once, .*, or method="trained" \(--method trained\)\.$',
+        method="brief",
+        recipe=RECIPE.replace(keep="best"),
+    )
     measure_importance(PAIR, TinyTask(), RECIPE, method="recalibrated", reinit=False)
 
 
@@ -212,8 +216,10 @@ def test_blocks_that_save_no_time_are_left_out(tmp_path):
 def test_no_block_is_left_out_if_layers_are_reinitialised():
     latency = latency_table({(s.i, s.j): float(len(s)) for s in PAIR.spans("paper")})
     recipe = RECIPE.replace(steps=1)
-    assert all(each.samples for each in measure_importance(PAIR, TinyTask(), recipe, latency=latency).entries)
-    kept = measure_importance(PAIR, TinyTask(), recipe, latency=latency, reinit=False)
+    assert all(
+        each.samples for each in measure_importance(PAIR, TinyTask(), recipe, latency=latency, method="trained").entries
+    )
+    kept = measure_importance(PAIR, TinyTask(), recipe, latency=latency, reinit=False, method="trained")
     assert [each.span for each in kept.entries if each.reason == SAVES_NO_TIME] == [FlaggedSpan(0, 2, True, True)]
 
 

@@ -49,7 +49,7 @@ def measured(kind, given, **options):
 def measure(blocks):
     """Return the warnings for these accuracies of the blocks of several layers."""
     # The others are of the original, and of the blocks that change nothing.
-    return measured(GivenScores, [95.0, 20.0, *blocks], reinit=False)
+    return measured(GivenScores, [95.0, 20.0, *blocks], method="trained", reinit=False)
 
 
 def test_warning_has_the_errors_and_the_number_of_images():

@@ -29,7 +29,7 @@ from tables import latency_table
 from tiny_importance import RECIPE, TinyTask, scores_in, tiny_network, trainings_in
 
 TRACED = tiny_network()
-OPTIONS = Options(importance_recipe=RECIPE)
+OPTIONS = Options(importance_method="trained", importance_recipe=RECIPE)
 
 
 def silent(what, total, done=0):

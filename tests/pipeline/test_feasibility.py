@@ -18,6 +18,7 @@ from depthfold.pipeline import feasibility
 from depthfold.pipeline.feasibility import LatencyCheck, check_trusted, fastest
 from depthfold.pipeline.prospects import prospects
 from depthfold.solver import solve
+from depthfold.training import FunctionTask, preset
 from latency_workshop import COST, QUICK, Small
 
 
@@ -109,6 +110,18 @@ def test_advised_budget_is_one_that_compress_accepts(traced, case):
     budget = re.search(r"budgets of (\d+%) and more", str(found))[1]
     assert found.share <= float(budget[:-1]) / 100 * (1 - MARGIN)
     check(traced, latency, budget, moves=options.moves)
+
+
+def test_time_of_the_importances_has_their_scores_and_needs_the_data(traced, latency):
+    random = torch.randn(60, 3, 8, 8), torch.arange(60) % 3
+    images = df.ClassificationTask.tensors(train=random, holdout=5)
+    own, options = FunctionTask(loss=max, score=max), df.Options(importance_method="brief")
+    for task, scored in ((images, 15), (own, 0)):
+        found = prospects(traced, latency, options, task)
+        recipe = preset("brief")
+        one = (3 * recipe.steps * recipe.batch + scored) * latency.original / 1e3
+        assert found.seconds == pytest.approx(found.importances * one)
+    assert "their time depends on the data" in str(prospects(traced, latency, options))
 
 
 def test_table_of_another_space_is_refused_without_a_budget(traced, latency):

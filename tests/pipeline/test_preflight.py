@@ -112,6 +112,8 @@ def test_recipe_that_cannot_train_the_task_is_refused(name, recipe, said, compre
 def test_recipe_that_asks_for_more_than_the_task_knows_is_refused(compress):
     given = {"example_inputs": torch.rand(1, 1, 8, 8)}
     with pytest.raises(InvalidValue, match="this task does not know how many steps an epoch has"):
+        compress(FunctionTask(loss=max, score=max), importance_method="trained", **given)
+    with pytest.raises(MeasuredTooEarly):  # the default recipes count steps
         compress(FunctionTask(loss=max, score=max), **given)
     with pytest.raises(InvalidValue, match=r'keep="best"\), but there is no hold-out set'):
         compress(task(holdout=0), importance=table(), recipe=df.Recipe(steps=1, batch=4, keep="best"))

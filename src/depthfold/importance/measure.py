@@ -41,7 +41,7 @@ def measure_importance(
     task: Task,
     recipe: Recipe | str | None = None,
     *,
-    method: MethodName = "trained",
+    method: MethodName = "brief",
     latency: LatencyTable | None = None,
     executor: Executor | None = None,
     run: str | Path | None = None,
@@ -58,13 +58,14 @@ def measure_importance(
     and b ask for at its ends. Its score on the hold-out set minus that of the unchanged network is the importance. The
     `method` says how the network recovers before it is scored:
 
+    - "brief", the default: it learns the outputs of the original for a few steps, then its batch norms are
+      recalibrated.
     - "trained": it is trained with the task's loss, as in the paper.
-    - "brief": it learns the outputs of the original for a few steps, then its batch norms are recalibrated.
     - "recalibrated": only its batch norms are recalibrated.
     - "local": only the block is trained, to reproduce the original's values at j. Then as above.
     - "fit": the block becomes one convolution, computed by least squares. Then as above.
 
-    "trained" and "brief" use the task's score. The other methods compare the outputs with those of the original if the
+    "brief" and "trained" use the task's score. The other methods compare the outputs with those of the original if the
     task can do that (OutputTask), which needs no labels and fewer images, and otherwise also use the score.
 
     With the `moves` "drop-layers" and "drop-branches", a block also has an entry for each other convolution that it can
@@ -195,7 +196,7 @@ class _Measurement:
                 self.journal.add(outcome)
                 raise TableError(
                     f"The task fails for the original network: {str(outcome.failure).rstrip('.')}. "
-                    "Correct the task or its data, and run again."
+                    f"{_advice(self.setup.method, outcome.failure)}"
                 )
             if outcome.failure is not None and BASE not in self.journal.results:
                 held.append(outcome)
@@ -204,6 +205,20 @@ class _Measurement:
             if is_base:
                 yield from held
                 held = []
+
+
+def _advice(method: Method, failure: Failure) -> str:
+    """Return what to do about a task that fails. Most methods ask more of its loss than a training does.
+
+    A loss that computes gradients itself fails with this advice already.
+    """
+    if method.name == "trained" or failure.kind != "error" or "--method trained" in failure.message:
+        return "Correct the task or its data, and run again."
+    without = "in training mode or without a teacher" if method.name == "brief" else "in training mode"
+    return (
+        f"Correct the task or its data, and run again; if its loss works only {without}, use "
+        'method="trained" (--method trained).'
+    )
 
 
 def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:

@@ -39,7 +39,7 @@ class Method:
         if reinit and name != "trained":
             raise InvalidValue(
                 f'The method {name!r} reinitialises no layer; only "trained" does. Leave out reinit=True (--reinit), '
-                'or use method="trained".'
+                'or use method="trained" (--method trained).'
             )
         if recipe is None:
             recipe = "importance" if name == "trained" else str(name)
@@ -80,7 +80,7 @@ class Method:
         if self.name == "brief" and self.recipe.keep == "best":
             raise InvalidValue(
                 'The method "brief" scores the network only once, so its recipe cannot keep the weights of the best '
-                'score. Use recipe.replace(keep="last").'
+                'score. Use recipe.replace(keep="last"), or method="trained" (--method trained).'
             )
         if self.name == "local" and self.recipe.precision == "float16":
             raise InvalidValue(

@@ -46,7 +46,7 @@ class ValueRecorder:
         if not self._values:
             raise InvalidValue(
                 "The task's loss does not run the traced part of the model, so its values cannot be recorded. Use "
-                'method="trained", or trace the part that the loss runs.'
+                'method="brief" (--method brief), or trace the part that the loss runs.'
             )
         values = dict(self._values)
         self._values.clear()

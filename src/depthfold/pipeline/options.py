@@ -45,10 +45,10 @@ class Options:
     latency: LatencyTable | None = _option(None, "A latency table to use instead of measuring one.")
     importance: ImportanceTable | None = _option(None, "An importance table to use instead of measuring one.")
     importance_method: MethodName = _option(
-        "trained",
-        "How importance is measured: trained (an epoch per block, as in the paper), brief, recalibrated, local or fit. "
-        "The latter four train little or nothing. Use brief with small data, where an epoch is too short for "
-        "reinitialised layers, and where epochs take too long.",
+        "brief",
+        "How importance is measured: brief (a few steps of distillation per block), trained (an epoch per block, as in "
+        "the paper), recalibrated, local or fit (little or no training). Use trained only to reproduce the paper: with "
+        "small data, an epoch is too short for reinitialised layers, and with large data it takes long.",
     )
     importance_recipe: Recipe | str | None = _option(
         None, "The recipe of the trainings that measure importance. Default: the preset of the method."

@@ -18,8 +18,9 @@ from depthfold.pipeline.feasibility import doubt_about, fastest, other_ways
 from depthfold.pipeline.options import Options
 from depthfold.support.table import Table
 from depthfold.support.text import count
+from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
-from depthfold.training import Recipe, Task
+from depthfold.training import Task
 from depthfold.training.stepper import total_steps
 
 SHOWN = 10  # spans in the text
@@ -131,8 +132,8 @@ def prospects(
     number = sum(one not in left_out and not (method.name != "trained" and is_unchanged(traced.network, one))
                  for one in blocks)  # fmt: skip
     image = latency.original / 1e3 / (latency.environment.batch or 1)
-    steps = _steps(method.recipe, task)
-    seconds = None if steps is None else number * steps * method.recipe.batch * TRAINING * image
+    forwards = _forwards(method, task)
+    seconds = None if forwards is None else number * forwards * image
     return Prospects(
         network=traced.network.name, environment=latency.environment, depth=traced.depth, space=options.space,
         moves=require_moves(options.moves),
@@ -142,10 +143,14 @@ def prospects(
     )  # fmt: skip
 
 
-def _steps(recipe: Recipe, task: Task | None) -> int | None:
-    """Return the steps of a training; None if they depend on data that are not there."""
-    if recipe.steps is not None:
-        return recipe.steps
+def _forwards(method: Method, task: Task | None) -> int | None:
+    """Return how many images run forward for an importance, roughly; None if that depends on data that are not there.
+
+    A score may take longer than a few steps. That of a task of the user's own is left out, because it is not known.
+    """
+    if task is None:
+        return None
     with contextlib.suppress(DataError):
-        return None if task is None else total_steps(recipe, task)
+        scored = task.count("holdout") if isinstance(task, ClassificationTask) else 0
+        return total_steps(method.recipe, task) * method.recipe.batch * TRAINING + scored
     return None

@@ -224,7 +224,7 @@ class Settings:
         anchor=_anchor_path,
     )
     method: MethodName = _option(  # noqa: RUF009
-        "importance_method", "Default: trained.", metavar="METHOD", panel=IMPORTANCE, check=check_method
+        "importance_method", "Default: brief.", metavar="METHOD", panel=IMPORTANCE, check=check_method
     )
     importance_recipe: str | Mapping[str, Any] | None = _option(
         "importance_recipe",

@@ -32,8 +32,8 @@ class HeaderMismatch(JournalError):
     def __init__(self, path: Path, found: Record, expected: Record) -> None:
         self.path, self.found, self.expected = path, found, expected
         super().__init__(
-            f"The journal {path} was made from other inputs ({'; '.join(differences(found, expected))}). Use another "
-            "run folder, or delete the journal to start again."
+            f"The journal {path} was made from other inputs ({'; '.join(differences(found, expected))}). Give the "
+            "same as before, use another run folder, or delete the journal to start again."
         )
 
 
