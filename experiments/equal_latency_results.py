@@ -187,7 +187,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
     timed: dict[tuple[str, str], str] = {}
     found: dict[tuple[str, str], Measured] = {}
     recipe: dict[str, Any] = {}
-    seconds: list[float] = []
+    seconds: dict[tuple[str, int], float] = {}  # of each plan and seed; methods share plans
     for key, row in known.items():
         what = key.split()[0]
         if what not in ("train", "profile"):
@@ -200,7 +200,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
             else:
                 one.scores[row["seed"]], one.holdout[row["seed"]] = row["merged"], row["holdout"]
                 recipe = row["recipe"]
-                seconds += [row["seconds"]] if "seconds" in row else []
+                seconds |= {(row["plan"], row["seed"]): row["seconds"]} if "seconds" in row else {}
         elif row["stopwatch"] == stopwatch:
             one.profile, one.original = (Profile.from_json(row[each]) for each in ("merged", "original"))
             timed[row["method"], row["at"]] = row.get("base", BASE)
@@ -213,7 +213,7 @@ def load(name: str, stopwatch: str = "cuda") -> NetworkResults | None:
         return None
     _share_repeated(list(found.values()))
     tables = known["base"], known["latency"], known["importance"], known["surrogate"]
-    median = median_low(seconds) if seconds else None
+    median = median_low(seconds.values()) if seconds else None
     bases = {key: row for key, row in known.items() if key.startswith(f"{BASE},")}
     return NetworkResults(name, *tables, tuple(found.values()), recipe, median, bases)
 

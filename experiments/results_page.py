@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from statistics import fmean
 
@@ -29,7 +30,7 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| 2.9 times \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
+ROWS = re.compile(r"(?<=\| 2\.9 times \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
 README_PLOT = "mobilenet_v2"
 NONE, UNKNOWN = "none", "?"  # in the README's table: no network meets the budget; not measured
 
@@ -231,15 +232,17 @@ def _readme_row(results: NetworkResults) -> str:
     section, tuned = SECTIONS[results.name], results.tuned
     assert tuned is not None, f"the original of {results.name} was not fine-tuned"
     both = [[_change(results, methods, share) for methods in (DEPTHFOLD, PRUNED)] for share in SHARES]
-    changes = (ours if ours == pruned in (NONE, UNKNOWN) else f"**{ours}** / {pruned}" for ours, pruned in both)
+    changes = (
+        ours if ours == pruned and ours in (NONE, UNKNOWN) else f"**{ours}** / {pruned}" for ours, pruned in both
+    )
     return cells(section.title, section.measured_on, f"{tuned.mean:.2f}", *changes)
 
 
 def _change(results: NetworkResults, methods: Collection[str], share: str) -> str:
     """Return the change of accuracy at a budget, in points, beside the original fine-tuned with the same recipe."""
-    if one := most_accurate(results, methods, share):
-        change = -round(results.lost(one, tuned=True) or 0, 1)
-        return f"{change:+.1f}" if change else "0.0"
+    if found := most_accurate(results, methods, share):
+        change = -Decimal(f"{found.lost:.4f}").quantize(Decimal("0.1"), ROUND_HALF_UP)  # -0.55 is not exact as a float
+        return f"{change:+}" if change else "0.0"
     known = [method for method in methods if results.has(method)]
     none = known and all(why_missing(results, method, share) == NO_PLAN for method in known)
     return NONE if none else UNKNOWN

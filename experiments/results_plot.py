@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib as mpl
-from equal_latency_candidates import AMC, CONTROL, PRUNED, PUBLISHED, SEARCHED, UNIFORM
+from equal_latency_candidates import AMC, CONTROL, ORIGINAL, PRUNED, PUBLISHED, SEARCHED, UNIFORM
 from equal_latency_results import OURS, TITLES, Measured, NetworkResults
 from matplotlib.figure import Figure
 from merging_steps import SHARES
@@ -27,7 +27,7 @@ STYLES = {
     MAGNITUDE: ("#cc79a7", "D", ":"),
     "channels, Taylor": ("#e69f00", "D", ":"),
     CONTROL: ("#8c959f", "x", "none"),
-    "original": ("#8c959f", "P", "none"),
+    ORIGINAL: ("#8c959f", "P", "none"),
 }
 THEMES = {"light": ("#1d2227", "#d0d7de"), "dark": ("#e6edf3", "#3d444d")}
 STEADY = {"svg.fonttype": "none", "svg.hashsalt": "depthfold", "font.family": "sans-serif", "font.size": 10}
@@ -44,11 +44,12 @@ def draw_for_readme(results: NetworkResults, title: str, folder: Path) -> None:
     """Write results-readme-light.svg and -dark.svg: as in the README's table, the best at each budget, and rivals."""
     both = (("depthfold", OURS, DEPTHFOLD), ("channel pruning", MAGNITUDE, PRUNED))
     series = [
-        (label, style, [one for share in SHARES if (one := most_accurate(results, methods, share))])
+        (label, style, [one.network for share in SHARES if (one := most_accurate(results, methods, share))])
         for label, style, methods in both
     ]
     rest = [(method, [one for one in finished(results) if one.method == method]) for method in (RULE, PUBLISHED)]
-    series += [(TITLES[method], method, found) for method, found in rest]
+    tuned = [results.tuned] if results.tuned and results.tuned.profile else []
+    series += [(TITLES[method], method, found) for method, found in [*rest, (ORIGINAL, tuned)]]
     _draw(results, series, title, folder / "results-readme")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from equal_latency_candidates import CONTROL, FIXED, PLAIN, PRUNED
 from equal_latency_results import OURS, TITLES, Difference, Measured, NetworkResults
@@ -76,14 +77,21 @@ def finished(results: NetworkResults) -> list[Measured]:
     return [*at_budgets, *(one for one in results.measured if one.method in FIXED and one.scores and one.profile)]
 
 
-def most_accurate(results: NetworkResults, methods: Collection[str], share: str) -> Measured | None:
-    """Return the network of these methods at a budget that is the most accurate beside its own fine-tuned original."""
+class Best(NamedTuple):
+    """A network, and the points that it lost to its original fine-tuned with the same recipe."""
+
+    network: Measured
+    lost: float
+
+
+def most_accurate(results: NetworkResults, methods: Collection[str], share: str) -> Best | None:
+    """Return the network of these methods at a budget that loses least on the test set."""
     known = [
-        (lost, one)
+        Best(one, lost)
         for one in finished(results)
         if one.method in methods and one.at == share and (lost := results.lost(one, tuned=True)) is not None
     ]
-    return min(known, key=lambda each: each[0])[1] if known else None
+    return min(known, key=lambda each: each.lost, default=None)
 
 
 def differences(results: NetworkResults, method: str) -> list[Difference | None]:

@@ -288,7 +288,7 @@ def test_a_network_with_two_inputs(workshop, tmp_path):
     (tmp_path / "two.py").write_text(f"{NET}\n{code}\ndef two():\n    return Two(3, 4, 3)\n")
     said = refused("inspect", f"{tmp_path / 'two.py'}:two", "--input", "3x8x8")
     assert "missing a required argument: 'two'" in said
-    assert "only a single one, so several need Python (df.compress with example_inputs)." in said
+    assert "or a single argument. The command line has only the last." in said
 
 
 @pytest.mark.parametrize(

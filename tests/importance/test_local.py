@@ -294,7 +294,7 @@ def test_a_task_that_cannot_serve_the_method_is_an_error():
             TableError, match="The task's loss computes gradients itself, so it cannot run without them"
         ) as raised:
             measure_importance(traced, task, RECIPE, method=method)
-        assert str(raised.value).count('Use method="trained" (--method trained)') == 1
+        assert str(raised.value).count('The method "trained" does not need that (--method trained)') == 1
 
 
 class Detector(nn.Module):
@@ -321,21 +321,33 @@ def loss_without_a_teacher(model, step):
 
 
 @pytest.mark.parametrize(
-    ("loss", "method", "without"),
+    ("loss", "method", "needs"),
     [
-        (loss_in_training_mode, "brief", "in training mode or without a teacher"),
-        (loss_in_training_mode, "recalibrated", "in training mode"),
-        (loss_without_a_teacher, "brief", "in training mode or without a teacher"),
+        (loss_in_training_mode, "brief", "evaluation mode and with a teacher"),
+        (loss_in_training_mode, "recalibrated", "evaluation mode"),
+        (loss_without_a_teacher, "brief", "evaluation mode and with a teacher"),
     ],
 )
-def test_a_loss_that_can_only_be_trained_with_needs_the_method_trained(loss, method, without):
+def test_a_loss_that_can_only_be_trained_with_needs_the_method_trained(loss, method, needs):
     task = FunctionTask(loss=loss, score=TinyTask().score)
     traced = df.trace(Detector(), INPUTS, at="body")
     assert len(measure_importance(traced, task, RECIPE, method="trained").importances) == 3
     with pytest.raises(TableError) as raised:
         measure_importance(traced, task, RECIPE, method=method)
-    advice = f'again; if its loss works only {without}, use method="trained" (--method trained).'
-    assert str(raised.value).endswith(f"Correct the task or its data, and run {advice}")
+    said = (
+        f'). With the method "{method}", the loss also runs on a network in {needs}, which "trained" does not need '
+        "(--method trained). Correct the task or its data, and run again."
+    )
+    assert str(raised.value).endswith(said)
+
+
+@pytest.mark.parametrize("method", ["brief", "recalibrated"])
+def test_a_score_that_fails_says_nothing_about_the_loss(method):
+    task = FunctionTask(loss=TinyTask().loss, score=lambda *_: {}["missing"])
+    with pytest.raises(
+        TableError, match=r"KeyError: 'missing' \(.*\)\. Correct the task or its data, and run again\.$"
+    ):
+        measure_importance(df.trace(Pair(), INPUTS), task, RECIPE, method=method)
 
 
 def test_a_loss_that_does_not_run_the_traced_part_is_an_error():

@@ -18,7 +18,7 @@ def survives_pickling(model, x):
     """Assert that the nodes of a trace keep their names, and that plans give the same outputs before and after."""
     traced = df.trace(randomise_statistics(model).double().eval(), x.double())
     sent = pickle.loads(pickle.dumps(traced))
-    assert names(sent) == names(traced)
+    assert names(sent) == names(traced) and sent.surroundings_digest == traced.surroundings_digest
     span = min((span for span in traced.spans("full") if len(span) > 1), key=len)
     for plan in (traced.vanilla, only(traced, span.i, span.j)):
         for made in (df.rewrite, lambda trace, plan: df.merge(df.rewrite(trace, plan))):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
@@ -149,10 +150,25 @@ class Entries:
             return Result(score=score, curve=[], seconds=0.0)
         started, student = time.perf_counter(), rewrite(self.traced, self.traced.vanilla).to(self.device)
         try:
-            loss = self._distil(student, seed) if self.method.name == "brief" else None
-            return self._recalibrated_result(student, seed, loss, started)
+            with self._what_a_loss_needs():
+                loss = self._distil(student, seed) if self.method.name == "brief" else None
+                self._recalibrate(student, seed, loss)
+            return self._scored(student, seed, loss, started)
         finally:
             free_weights(student)
+
+    @contextlib.contextmanager
+    def _what_a_loss_needs(self) -> Iterator[None]:
+        """Add to an error of the task's loss what this method needs and "trained" does not."""
+        try:
+            yield
+        except Exception as error:
+            teacher = " and with a teacher" if self.method.name == "brief" else ""
+            error.add_note(
+                f'With the method "{self.method.name}", the loss also runs on a network in evaluation mode{teacher}, '
+                'which "trained" does not need (--method trained)'
+            )
+            raise
 
     def _measure(self, option: BlockOption, seed: int) -> Result:
         started, name, (block, dropped) = time.perf_counter(), self.method.name, option
@@ -169,7 +185,8 @@ class Entries:
                 loss = train_locally(self.traced, {option: student}, self.task, self.method.recipe, seed)[option]
             elif name == "fit":
                 fit_block(self.traced, student, block, self.task, self.method.recipe, seed)
-            return self._recalibrated_result(student, seed, loss, started)
+            self._recalibrate(student, seed, loss)
+            return self._scored(student, seed, loss, started)
         finally:
             free_weights(student)
 
@@ -186,7 +203,8 @@ class Entries:
             for option, student in students.items():
                 try:
                     since = time.perf_counter() - shared
-                    results.append(self._recalibrated_result(student, seed, losses[option], since))
+                    self._recalibrate(student, seed, losses[option])
+                    results.append(self._scored(student, seed, losses[option], since))
                 except NotFinite as error:
                     results.append(str(error))
             return results
@@ -203,8 +221,8 @@ class Entries:
         curve = [(point.step, point.loss, point.score) for point in trained.curve]
         return Result(score=trained.score, curve=curve, seconds=trained.seconds)
 
-    def _recalibrated_result(self, student: nn.Module, seed: int, loss: float | None, started: float) -> Result:
-        """Recalibrate the batch norms of a student, on batches after those that it was trained on, and score it."""
+    def _recalibrate(self, student: nn.Module, seed: int, loss: float | None) -> None:
+        """Recalibrate the batch norms of a student, on batches after those that it was trained on."""
         recipe, done = self.method.recipe, total_steps(self.method.recipe, self.task)
         steps = range(done) if self.method.name == "recalibrated" else range(done, done + RECALIBRATION)
         if loss is not None and not math.isfinite(loss):
@@ -212,8 +230,10 @@ class Entries:
                 f"The loss is {loss} after {done} steps. Use a smaller learning rate than {recipe.lr:g} (lr)."
             )
         recalibrate(student, self.task, recipe, steps=steps, seed=seed)
+
+    def _scored(self, student: nn.Module, seed: int, loss: float | None, started: float) -> Result:
         score, comparison = self._score(student, "score", seed)
-        curve = [] if loss is None else [(done, loss, score)]
+        curve = [] if loss is None else [(total_steps(self.method.recipe, self.task), loss, score)]
         found = Result(score=score, curve=curve, seconds=time.perf_counter() - started)
         return found if comparison is None else {**found, **comparison}
 

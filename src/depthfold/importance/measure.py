@@ -196,7 +196,7 @@ class _Measurement:
                 self.journal.add(outcome)
                 raise TableError(
                     f"The task fails for the original network: {str(outcome.failure).rstrip('.')}. "
-                    f"{_advice(self.setup.method, outcome.failure)}"
+                    "Correct the task or its data, and run again."
                 )
             if outcome.failure is not None and BASE not in self.journal.results:
                 held.append(outcome)
@@ -205,20 +205,6 @@ class _Measurement:
             if is_base:
                 yield from held
                 held = []
-
-
-def _advice(method: Method, failure: Failure) -> str:
-    """Return what to do about a task that fails. Most methods ask more of its loss than a training does.
-
-    A loss that computes gradients itself fails with this advice already.
-    """
-    if method.name == "trained" or failure.kind != "error" or "--method trained" in failure.message:
-        return "Correct the task or its data, and run again."
-    without = "in training mode or without a teacher" if method.name == "brief" else "in training mode"
-    return (
-        f"Correct the task or its data, and run again; if its loss works only {without}, use "
-        'method="trained" (--method trained).'
-    )
 
 
 def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:

@@ -78,7 +78,7 @@ def failure_from(error: Exception) -> Failure:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type, the message and the location of an error in one line, or the sentences of a DepthfoldError."""
+    """Return the type, the message, the location and the notes of an error, or the sentences of a DepthfoldError."""
     if isinstance(error, DepthfoldError):
         return str(error)
     text, name = one_line(error), type(error).__name__
@@ -89,7 +89,8 @@ def describe_error(error: BaseException) -> str:
         return text
     last = frames[-1]
     line = f": {last.line}" if last.line else ""
-    return f"{text} ({Path(last.filename).name}, line {last.lineno}, in {last.name}{line})"
+    located = f"{text} ({Path(last.filename).name}, line {last.lineno}, in {last.name}{line})"
+    return ". ".join([located, *getattr(error, "__notes__", ())])
 
 
 def _pickled(result: Any) -> tuple[bytes, Failure | None]:

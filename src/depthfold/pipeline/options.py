@@ -61,7 +61,9 @@ class Options:
     )
     executor: Executor | None = _option(None, "Where the importance is measured. Default: in this process.")
     alpha: float | None = _option(
-        None, "Normalise the importances with this alpha; the paper uses 1.2 to 1.8. Default: no normalisation."
+        None,
+        "Normalise importances of the method trained with this alpha; the paper uses 1.2 to 1.8. Default: no "
+        "normalisation.",
     )
     surrogate: bool = _option(
         False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -114,7 +113,7 @@ def checked_inputs(
     """Return the example inputs, or those of the trace or of the task if there are none. Check everything else."""
     measures_importance = options.importance is None
     check_task(task)
-    check_weights(model)
+    check_for_nan(model)
     get(target)
     check_libraries(options.exports, options.executor if measures_importance else None)
     for recipe in (options.recipe if options.distil else None, options.importance_recipe):
@@ -246,25 +245,17 @@ def check_libraries(exports: Iterable[str], executor: Executor | None) -> None:
     load("jinja2", "report")
 
 
-def check_weights(model: object) -> None:
-    """Raise InvalidValue for a parameter that is not finite or a buffer with NaN: every score would be NaN.
-
-    A buffer may be infinite, as the mask of an attention.
-    """
+def check_for_nan(model: object) -> None:
+    """Raise InvalidValue if a parameter or a stored buffer has a NaN, because every score would be NaN."""
     if not isinstance(model, nn.Module):
         return  # trace() refuses it
-    parameters = ((name, tensor, tensor.isfinite()) for name, tensor in model.named_parameters() if _is_known(tensor))
-    buffers = ((name, tensor, ~tensor.isnan()) for name, tensor in model.named_buffers() if _is_known(tensor))
-    for name, tensor, valid in itertools.chain(parameters, buffers):
-        if number := tensor.numel() - int(valid.sum()):
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        known = isinstance(tensor, Tensor) and not (tensor.is_meta or is_lazy(tensor))
+        if known and tensor.is_floating_point() and (number := int(tensor.isnan().sum())):
             raise InvalidValue(
-                f"The weight {name} of the model is NaN or infinite in {number:,} of {count(tensor.numel(), 'value')}. "
-                "Load weights without such values, for example an earlier checkpoint."
+                f"{name} of the model is NaN in {number:,} of {count(tensor.numel(), 'value')}. Load weights without "
+                "NaN, for example an earlier checkpoint."
             )
-
-
-def _is_known(tensor: Tensor) -> bool:
-    return not (tensor.is_meta or is_lazy(tensor)) and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def check_network(given: object, model: nn.Module, options: Options) -> None:

@@ -64,7 +64,8 @@ def replace_formulas(graph: fx.GraphModule, run: Observed, overwritten: Collecti
 def _replace(graph: fx.GraphModule, start: fx.Node, inside: list[fx.Node], function: Any) -> None:
     end = inside[0]
     with graph.graph.inserting_before(end):
-        call = graph.graph.call_function(function, (start,))
+        # Recorded with all arguments, as unpickling does.
+        call = function(fx.Proxy(start, fx.proxy.GraphAppendingTracer(graph.graph))).node
     call.meta = dict(end.meta)
     end.replace_all_uses_with(call)
     for node in inside:

@@ -126,8 +126,7 @@ class _Call:
         except TypeError as error:
             raise TraceError(
                 f"The example inputs do not match forward{signature} of {where}: {error}. Pass a tuple of positional "
-                "arguments, a dict of keyword arguments, or a single argument; the command line passes only a single "
-                "one, so several need Python (df.compress with example_inputs)."
+                "arguments, a dict of keyword arguments, or a single argument. The command line has only the last."
             ) from error
         arguments: dict[str, Any] = {}
         defaults: dict[str, Any] = {}

@@ -56,7 +56,7 @@ def loss_without_gradients(task: Task, model: nn.Module, step: Step) -> None:
             if "does not require grad" in str(error):
                 raise InvalidValue(
                     "The task's loss computes gradients itself, so it cannot run without them, as this method needs. "
-                    'Use method="trained" (--method trained).'
+                    'The method "trained" does not need that (--method trained).'
                 ) from error
             raise
 
