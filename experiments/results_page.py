@@ -232,9 +232,7 @@ def _readme_row(results: NetworkResults) -> str:
     section, tuned = SECTIONS[results.name], results.tuned
     assert tuned is not None, f"the original of {results.name} was not fine-tuned"
     both = [[_change(results, methods, share) for methods in (DEPTHFOLD, PRUNED)] for share in SHARES]
-    changes = (
-        ours if ours == pruned and ours in (NONE, UNKNOWN) else f"**{ours}** / {pruned}" for ours, pruned in both
-    )
+    changes = (ours if ours == pruned and ours in (NONE, UNKNOWN) else f"{ours} / {pruned}" for ours, pruned in both)
     return cells(section.title, section.measured_on, f"{tuned.mean:.2f}", *changes)
 
 

@@ -154,7 +154,7 @@ def test_readme_has_the_differences_from_other_methods(results_page):
     control = found["resnet56"].at("65%")[-1]
     assert control.method == CONTROL and found["resnet56"].ahead(control).is_noise
     assert found["resnet56"].tuned.mean <= control.mean
-    said = f"a control that measures no importance loses nothing at {control.speed_up:.2f} times."
+    said = f"equal importances for all blocks give a plan that loses nothing at {control.speed_up:.2f} times."
     assert f"On ResNet-56, {said}" in readme()
 
 
@@ -332,6 +332,8 @@ def test_summary_has_the_figures_of_its_tables(results_page):
     assert f"but MobileNetV2-1.4 only {least:.2f} times." in said
     fairer = [results_page.best(each, tuned=True).speed_up for each in on_gpu.values()]
     assert f"comparison, they become {min(fairer):.2f} to {max(fairer):.2f} times as fast." in said
+    every = [results_page.best(each, tuned=True).speed_up for each in found.values()]
+    assert f"Within 0.2 points of it, depthfold reaches {min(every):.2f} to {max(every):.2f} times." in readme()
     arm = found["efficientnet_lite0-on-onnxruntime"]
     within = {f"{results_page.best(arm, tuned=tuned).speed_up:.2f}" for tuned in (False, True)}
     assert within == {"1.27"} and "Within 0.2 points of either original it is 1.27 times." in said
