@@ -344,10 +344,9 @@ def test_a_loss_that_can_only_be_trained_with_needs_the_method_trained(loss, met
 @pytest.mark.parametrize("method", ["brief", "recalibrated"])
 def test_a_score_that_fails_says_nothing_about_the_loss(method):
     task = FunctionTask(loss=TinyTask().loss, score=lambda *_: {}["missing"])
-    with pytest.raises(
-        TableError, match=r"KeyError: 'missing' \(.*\)\. Correct the task or its data, and run again\.$"
-    ):
+    with pytest.raises(TableError, match="KeyError: 'missing'") as raised:
         measure_importance(df.trace(Pair(), INPUTS), task, RECIPE, method=method)
+    assert "the loss" not in str(raised.value) and "--method" not in str(raised.value)
 
 
 def test_a_loss_that_does_not_run_the_traced_part_is_an_error():

@@ -1,8 +1,10 @@
 """Profiles of networks, including unusual inputs and failures."""
 
 import dataclasses
+import errno
 import importlib
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +56,16 @@ def test_data_dependent_network_is_profiled_without_memory(target):
     (row,) = [line for line in lines if line.startswith("peak memory, MB")]
     assert row.split(maxsplit=3)[3] == "not measured"
     assert lines[-1] == f"peak memory of network not measured: {found.memory_reason}"
+
+
+def test_network_is_profiled_without_memory_if_the_disk_is_full(monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    found = profile(nn.Conv2d(3, 4, 1), X, "pytorch", timer=QUICK)
+    assert found.memory is None and found.latency > 0
+    assert "No space left on device" in found.memory_reason
 
 
 def test_surrounding_autocast_changes_nothing(without_memory):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 
 from depthfold.backends.base import Compiled, Inputs, backend_errors, check_suffix, dynamic_shapes, private_copy, quiet
 from depthfold.backends.machine import device_name
-from depthfold.backends.torch_run import Device, Precision, TorchBackend
+from depthfold.backends.torch_run import Device, Precision, TorchBackend, exported_program
 from depthfold.errors import InvalidValue
 
 
@@ -45,9 +44,8 @@ class PyTorch(TorchBackend):
         with backend_errors("PyTorch cannot export this module"), quiet():
             module, inputs = private_copy(module, inputs)
             shapes = dynamic_shapes(inputs) if dynamic_batch else None
-            program = io.BytesIO()  # PyTorch's own writer of files ends the process if the disk is full
-            torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), program)
-        path.write_bytes(program.getbuffer())
+            program = exported_program(module, inputs, shapes)
+        path.write_bytes(program)
         return path
 
     def open(self, path: str | Path, inputs: Inputs) -> Compiled:

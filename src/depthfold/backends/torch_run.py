@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +25,13 @@ Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 
 _TYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def exported_program(module: nn.Module, inputs: Inputs, shapes: tuple[dict[int, Any], ...] | None = None) -> bytes:
+    """Return the content of a .pt2 file. PyTorch's own writer of files ends the process if the disk is full."""
+    content = io.BytesIO()
+    torch.export.save(torch.export.export(module, inputs, dynamic_shapes=shapes), content)
+    return content.getvalue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

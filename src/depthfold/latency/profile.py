@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import json
 import os
 import subprocess
@@ -21,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from depthfold.backends import Backend, Compiled, backend_errors, disable_autocast, float32_copy, get
 from depthfold.backends.base import quiet
-from depthfold.backends.torch_run import Precision, TorchOptions
+from depthfold.backends.torch_run import Precision, TorchOptions, exported_program
 from depthfold.core import Environment, Profile
 from depthfold.core.latency_table import quartiles
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
@@ -192,9 +191,7 @@ def _in_subprocess(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "module.pt2"
         with backend_errors("torch.export cannot export it for the process that measures it"), quiet():
-            program = io.BytesIO()  # PyTorch's own writer of files ends the process if the disk is full
-            torch.export.save(torch.export.export(module, inputs), program)
-            path.write_bytes(program.getbuffer())
+            path.write_bytes(exported_program(module, inputs))
         sizes = [[list(tensor.shape), str(tensor.dtype).split(".")[1]] for tensor in inputs]
         command = [sys.executable, "-m", "depthfold.latency.high_water", str(path), json.dumps(sizes)]
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _RETURN_MEMORY)
