@@ -16,7 +16,6 @@ from depthfold.errors import TableError
 from depthfold.latency import measure_latency
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.measure import timed_networks
-from latency_workshop import QUICK
 from tiny_importance import tiny_network
 
 MOVES = ("merge", "drop-layers", "drop-branches")
@@ -40,8 +39,7 @@ def traced():
 
 
 def test_every_other_shape_has_an_entry(traced):
-    given = {"target": "cost_model", "timer": QUICK}  # as many samples on a machine that stalls
-    table = measure_latency(traced, **given, moves=MOVES)
+    table = measure_latency(traced, "cost_model", moves=MOVES)
     wanted = {
         (span, shape)
         for span in traced.spans()
@@ -50,7 +48,7 @@ def test_every_other_shape_has_an_entry(traced):
     }
     assert {(entry.span, entry.shape) for entry in table.entries if entry.shape} == wanted
     assert wanted
-    assert [entry for entry in table.entries if not entry.shape] == list(measure_latency(traced, **given).entries)
+    assert [entry for entry in table.entries if not entry.shape] == list(measure_latency(traced, "cost_model").entries)
 
 
 def test_a_smaller_shape_takes_less_time(traced):

@@ -1,6 +1,6 @@
 """The timer, on candidates with scripted times. No test depends on a clock."""
 
-from itertools import cycle
+from itertools import count, cycle
 
 import pytest
 
@@ -34,6 +34,15 @@ def test_large_spread_gets_a_limited_number_of_extra_rounds():
     QUICK.measure({"calm": Scripted("calm", log, 1.0, 1.01), "wild": Scripted("wild", log, 1.0, 2.0, 4.0)}, known)
     assert (len(known["calm"]), len(known["wild"])) == (4, 7)
     assert QUICK.is_done(known["wild"]) and not QUICK.is_done(known["wild"][:6])
+
+
+def test_computed_times_do_not_depend_on_the_clock(monkeypatch):
+    clock = count(0.0, 1.0)  # a stalled machine: each look at the clock is a second later
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    timer = Timer(warmup=0.0, round_seconds=0.03, samples=2)
+    measured, computed = Scripted("a", [], 1.0), Scripted("b", [], 1.0)
+    computed.computed = True
+    assert (len(timer.run_once(measured)), len(timer.run_once(computed))) == (2, 30)
 
 
 def test_known_rounds_are_not_repeated():

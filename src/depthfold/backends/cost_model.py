@@ -95,6 +95,7 @@ class Work(TorchFunctionMode):
 class _Computed:
     """Runs eagerly, and returns the computed duration."""
 
+    computed: ClassVar[bool] = True
     __slots__ = ("_inputs", "_module", "_noise", "_random", "_seconds")
 
     def __init__(self, module: nn.Module, inputs: Inputs, seconds: float, model: CostModel) -> None:
