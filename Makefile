@@ -78,13 +78,13 @@ bench-int8: setup  ## compare the demo in float32 and INT8 (compresses it first:
 	touch $@
 
 results: setup  ## write docs/results.md from the results in experiments/
-	PYTHONPATH=experiments $(BIN)/python experiments/results_page.py
+	$(BIN)/python -m experiments.equal_latency.page.write
 
 zoo: .venv/zoo-installed  ## test all CNNs of torchvision and many others, and write docs/zoo.md (NETWORKS=... selects some)
 	$(BIN)/python benchmarks/zoo.py $(NETWORKS)
 
 # The pages keep their folders, so that links between them and to other files are the same in the repository and on the site.
-PAGES := README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE CITATION.cff docs examples experiments/*/README.md
+PAGES := README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE CITATION.cff docs examples experiments/README.md experiments/*/README.md
 
 docs: setup  ## write the documentation with the API reference to build/site, and check its links
 	rm -rf build/pages && mkdir -p build/pages

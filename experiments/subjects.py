@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cifar_networks import load_base, load_resnet56, mobilenet_v2, vgg19_bn
-from gpu_runs import FINETUNING, ON_CARD, PLANS
 from torch import nn
 
 import depthfold as df
@@ -22,6 +20,8 @@ from depthfold.backends.openvino import OpenVino
 from depthfold.backends.pytorch import PyTorch
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe
+from experiments.cifar_networks import load_base, load_resnet56, mobilenet_v2, vgg19_bn
+from experiments.gpu_runs import FINETUNING, ON_CARD, PLANS
 
 # The published weights of ResNet-56 were trained with images that are normalised like those of ImageNet.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import torch
 from torch import nn
 
 from depthfold.training import FunctionTask, Recipe, train
+from experiments.equal_latency.pruned_teacher import show_kept_features
 
 
 def taught(model, step):
@@ -16,9 +14,7 @@ def taught(model, step):
     return (model(x[:, :2]) - step.teacher(x)).square().mean()
 
 
-def test_the_teacher_shows_the_features_that_its_student_kept(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
-    show_kept_features = importlib.import_module("pruned_teacher").show_kept_features
+def test_the_teacher_shows_the_features_that_its_student_kept():
     teacher, student = nn.Sequential(nn.ReLU(), nn.Linear(5, 3)), nn.Sequential(nn.ReLU(), nn.Linear(2, 3))
     kept = [3, 1]
     student[1].weight.data = teacher[1].weight.data[:, kept].half().float()

@@ -1,27 +1,25 @@
-"""The commands of experiments/all_comparisons.py, and what they measure."""
+"""The commands of experiments/equal_latency, and what they measure."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
+from experiments.equal_latency import __main__ as all_comparisons
+from experiments.equal_latency import compare, merging_steps
+from experiments.equal_latency.page.text import SECTIONS
 
-def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkeypatch, tmp_path):
+
+def test_all_comparisons_are_commands_that_the_scripts_take(monkeypatch, tmp_path):
     import subprocess
-
-    import all_comparisons
-    import equal_latency
-    import merging_steps
-    from results_text import SECTIONS
 
     called = []
 
     def run(command, **_):
-        script, arguments = Path(command[1]), command[2:]
-        monkeypatch.setattr(sys, "argv", command[1:])
-        {"equal_latency.py": equal_latency, "merging_steps.py": merging_steps}[script.name]._arguments()
-        assert script.exists()
-        called.append((script.stem, *arguments))
+        module, arguments = command[2], command[3:]
+        scripts = {script.__name__: script for script in (compare, merging_steps)}
+        monkeypatch.setattr(sys, "argv", command[2:])
+        scripts[module]._arguments()
+        called.append((module.rpartition(".")[2], *arguments))
         return subprocess.CompletedProcess(command, returncode=0)
 
     monkeypatch.setattr(all_comparisons.subprocess, "run", run)
@@ -35,7 +33,7 @@ def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkey
     monkeypatch.setattr(sys, "argv", ["all_comparisons.py", *arguments])
     all_comparisons.main()
     by_folder = {
-        name: [call[1:2] for call in called if str(tmp_path / name) in call and call[0] == "equal_latency"]
+        name: [call[1:2] for call in called if str(tmp_path / name) in call and call[0] == "compare"]
         for name in SECTIONS
     }
     usual = [("train",), ("pick",), ("train",), ("train",), ("train",), ("profile",)]
@@ -46,7 +44,7 @@ def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkey
     assert sum("channels, Taylor" in call for call in called if str(arm) in call) == 0  # none was picked
     assert (arm / "channels-Taylor-steps.pt").read_text() == "steps", "they are taken once for all targets"
     assert sum("without distillation" in call for call in called) == 1
-    assert all("--steps" in call for call in called if call[0] == "equal_latency")
+    assert all("--steps" in call for call in called if call[0] == "compare")
 
     called.clear()
     monkeypatch.setattr(sys, "argv", ["all_comparisons.py", *arguments, "--seconds", "10"])
@@ -55,10 +53,8 @@ def test_all_comparisons_are_commands_that_the_scripts_take(results_page, monkey
     assert not called
 
 
-def test_number_of_seeds_can_be_given(results_page):
+def test_number_of_seeds_can_be_given():
     from types import SimpleNamespace
-
-    import equal_latency
 
     class Methods:
         def solved(self, share):
@@ -75,8 +71,8 @@ def test_number_of_seeds_can_be_given(results_page):
 
     def seeds(given, variant=""):
         options = SimpleNamespace(seeds=given, variant=variant, plain_sum=False)
-        experiment = SimpleNamespace(options=options, subject=equal_latency.SUBJECTS["efficientnet_lite0"])
-        order = list(equal_latency.Experiment.order(experiment, Methods()))
+        experiment = SimpleNamespace(options=options, subject=compare.SUBJECTS["efficientnet_lite0"])
+        order = list(compare.Experiment.order(experiment, Methods()))
         return [[seed for found, seed in order if found == name] for name in ("search 0.5", "rival 0.5")]
 
     assert seeds(None) == [[0], [0]]

@@ -5,17 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from experiments.equal_latency import results as equal_latency_results
+from experiments.equal_latency.candidates import PRUNED
+from experiments.equal_latency.page import missing as results_missing
+from experiments.equal_latency.page import write as results_page
+from experiments.equal_latency.page.summary import _range, speed_ups
+from experiments.equal_latency.results import LONGER, NARROWER, OURS, RESULTS, Measured, NetworkResults
+from experiments.gpu_runs import rows
 from lacking import needs
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_page_is_made_from_the_results(results_page):
+def test_page_is_made_from_the_results():
     assert (ROOT / "docs" / "results.md").read_text() == results_page.page(), "run `make results`"
 
 
 @needs("matplotlib")
-def test_pictures_and_readme_are_made_from_the_results(results_page, tmp_path):
+def test_pictures_and_readme_are_made_from_the_results(tmp_path):
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     readme, rows = (ROOT / "README.md").read_text(), results_page.readme_rows()
     assert rows and rows in readme, "run `make results`"
@@ -40,9 +47,7 @@ def profile(latency):
     )  # fmt: skip
 
 
-def test_table_has_the_mean_over_seeds_and_the_measured_speed_up(results_page):
-    from equal_latency_results import Measured
-
+def test_table_has_the_mean_over_seeds_and_the_measured_speed_up():
     one = Measured(
         "paper", "50%", {1: 91.0, 0: 92.0}, holdout={0: 93.0, 1: 94.0}, profile=profile(2.0), original=profile(5.0)
     )
@@ -50,9 +55,7 @@ def test_table_has_the_mean_over_seeds_and_the_measured_speed_up(results_page):
     assert results_page._row("50 %", "ours", one, holdout=True) == row
 
 
-def test_methods_are_compared_at_the_same_latency(results_page):
-    from equal_latency_results import OURS, Measured, NetworkResults
-
+def test_methods_are_compared_at_the_same_latency():
     ours = [Measured(OURS, "50%", {0: 92.0, 1: 92.5}, profile=profile(2.0), original=profile(4.0)),
             Measured(OURS, "35%", {0: 90.0}, profile=profile(1.5), original=profile(4.0))]  # fmt: skip
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, tuple(ours), {}, None)
@@ -78,9 +81,7 @@ def test_methods_are_compared_at_the_same_latency(results_page):
     assert results_page._ahead(results, fast) == "faster than all moves"
 
 
-def test_headline_also_compares_with_the_original_fine_tuned_with_the_same_recipe(results_page):
-    from equal_latency_results import OURS, Measured, NetworkResults
-
+def test_headline_also_compares_with_the_original_fine_tuned_with_the_same_recipe():
     def tuned_to(accuracy):
         measured = (
             Measured("original", "100%", {0: accuracy}),  # its accuracy counts before it is timed again
@@ -95,10 +96,7 @@ def test_headline_also_compares_with_the_original_fine_tuned_with_the_same_recip
         assert tuned_to(accuracy).endswith(f"({accuracy:.2f} %): {said}.")
 
 
-def test_readme_compares_the_best_of_both_kinds_with_the_fine_tuned_original(results_page):
-    from equal_latency_candidates import PRUNED
-    from equal_latency_results import OURS, Measured, NetworkResults
-
+def test_readme_compares_the_best_of_both_kinds_with_the_fine_tuned_original():
     def one(method, at, accuracy, **given):
         return Measured(method, at, {0: accuracy}, profile=profile(3.0), original=profile(4.0), **given)
 
@@ -116,9 +114,7 @@ def test_readme_compares_the_best_of_both_kinds_with_the_fine_tuned_original(res
     assert results_page._change(results, ["DepthShrinker"], "50%") == "?"
 
 
-def test_headline_can_be_a_network_that_was_fine_tuned_for_longer(results_page):
-    from equal_latency_results import LONGER, OURS, Measured, NetworkResults
-
+def test_headline_can_be_a_network_that_was_fine_tuned_for_longer():
     ours = Measured(OURS, "50%", {0: 92.0}, profile=profile(2.0), original=profile(4.0))
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, (ours,), {}, None)
     assert next(results_page._headline(results)).startswith("No network")
@@ -129,9 +125,7 @@ def test_headline_can_be_a_network_that_was_fine_tuned_for_longer(results_page):
     assert "(92.90 %): none." in next(results_page._headline(tuned)), "that original was not trained for 180 epochs"
 
 
-def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page):
-    from equal_latency_results import OURS, Measured, NetworkResults
-
+def test_page_tells_what_was_not_trained_from_what_meets_no_budget():
     ours, timed = (Measured(method, "50%", profile=profile(2.0), original=profile(4.0)) for method in (OURS, "paper"))
     ours.scores = {0: 92.0}
     trained = Measured("paper", "80%", {0: 93.0}, profile=profile(3.0), original=profile(4.0))
@@ -147,9 +141,7 @@ def test_page_tells_what_was_not_trained_from_what_meets_no_budget(results_page)
     assert "the paper's moves at 50 % (trained, not timed: 92.00 %), 65 %;" in results_page.missing([results])
 
 
-def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_networks_pruned_by_different_methods_have_rows_of_their_own(monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
     trained, timed = known["train paper 50% 0"], known["profile paper 50% cuda"]
     for kind in ("channels, magnitude", "channels, Taylor"):
@@ -160,9 +152,7 @@ def test_networks_pruned_by_different_methods_have_rows_of_their_own(results_pag
     assert {"channel pruning, magnitude", "channel pruning, Taylor"} < set(found)
 
 
-def test_plan_that_two_methods_trained_at_the_same_time_has_one_score(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_plan_that_two_methods_trained_at_the_same_time_has_one_score(monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
     trained = known["train all moves 50% 0"]
     known["train LayerMerge's rule 50% 0"] |= {"plan": trained["plan"], "merged": trained["merged"] - 1}
@@ -179,11 +169,8 @@ def test_plan_that_two_methods_trained_at_the_same_time_has_one_score(results_pa
     assert f" ({first:.2f} / {second:.2f}, {found['all moves'].scores[1]:.2f}) |" in row
 
 
-def test_networks_of_another_original(results_page, monkeypatch):
+def test_networks_of_another_original(monkeypatch):
     """They are compared with that one; a pruned network of other weights than were timed has no latency."""
-    import equal_latency_results
-    from results_summary import _range, speed_ups
-
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
     other = "base, another"
     known[other] = {"test": 95.0, "holdout": 99.0}
@@ -203,9 +190,7 @@ def test_networks_of_another_original(results_page, monkeypatch):
     assert speed_ups(equal_latency_results.load("resnet56"), ["paper"]) == "none (1.55)"
 
 
-def test_plan_that_another_method_trained_only_has_to_be_timed(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_plan_that_another_method_trained_only_has_to_be_timed(monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
     known = {key: row for key, row in known.items() if not key.startswith("train paper 80%")}
     assert known["profile paper 80% cuda"]["plan"] == known["train all moves 80% 0"]["plan"]
@@ -214,9 +199,7 @@ def test_plan_that_another_method_trained_only_has_to_be_timed(results_page, mon
     assert found["paper"].scores == found["all moves"].scores
 
 
-def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
     shared = {key: {k: v for k, v in row.items() if k != "seconds" or key[:5] != "train"} for key, row in known.items()}
     monkeypatch.setattr(equal_latency_results, "rows", lambda run: shared)
@@ -226,9 +209,7 @@ def test_network_that_was_only_trained_beside_others_has_no_time_of_a_training(r
 
 
 @pytest.mark.parametrize("variant", ["without distillation", "without features", "for 180 epochs"])
-def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(variant, results_page, monkeypatch):
-    import equal_latency_results
-
+def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(variant, monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "mobilenet_v2")
     trained, timed = known["train all moves 50% 0"], known["profile all moves 50% cuda"]
     for row in known.values():
@@ -250,9 +231,7 @@ def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(varian
     assert "DepthShrinker, published, DS-A-1.0: **+0.50** (1)" in text  # both have the latency of all moves at 50 %
 
 
-def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(monkeypatch):
     both = equal_latency_results.load("resnet56")
     assert "further seeds" not in results_page.missing([both])
     searched = {one.plan for one in both.measured if one.method in results_page.SEARCHES}
@@ -267,9 +246,7 @@ def test_page_says_if_there_is_one_seed_and_if_nothing_is_close_to_the_original(
     assert "Every plan was trained with one seed." in text and "Seeds of one plan differ" not in text
 
 
-def test_page_of_a_network_that_is_measured_in_pieces_has_no_headline_yet(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_page_of_a_network_that_is_measured_in_pieces_has_no_headline_yet(monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
     known = {key: row for key, row in known.items() if row.get("method") not in ("all moves", "paper")}
     monkeypatch.setattr(equal_latency_results, "rows", lambda run: known)
@@ -278,16 +255,11 @@ def test_page_of_a_network_that_is_measured_in_pieces_has_no_headline_yet(result
 
 
 def measured(method, at, latency, score, plan=""):
-    from equal_latency_results import Measured
-
     scores = {} if score is None else {0: score}
     return Measured(method, at, scores, profile=profile(latency), original=profile(4.0), plan=plan or f"{method} {at}")
 
 
-def test_summary_has_the_largest_speed_up_and_the_range_of_differences_per_method(results_page):
-    from equal_latency_results import OURS, NetworkResults
-    from results_summary import _range, speed_ups
-
+def test_summary_has_the_largest_speed_up_and_the_range_of_differences_per_method():
     networks = (
         measured("original", "100%", 4.0, 93.6),
         measured(OURS, "80%", 3.2, 93.5),
@@ -316,9 +288,7 @@ def test_summary_has_the_largest_speed_up_and_the_range_of_differences_per_metho
     assert _range(results, "channels, Taylor") == "+1.5 (1)"
 
 
-def test_start_up_of_a_process_is_not_the_time_of_a_training(results_page, monkeypatch):
-    import equal_latency_results
-
+def test_start_up_of_a_process_is_not_the_time_of_a_training(monkeypatch):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
     for key in [key for key in known if key.startswith("train ")]:
         known[key].pop("seconds", None)
@@ -327,10 +297,7 @@ def test_start_up_of_a_process_is_not_the_time_of_a_training(results_page, monke
     assert equal_latency_results.load("resnet56").seconds == 50
 
 
-def test_every_network_was_timed_with_the_plan_it_was_trained_with(results_page):
-    from equal_latency_results import NARROWER, RESULTS
-    from gpu_runs import rows
-
+def test_every_network_was_timed_with_the_plan_it_was_trained_with():
     for folder in RESULTS.iterdir():
         known = rows(folder) if folder.is_dir() else {}
         plans = {}
@@ -340,9 +307,7 @@ def test_every_network_was_timed_with_the_plan_it_was_trained_with(results_page)
         assert all(len(found) == 1 for found in plans.values()), f"{folder.name}: {plans}"
 
 
-def test_dropped_layers_are_counted(results_page):
-    from equal_latency_results import Measured
-
+def test_dropped_layers_are_counted():
     from depthfold.core import Drops, Plan
 
     for layers, branches, number in [((), (), 0), ((4,), (), 1), ((4, 16), ((5, 8),), 5), ((), ((1, 3), (5, 8)), 5)]:
@@ -350,10 +315,7 @@ def test_dropped_layers_are_counted(results_page):
         assert Measured("all moves", "50%", plan=str(plan)).dropped == number
 
 
-def test_network_that_was_trained_but_not_timed_is_not_said_to_miss_the_budget(results_page, monkeypatch, tmp_path):
-    import equal_latency_results
-    import results_missing
-
+def test_network_that_was_trained_but_not_timed_is_not_said_to_miss_the_budget(monkeypatch, tmp_path):
     known = equal_latency_results.rows(equal_latency_results.RESULTS / "resnet56")
     untimed = {key: row for key, row in known.items() if key != "profile channels, magnitude 65% cuda"}
     monkeypatch.setattr(equal_latency_results, "rows", lambda run: untimed)

@@ -4,6 +4,14 @@ from pathlib import Path
 
 import torch
 
+from experiments.equal_latency.candidates import CONTROL, PRUNED, PUBLISHED, SEARCHED
+from experiments.equal_latency.page import write as results_page
+from experiments.equal_latency.page.summary import DEPTHFOLD, RIVALS, best, differences, most_accurate
+from experiments.equal_latency.page.text import LIMITS, METHOD, SECTIONS, SUMMARY
+from experiments.equal_latency.results import BASE, OURS, RESULTS, SEED_DEVIATION, load
+from experiments.gpu_runs import rows
+from experiments.subjects import SUBJECTS
+
 ROOT = Path(__file__).parents[2]
 WIDTHS = ("mobilenet_v2", "mobilenet_v2_1.4")
 
@@ -17,8 +25,6 @@ def readme():
 
 
 def remark(name):
-    from results_text import SECTIONS
-
     return words(SECTIONS[name].remark)
 
 
@@ -26,17 +32,14 @@ def at(results, share, method):
     return next(one for one in results.at(share) if one.method == method)
 
 
-def sections(results_page):
+def sections():
     found = {results.name: results for results in results_page._results()}
     assert all(map(results_page.best, found.values())) and len(found) == 7, "the rows of the README's table"
     return found
 
 
-def test_losses_of_efficientnet_on_arm(results_page):
-    from equal_latency_results import OURS
-    from results_text import SUMMARY
-
-    lite = sections(results_page)["efficientnet_lite0-on-onnxruntime"]
+def test_losses_of_efficientnet_on_arm():
+    lite = sections()["efficientnet_lite0-on-onnxruntime"]
     ours, headline = at(lite, "65%", OURS), results_page.best(lite, longer=True)
     assert (headline.variant, headline.plan, len(headline.scores)) == ("for 180 epochs", ours.plan, 1)
     usual, tuned_usual, longer, tuned_longer = (
@@ -51,14 +54,12 @@ def test_losses_of_efficientnet_on_arm(results_page):
         f"seed 0 of all moves at 65 % loses {longer} points instead of {seed}, and {after} instead of {before} on the"
     )
     assert said in remark(lite.name)
-    others = [one for results in sections(results_page).values() for one in results.measured if one.longer]
+    others = [one for results in sections().values() for one in results.measured if one.longer]
     assert [one.plan for one in others] == [ours.plan], "no other network was fine-tuned for that long"
 
 
-def test_hold_out_accuracies_of_efficientnet_on_arm(results_page):
-    from equal_latency_results import OURS
-
-    lite = sections(results_page)["efficientnet_lite0-on-onnxruntime"]
+def test_hold_out_accuracies_of_efficientnet_on_arm():
+    lite = sections()["efficientnet_lite0-on-onnxruntime"]
 
     def ahead(share, method):
         scores = (at(lite, share, each).holdout.values() for each in (method, OURS))
@@ -73,12 +74,8 @@ def test_hold_out_accuracies_of_efficientnet_on_arm(results_page):
     assert said + f"differ by {max(seeds) - min(seeds):.1f}." in remark(lite.name)
 
 
-def test_readme_says_how_each_network_of_its_table_was_made(results_page):
-    from equal_latency_results import OURS, RESULTS
-    from gpu_runs import rows
-    from results_text import SECTIONS, SUMMARY
-
-    found = {name: results_page.best(each, longer=True) for name, each in sections(results_page).items()}
+def test_readme_says_how_each_network_of_its_table_was_made():
+    found = {name: results_page.best(each, longer=True) for name, each in sections().items()}
     assert all(name in WIDTHS or (one.method == OURS and one.dropped) for name, one in found.items())
     steps = {
         name: rows(RESULTS / name).get(f"steps {one.method} {one.at} {SECTIONS[name].stopwatch}")
@@ -102,17 +99,12 @@ def test_readme_says_how_each_network_of_its_table_was_made(results_page):
     assert "at batch 512 on the H200 (EfficientNet-Lite0: 128), and with ONNX Runtime at batch 1 on two" in readme()
     longer = {name: one.variant for name, one in found.items() if one.variant}
     assert longer == {"efficientnet_lite0-on-onnxruntime": "for 180 epochs"}
-    assert {each.recipe["epochs"] for each in sections(results_page).values()} == {60}
+    assert {each.recipe["epochs"] for each in sections().values()} == {60}
     assert "fine-tuned with the same recipe for 60 epochs" in readme()
 
 
-def test_readme_has_the_differences_from_other_methods(results_page):
-    from equal_latency_candidates import CONTROL, PRUNED, SEARCHED
-    from equal_latency_results import BASE
-    from results_summary import RIVALS, differences
-    from results_text import SUMMARY
-
-    found = sections(results_page)
+def test_readme_has_the_differences_from_other_methods():
+    found = sections()
 
     def extremes(sections, *methods):
         points = [each for results in sections for method in methods for each in differences(results, method)]
@@ -158,14 +150,9 @@ def test_readme_has_the_differences_from_other_methods(results_page):
     assert f"On ResNet-56, {said}" in readme()
 
 
-def test_remark_about_the_wide_mobilenet(results_page):
-    from equal_latency_candidates import PRUNED
-    from equal_latency_results import OURS, load
-    from results_summary import best, differences
-    from results_text import SUMMARY
-
+def test_remark_about_the_wide_mobilenet():
     magnitude, taylor = PRUNED
-    wide = sections(results_page)["mobilenet_v2_1.4"]
+    wide = sections()["mobilenet_v2_1.4"]
     assert all(each.is_noise for each in differences(wide, "paper"))
     text = remark(wide.name)
 
@@ -209,11 +196,8 @@ def test_remark_about_the_wide_mobilenet(results_page):
     assert "MobileNetV2-1.4 had {:.2f} and {:.2f} times with the same plans".format(*speed_ups) in words(SUMMARY)
 
 
-def test_rivals_of_the_wide_mobilenet(results_page):
-    from equal_latency_candidates import CONTROL, PUBLISHED
-    from equal_latency_results import OURS
-
-    wide, rule = sections(results_page)["mobilenet_v2_1.4"], "LayerMerge's rule"
+def test_rivals_of_the_wide_mobilenet():
+    wide, rule = sections()["mobilenet_v2_1.4"], "LayerMerge's rule"
     text = remark(wide.name)
     assert all(wide.ahead(at(wide, share, rule)).is_noise for share in ("80%", "65%", "50%"))
     behind, holdout = wide.ahead(at(wide, "35%", rule)), (at(wide, "35%", method).holdout[0] for method in (rule, OURS))
@@ -229,9 +213,7 @@ def test_rivals_of_the_wide_mobilenet(results_page):
     assert f"Its plan for 35 % takes {100 * last.share:.0f} % of the latency and loses {lost:.1f} points." in text
 
 
-def test_page_compares_the_networks_for_arm_with_those_of_earlier_searches(results_page):
-    from equal_latency_results import OURS, load
-
+def test_page_compares_the_networks_for_arm_with_those_of_earlier_searches():
     name, rule = "efficientnet_lite0-on-onnxruntime", "LayerMerge's rule"
     today, earlier, squares = (load(f"{name}{of}", "onnxruntime") for of in ("", "-earlier", "-least-squares"))
 
@@ -255,10 +237,7 @@ def test_page_compares_the_networks_for_arm_with_those_of_earlier_searches(resul
     assert said in remark(name)
 
 
-def test_page_has_the_accuracies_of_all_fits_of_efficientnet(results_page):
-    from equal_latency_results import RESULTS
-    from gpu_runs import rows
-
+def test_page_has_the_accuracies_of_all_fits_of_efficientnet():
     arm = "efficientnet_lite0-on-onnxruntime"
     fits = [
         rows(RESULTS / f"{arm}-earlier")["base, first fit"],
@@ -270,10 +249,7 @@ def test_page_has_the_accuracies_of_all_fits_of_efficientnet(results_page):
         assert f"are {first}, {second} and {third} %" in remark(name)
 
 
-def test_readme_says_that_its_first_network_is_slower_on_another_machine(results_page):
-    from equal_latency_results import RESULTS, load
-    from gpu_runs import rows
-
+def test_readme_says_that_its_first_network_is_slower_on_another_machine():
     best = results_page.best(load("mobilenet_v2"))
     steps = rows(RESULTS / "mobilenet_v2")[f"steps {best.method} {best.at} onnxruntime"]
     merged, original = (steps[step]["quartiles"][1] for step in ("along S", "original"))
@@ -285,17 +261,13 @@ def test_readme_says_that_its_first_network_is_slower_on_another_machine(results
     assert merged > original and said in readme()
 
 
-def test_plans_that_drop_layers_carry_over(results_page):
-    from equal_latency_results import OURS, RESULTS
-    from gpu_runs import rows
-    from results_text import SUMMARY
-
+def test_plans_that_drop_layers_carry_over():
     from depthfold.core import MeasuredSpeedup, Profile
 
     def timed(where, source, share):
         row = rows(RESULTS / where)[f"transfer {source} {share} onnxruntime"]
         original, moved = (Profile.from_json(row[each]) for each in ("original", "moved"))
-        assert at(sections(results_page)[source], share, OURS).plan == row["plan"], "its accuracy is known"
+        assert at(sections()[source], share, OURS).plan == row["plan"], "its accuracy is known"
         found = MeasuredSpeedup(original=original.quartiles, network=moved.quartiles)
         return original.environment.machine.split()[1].rstrip(","), found
 
@@ -312,19 +284,14 @@ def test_plans_that_drop_layers_carry_over(results_page):
     slower = set()
     for folder in RESULTS.glob("*-on-*"):
         for row in rows(folder).values():
-            if row.get("from") in sections(results_page):
+            if row.get("from") in sections():
                 original, moved = (Profile.from_json(row[each]).latency for each in ("original", "moved"))
                 slower |= {row["from"]} if moved > original else set()
     assert slower == {"mobilenet_v2", "efficientnet_lite0"}
 
 
-def test_summary_has_the_figures_of_its_tables(results_page):
-    from equal_latency_candidates import PRUNED
-    from equal_latency_results import OURS
-    from results_summary import differences
-    from results_text import SUMMARY
-
-    found, said = sections(results_page), words(SUMMARY)
+def test_summary_has_the_figures_of_its_tables():
+    found, said = sections(), words(SUMMARY)
     on_gpu = {name: each for name, each in found.items() if not name.endswith("onnxruntime")}
     faster = {name: results_page.best(each).speed_up for name, each in on_gpu.items()}
     least = faster.pop("mobilenet_v2_1.4")
@@ -367,13 +334,10 @@ def test_summary_has_the_figures_of_its_tables(results_page):
     assert at(arm, "65%", OURS).dropped
 
 
-def test_noise_is_judged_by_the_deviation_between_seeds(results_page):
+def test_noise_is_judged_by_the_deviation_between_seeds():
     from statistics import variance
 
-    from equal_latency_results import SEED_DEVIATION
-    from results_text import METHOD
-
-    numbers, found = [], sections(results_page)
+    numbers, found = [], sections()
     for name in ("mobilenet_v2", "resnet56"):
         plans = {one.plan: one.scores.values() for one in found[name].measured if len(one.scores) > 1}
         assert {len(scores) for scores in plans.values()} == {2}
@@ -388,23 +352,20 @@ def test_noise_is_judged_by_the_deviation_between_seeds(results_page):
     assert "{} points between one seed each, {} between means of two".format(*limits) in words(METHOD)
 
 
-def test_readme_begins_with_its_first_network(results_page):
-    results = sections(results_page)["mobilenet_v2"]
+def test_readme_begins_with_its_first_network():
+    results = sections()["mobilenet_v2"]
     one = results_page.best(results, tuned=True)
     assert one.at == "50%"
     said = f"becomes {one.speed_up:.2f} times as fast and loses {results.lost(one, tuned=True):.1f} points of accuracy"
     assert f"On an H200, MobileNetV2-1.0 for CIFAR-10 {said}." in readme()
 
 
-def test_speed_ups_of_the_readme_are_those_of_its_columns(results_page):
-    from equal_latency_candidates import PRUNED
-    from results_summary import DEPTHFOLD, most_accurate
-
+def test_speed_ups_of_the_readme_are_those_of_its_columns():
     columns = dict(zip(results_page.SHARES, (1.25, 1.5, 2, 2.9), strict=True))
     header = "| network | target | original, % | 1.25 times | 1.5 times | 2 times | 2.9 times |"
     assert words(header) in readme()
     first = []
-    for results in sections(results_page).values():
+    for results in sections().values():
         found = [most_accurate(results, methods, share) for methods in (DEPTHFOLD, PRUNED) for share in columns]
         assert all(one.network.speed_up > 0.97 * columns[one.network.at] for one in found if one)
         assert all(one.network.speed_up < 1.12 * columns[one.network.at] for one in found[1:4] + found[5:] if one)
@@ -413,11 +374,7 @@ def test_speed_ups_of_the_readme_are_those_of_its_columns(results_page):
     assert f"in the first column, it is up to {pruned:.2f} times as fast, depthfold up to {ours:.2f}." in readme()
 
 
-def test_readme_says_where_channel_pruning_is_as_accurate(results_page):
-    from equal_latency_candidates import PRUNED
-    from equal_latency_results import SEED_DEVIATION
-    from results_summary import DEPTHFOLD, best, most_accurate
-
+def test_readme_says_where_channel_pruning_is_as_accurate():
     def level(results, share):
         both = [most_accurate(results, methods, share) for methods in (DEPTHFOLD, PRUNED)]
         if None in both:
@@ -425,7 +382,7 @@ def test_readme_says_where_channel_pruning_is_as_accurate(results_page):
         deviation = SEED_DEVIATION * sum(1 / len(one.network.scores) for one in both) ** 0.5
         return both[1].lost - both[0].lost < 1.96 * deviation
 
-    found = sections(results_page)
+    found = sections()
     cifar = (*WIDTHS, "vgg19_bn", "resnet56")
     assert [[name for name in found if level(found[name], share)] for share in results_page.SHARES] == [
         [*cifar], ["mobilenet_v2_1.4", "vgg19_bn"], ["mobilenet_v2_1.4"], []
@@ -441,10 +398,8 @@ def test_readme_says_where_channel_pruning_is_as_accurate(results_page):
     assert "a difference of less than 0.4 points may be noise" in readme()
 
 
-def test_readme_says_what_merging_alone_costs_on_arm(results_page):
-    from equal_latency_results import OURS
-
-    lite = sections(results_page)["efficientnet_lite0-on-onnxruntime"]
+def test_readme_says_what_merging_alone_costs_on_arm():
+    lite = sections()["efficientnet_lite0-on-onnxruntime"]
     merging, dropping = (at(lite, "80%", method) for method in ("paper", OURS))
     costs = [f"{lite.lost(one, tuned=True):.1f}" for one in (merging, dropping)]
     assert dropping.profile.depth == dropping.original.depth - dropping.dropped, "it merges nothing"
@@ -459,27 +414,21 @@ def test_readme_says_in_how_many_networks_there_is_nothing_to_merge():
     assert any("convnext" in line for line in nothing)
 
 
-def test_readme_has_the_time_of_the_search(results_page):
-    from results_text import SECTIONS
-
+def test_readme_has_the_time_of_the_search():
     times = [
         f"{results_page.minutes(each):.0f}"
-        for name, each in sections(results_page).items()
+        for name, each in sections().items()
         if "lite0" not in name and not SECTIONS[name].surrogate
     ]
     assert len(times) == 3 and f"and one fine-tuning took {min(times)} to {max(times)} minutes for CIFAR-10" in readme()
 
 
-def test_page_says_how_much_the_first_steps_of_pruning_remove(results_page):
+def test_page_says_how_much_the_first_steps_of_pruning_remove():
     import json
-
-    from equal_latency_results import RESULTS
-    from results_text import LIMITS, SECTIONS
-    from subjects import SUBJECTS
 
     def removed(name, kind, step):
         assert json.loads((RESULTS / name / f"channels-{kind}.json").read_text())["0.8"] == step
-        one = at(sections(results_page)[name], "80%", f"channels, {kind}")
+        one = at(sections()[name], "80%", f"channels, {kind}")
         return f"{100 * (1 - one.profile.flops / one.original.flops):.0f} %"
 
     said = words(LIMITS)
@@ -488,16 +437,14 @@ def test_page_says_how_much_the_first_steps_of_pruning_remove(results_page):
     (taylor,) = {removed(name, "Taylor", 1) for name in WIDTHS}
     assert f"the first step by Taylor expansion removes {taylor} of the FLOPs, because a fifth" in said
     for name in WIDTHS:
-        weights = SECTIONS[name].weights or f"experiments/equal-latency/{name}/base.safetensors"
+        weights = SECTIONS[name].weights or f"experiments/equal_latency/measured/{name}/base.safetensors"
         layers = SUBJECTS[name].load(ROOT / weights).modules()
         norms = torch.cat([layer.weight.abs() for layer in layers if isinstance(layer, torch.nn.BatchNorm2d)])
         assert 0.19 < (norms < 1e-4).float().mean() < 0.23 and "a fifth of their batch norm weights" in said
 
 
-def test_page_says_what_torch_compile_leaves_to_gain(results_page):
-    from results_text import LIMITS
-
-    table = (ROOT / "experiments" / "latency-h200" / "README.md").read_text().splitlines()
+def test_page_says_what_torch_compile_leaves_to_gain():
+    table = (ROOT / "experiments" / "latency_h200" / "README.md").read_text().splitlines()
     graphs, compiled = (
         [float(cell) for cell in line.split(" | ")[3:7]]
         for runtime in ("CUDA graphs", "inductor")

@@ -1,8 +1,6 @@
 """Experiments that go on: the executor that measures only what a table lacks, and results that are forgotten."""
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -10,9 +8,9 @@ import pytest
 from depthfold.core import Move
 from depthfold.importance import measure_importance
 from depthfold.jobs import InProcess
+from experiments import gpu_runs as runs
+from experiments.equal_latency.known_importances import Known
 from tiny_importance import TinyTask, tiny_network
-
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 class Counting:
@@ -25,9 +23,7 @@ class Counting:
 
 
 @pytest.mark.filterwarnings("ignore:The hold-out set")
-def test_only_the_missing_importances_are_measured(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    Known = importlib.import_module("known_importances").Known
+def test_only_the_missing_importances_are_measured():
     given = dict(method="recalibrated", moves=get_args(Move))
     whole = measure_importance(tiny_network(), TinyTask(), **given)
     less = replace(whole, entries=tuple(entry for entry in whole.entries if not entry.dropped.branches))
@@ -37,9 +33,7 @@ def test_only_the_missing_importances_are_measured(monkeypatch):
     assert 0 < len(counting.keys) == len(whole.entries) - len(less.entries)
 
 
-def test_forgotten_results_are_removed_and_the_others_stay(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    runs = importlib.import_module("gpu_runs")
+def test_forgotten_results_are_removed_and_the_others_stay(tmp_path):
     for key in ("one", "two", "three"):
         runs.record(tmp_path, key, {"value": key})
     before = runs.rows(tmp_path)

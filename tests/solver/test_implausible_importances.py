@@ -96,8 +96,8 @@ def read(kind, path):
 
 
 def test_tables_of_the_experiments_give_no_warning():
-    tables = sorted(EXPERIMENTS.glob("importance-methods/importance-*.json"))
-    tables += sorted(EXPERIMENTS.glob("equal-latency/*/importance.json"))
+    tables = sorted(EXPERIMENTS.glob("importance_methods/importance-*.json"))
+    tables += sorted(EXPERIMENTS.glob("equal_latency/measured/*/importance.json"))
     assert len(tables) > 15
     for path in tables:
         folder = path.parent if (path.parent / "latency.json").exists() else None

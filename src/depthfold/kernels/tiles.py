@@ -1,7 +1,7 @@
 """The tiles of the kernels, and how a map is divided among programs.
 
-Each kernel has two tiles: for maps with many pixels and for maps with few. experiments/kernel_tiles.py compares tiles
-of the depthwise kernels on a GPU.
+Each kernel has two tiles: for maps with many pixels and for maps with few. experiments/step_h200/kernel_tiles.py
+compares tiles of the depthwise kernels on a GPU.
 """
 
 from __future__ import annotations
