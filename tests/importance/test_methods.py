@@ -194,6 +194,25 @@ def test_each_seed_has_a_sample_in_groups(monkeypatch):
         assert ((first + second) / 2 == table.base) == (each.span in UNCHANGED)
 
 
+def test_block_that_failed_with_one_seed_is_compared_with_the_base_of_the_others():
+    whole = measure_importance(NETWORK, TinyTask(), RECIPE, method="local", seeds=2)
+    right = {each.span: each for each in whole.entries}
+    bad = FlaggedSpan(1, 3, True, False)
+
+    class Failing(TinyTask):
+        def score(self, model, split):
+            score = super().score(model, split)
+            return math.nan if score == right[bad].samples[1] else score
+
+    with pytest.warns(IncompleteTable, match=r"\(1, 3\]"):
+        table = measure_importance(NETWORK, Failing(), RECIPE, method="local", seeds=2)
+    first, second = right[next(iter(UNCHANGED))].samples  # the scores of the original
+    expected = right[bad].samples[0] - first
+    assert first != second and table.base == (first + second) / 2
+    assert table.importances[bad] == pytest.approx(expected) != pytest.approx(right[bad].samples[0] - table.base)
+    assert [each for each in table.entries if each.span != bad] == [right[span] for span in right if span != bad]
+
+
 def test_blocks_that_save_no_time_are_left_out(tmp_path):
     spans = NETWORK.spans("paper")
     latency = latency_table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -105,7 +105,8 @@ def measure_importance(
         bases = measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)
     entries = [Score(span=block, dropped=dropped, reason=reason) for (block, dropped), reason in left_out.items()]
     entries += [Score(span=block, samples=bases, seeds=every_seed) for block, _ in unchanged]
-    entries += [_entry(option, measured, every_seed, journal) for option, measured in measured_as.items()]
+    by_seed = dict(zip(every_seed, bases if len(bases) == seeds else bases * seeds, strict=True))
+    entries += [_entry(option, measured, by_seed, journal) for option, measured in measured_as.items()]
     table = ImportanceTable(
         network=network.name,
         fingerprint=network.fingerprint,
@@ -214,13 +215,16 @@ def _split(outcome: Outcome, group: Group) -> Iterator[Outcome]:
         yield replace(outcome, key=job.key, result=None if failure else result, failure=failure)
 
 
-def _entry(option: BlockOption, measured: BlockOption, seeds: Sequence[int], journal: ImportanceJournal) -> Score:
+def _entry(option: BlockOption, measured: BlockOption, bases: Mapping[int, float], journal: ImportanceJournal) -> Score:
+    """Return the entry of a block. `bases` has the score of the original for each seed."""
     block, dropped = option
-    known = {seed: journal.results[key] for seed in seeds if (key := job_key(measured, seed)) in journal.results}
+    known = {seed: journal.results[key] for seed in bases if (key := job_key(measured, seed)) in journal.results}
     if not known:
-        reasons = dict.fromkeys(journal.failures[job_key(measured, seed)] for seed in seeds)
+        reasons = dict.fromkeys(journal.failures[job_key(measured, seed)] for seed in bases)
         return Score(span=block, dropped=dropped, reason="; ".join(reasons))
-    scores = tuple(result["score"] for result in known.values())
+    # The table has the mean base of all seeds. If a seed failed for this block, the others may have another mean base.
+    shift = fmean(bases.values()) - fmean(bases[seed] for seed in known)
+    scores = tuple(result["score"] + shift for result in known.values())
     return Score(span=block, dropped=dropped, samples=scores, seeds=tuple(known))
 
 
