@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import depthfold as df
-from depthfold.baselines import amc_mobilenet_v2, inverted_residuals, narrow, uniform_width
-from depthfold.errors import InvalidValue, MissingDependency
+from depthfold.baselines import amc_mobilenet_v2, inverted_residuals, narrow, pruning_steps, uniform_width
+from depthfold.errors import BackendError, InvalidValue, MissingDependency
 from depthfold.latency.profile import count_flops
 from depthfold.testing import randomise_statistics
 from depthfold.vision import import_timm, import_torchvision
@@ -112,6 +112,44 @@ def test_wrong_arguments_are_refused():
         narrow(Sums(), SMALL, {"last": 5})
     with pytest.raises(InvalidValue, match=r"above 0 and at most 1, found 1\.5"):
         uniform_width(Sums(), SMALL, 1.5)
+
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.all = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 8, 1), nn.Conv2d(3, 12, 1)
+        self.last = nn.Conv2d(12, 5, 1)
+
+    def forward(self, x):
+        return self.last(torch.cat([self.one(x), self.two(x)], 1) + self.all(x))
+
+
+def test_layers_that_cannot_get_narrower_are_refused():
+    grouped = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    for name in "01":  # its input and its output
+        with pytest.raises(InvalidValue, match=rf"^The channels of '{name}' belong to a convolution with 2 groups"):
+            narrow(grouped, SMALL, {name: 4})
+    assert narrow(grouped, SMALL, {"0": 8, "1": 8})(SMALL).shape == grouped(SMALL).shape
+    with pytest.raises(InvalidValue, match=r"^The channels of 'all' are joined with others and then added"):
+        uniform_width(Joined(), SMALL, 0.5)
+
+
+def test_output_keeps_its_shape():
+    """Its last convolution is not the last operation, so that nothing says that its channels are the classes."""
+    classifier = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    with pytest.raises(InvalidValue, match=r"changes from \[\(1, 10\)\] to \[\(1, 5\)\]\. Name only"):
+        uniform_width(classifier, SMALL, 0.5)
+    found = uniform_width(classifier, SMALL, 0.5, layers=["0"])
+    assert [part.out_channels for part in convolutions(found)] == [4, 10]
+
+
+def test_model_that_torch_pruning_cannot_follow_is_explained():
+    model = import_torchvision().models.shufflenet_v2_x0_5()
+    for attempt in (lambda: uniform_width(model, SMALL, 0.5), lambda: next(pruning_steps(model, SMALL))):
+        with pytest.raises(BackendError, match=r"^Torch-Pruning cannot follow the channels of this model: int"):
+            attempt()
 
 
 def test_missing_library_is_explained(monkeypatch):

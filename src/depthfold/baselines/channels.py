@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from depthfold.backends import backend_errors
 from depthfold.backends.base import flatten
 from depthfold.errors import InvalidValue
 from depthfold.support.coerce import as_float
@@ -27,25 +28,49 @@ def narrow(model: nn.Module, example: Any, widths: Mapping[str, int]) -> nn.Modu
 
     The channels that stay have the largest L1 norm: the sum of the absolute weights that compute them. Everything that
     reads or adds these channels gets narrower with them. Of convolutions whose outputs are added, name only one; their
-    norms are added.
+    norms are added. The model must return tensors of the same shapes as before, and grouped convolutions, other than
+    depth-wise ones, must keep their channels.
     """
     pruning = load("torch_pruning", "baselines")
     model = trainable_copy(model)
-    graph = _dependency_graph(model, example)
+    inputs = ExampleInputs.of(example).like(model).args
+    graph, shapes = _dependency_graph(model, inputs), output_shapes(model, inputs)
     for name, width in widths.items():
         conv, prune = _convolution(model, name), pruning.prune_conv_out_channels
         if not 0 < width <= conv.out_channels:
             raise InvalidValue(f"{name!r} has {conv.out_channels} output channels and cannot get {width}.")
+        if width == conv.out_channels:
+            continue
         whole = graph.get_pruning_group(conv, prune, list(range(conv.out_channels)))
+        _check_can_be_narrowed(name, whole, conv.out_channels)
         norms = [
             dependency.target.module.weight.detach().abs().sum((1, 2, 3))[channels]
             for dependency, channels in whole
             if dependency.handler == prune  # not depth-wise ones, nor those that read the channels
         ]
         order = torch.stack(norms).sum(0).argsort(stable=True)
-        if gone := order[: len(order) - width].tolist():
-            graph.get_pruning_group(conv, prune, gone).prune()
+        graph.get_pruning_group(conv, prune, order[: len(order) - width].tolist()).prune()
+    if (found := output_shapes(model, inputs)) != shapes:
+        raise InvalidValue(
+            f"With fewer channels, the shape of the output changes from {shapes} to {found}. Name only convolutions "
+            "that do not compute the output."
+        )
     return model
+
+
+def _check_can_be_narrowed(name: str, group: Any, channels: int) -> None:
+    for dependency, indices in group:
+        part = dependency.target.module
+        if isinstance(part, nn.Conv2d) and 1 < part.groups < part.out_channels:
+            raise InvalidValue(
+                f"The channels of {name!r} belong to a convolution with {part.groups} groups, which cannot get "
+                "narrower. Name other convolutions."
+            )
+        if len(indices) != channels:
+            raise InvalidValue(
+                f"The channels of {name!r} are joined with others and then added to something, so none of them can be "
+                "removed alone. Name other convolutions."
+            )
 
 
 def _convolution(model: nn.Module, name: str) -> nn.Conv2d:
@@ -55,10 +80,16 @@ def _convolution(model: nn.Module, name: str) -> nn.Conv2d:
     return parts[name]
 
 
-def _dependency_graph(model: nn.Module, example: Any) -> Any:
+def output_shapes(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    with torch.no_grad():
+        return [tuple(tensor.shape) for tensor in flatten(model(*inputs))]
+
+
+def _dependency_graph(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """Return Torch-Pruning's graph of which layers share channels."""
-    inputs = ExampleInputs.of(example).like(model).args
-    return load("torch_pruning", "baselines").DependencyGraph().build_dependency(model, example_inputs=inputs)
+    pruning = load("torch_pruning", "baselines")
+    with backend_errors("Torch-Pruning cannot follow the channels of this model"):  # for example, those of a shuffle
+        return pruning.DependencyGraph().build_dependency(model, example_inputs=inputs)
 
 
 def trainable_copy(model: nn.Module) -> nn.Module:
@@ -84,8 +115,9 @@ def uniform_width(model: nn.Module, example: Any, ratio: float, *, layers: Itera
 def _one_of_each_group(model: nn.Module, example: Any) -> list[str]:
     """Return the first convolution of each group that shares its channels, without the output of the model."""
     model = trainable_copy(model)
-    kept = output_layers(model, ExampleInputs.of(example).like(model).args)
-    groups = _dependency_graph(model, example).get_all_groups(ignored_layers=kept, root_module_types=[nn.Conv2d])
+    inputs = ExampleInputs.of(example).like(model).args
+    kept = output_layers(model, inputs)
+    groups = _dependency_graph(model, inputs).get_all_groups(ignored_layers=kept, root_module_types=[nn.Conv2d])
     names = {part: name for name, part in model.named_modules()}
     return [names[group[0].dep.target.module] for group in groups]
 

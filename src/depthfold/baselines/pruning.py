@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthfold.backends import Backend, get
-from depthfold.backends.base import flatten
-from depthfold.baselines.channels import output_layers, trainable_copy
+from depthfold.backends import Backend, backend_errors, get
+from depthfold.baselines.channels import output_layers, output_shapes, trainable_copy
 from depthfold.errors import BudgetError, InvalidValue
 from depthfold.latency import Timer
 from depthfold.latency.candidates import build_plan, closing_all
@@ -79,7 +78,7 @@ def pruning_steps(
     pruner = _pruner(
         pruned, inputs, kept, taylor=gradients is not None, iterative_steps=steps, round_to=round_to, ratio=max_ratio
     )
-    shapes = _output_shapes(pruned, inputs)
+    shapes = output_shapes(pruned, inputs)
     yield pruned
     for _ in range(steps):
         if gradients is not None:
@@ -87,7 +86,7 @@ def pruning_steps(
                 parameter.grad = torch.zeros_like(parameter)  # Torch-Pruning also reads those that a loss does not use
             gradients(pruned)
         pruner.step()
-        if (found := _output_shapes(pruned, inputs)) != shapes:
+        if (found := output_shapes(pruned, inputs)) != shapes:
             raise InvalidValue(
                 f"Pruning changed the shape of the output from {shapes} to {found}. Name the layer that computes it in "
                 "keep=[...]."
@@ -111,24 +110,20 @@ def _pruner(
             kept = (channels - removed + multiple // 2) // multiple * multiple
             return channels - min(max(kept, multiple), channels)
 
-    return Pruner(
-        model,
-        inputs,
-        importance=importance.GroupTaylorImportance() if taylor else importance.GroupMagnitudeImportance(p=2),
-        global_pruning=True,
-        isomorphic=True,
-        pruning_ratio=ratio,
-        max_pruning_ratio=ratio,
-        ignored_layers=kept,
-        in_channel_groups={},  # its defaults are shared between all pruners
-        out_channel_groups={},
-        **given,
-    )
-
-
-def _output_shapes(model: nn.Module, inputs: tuple[Any, ...]) -> list[tuple[int, ...]]:
-    with torch.no_grad():
-        return [tuple(tensor.shape) for tensor in flatten(model(*inputs))]
+    with backend_errors("Torch-Pruning cannot follow the channels of this model"):
+        return Pruner(
+            model,
+            inputs,
+            importance=importance.GroupTaylorImportance() if taylor else importance.GroupMagnitudeImportance(p=2),
+            global_pruning=True,
+            isomorphic=True,
+            pruning_ratio=ratio,
+            max_pruning_ratio=ratio,
+            ignored_layers=kept,
+            in_channel_groups={},  # its defaults are shared between all pruners
+            out_channel_groups={},
+            **given,
+        )
 
 
 def stopwatch(example: Any, target: str | Backend, *, inputs: Any = None, timer: Timer | None = None) -> Clock:
