@@ -122,6 +122,13 @@ def test_next_table_is_calibrated_with_the_measurements_of_choose(traced, fronti
         assert after.predict(traced.network, plan) == pytest.approx(milliseconds(traced, plan), rel=0.02)
 
 
+@pytest.mark.parametrize("backend", [COST, Interrupted()], ids=["quiet", "busy"])
+def test_unreliable_measurements_of_choose_are_not_kept(traced, frontier, tmp_path, backend):
+    choose(traced, frontier, "90%", backend, timer=dataclasses.replace(QUICK, samples=9), run=tmp_path)
+    with LatencyJournal(tmp_path, traced, backend.environment(traced.example_tensors())) as journal:
+        assert bool(journal.shares) == (backend is COST)
+
+
 def test_measurements_of_choose_change_predictions(traced, frontier, tmp_path):
     """Plans that took twice as long as predicted, relative to the original, get larger predictions."""
     before = measure_latency(traced, COST, timer=QUICK, networks=6, run=tmp_path)

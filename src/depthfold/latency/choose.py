@@ -43,7 +43,7 @@ def choose(
     `measured`. The measured latency of a candidate corrects the predictions for plans near it. At most `steps`
     candidates are built; if none of them meets the budget, the fastest plan is also tried. A candidate that the runtime
     rejects is skipped. With the run folder of measure_latency(), the next table is also calibrated with these
-    measurements.
+    measurements, as far as they are reliable.
     """
     backend, timer, budget = get(target), timer or Timer(rounds=8), Budget.parse(budget)
     _check_arguments(traced, frontier, steps)
@@ -57,11 +57,12 @@ def choose(
         def measure(n: int) -> None:
             plan = frontier[n].plan
             try:
-                search.measured[n] = comparison.measure(plan)
+                found = search.measured[n] = comparison.measure(plan)
             except _Rejected as error:
                 search.rejected[n] = str(error)
             else:
-                journal.add_share(plan, search.measured[n].share)
+                if not found.unreliable:  # the next table would be fitted to the load of another process
+                    journal.add_share(plan, found.share)
 
         for left in range(steps, 0, -1):
             if (n := search.next_candidate(last=left == 1)) is not None:
