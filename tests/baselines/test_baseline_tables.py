@@ -8,6 +8,7 @@ import pytest
 import depthfold as df
 from depthfold.baselines import constant_importance, layermerge_frontier
 from depthfold.core import Score, Surrogate
+from depthfold.errors import InvalidValue
 from structures import Builder, mobilenet_v2, plain_chain
 from tables import plausible_tables, tables_with_moves
 
@@ -78,6 +79,11 @@ def test_exponential_counts_changes_from_the_base_in_per_cent():
     frontier = layermerge_frontier(latency, df.ImportanceTable(base=90.0, entries=entries), network)
     values = {len(solved.segments): solved.importance for solved in frontier}
     assert values == {1: pytest.approx(math.exp(-0.2)), 2: pytest.approx(1 + math.exp(-0.1))}
+    assert frontier.importance_meaning == "Importance: predicted change of the sum of exp(I / 100)"
+    divergences = df.ImportanceTable(base=0.0, entries=entries, quantity="the agreement")
+    with pytest.raises(InvalidValue, match=r"for accuracy, in points, and this table has the agreement\. Use expon"):
+        layermerge_frontier(latency, divergences, network)
+    assert layermerge_frontier(latency, divergences, network, exponential=False).quantity == "the agreement"
 
 
 def test_surrogate_counts_importances_and_blocks():

@@ -15,6 +15,8 @@ from depthfold.core import (
     Surrogate,
     free_positions,
 )
+from depthfold.core.importance_table import ACCURACY
+from depthfold.errors import InvalidValue
 from depthfold.solver import solve
 
 
@@ -31,9 +33,15 @@ def layermerge_frontier(
     Every block is merged into one convolution. Where the network has no activation, blocks of several layers end in
     one, and blocks of one layer do not. Branches are not dropped. With `exponential`, the value of a block is
     exp(I / 100), as published, where I is a change of the accuracy in per cent; this favours many short blocks.
-    Otherwise it is I, as in the paper. A `surrogate` takes the place of both. Times are not rounded to 0.1 ms.
+    Otherwise it is I, as in the paper. A `surrogate` takes the place of both. Times are not rounded to 0.1 ms. Where
+    the network has no activation after several layers in a row, only tables of the space "full" have all plans.
     """
     exponential = exponential and surrogate is None
+    if exponential and importance.quantity not in ("", ACCURACY):
+        raise InvalidValue(
+            f"LayerMerge's exp(I / 100) is for {ACCURACY}, and this table has {importance.quantity}. Use "
+            "exponential=False, or measure with another method."
+        )
     free = free_positions(network)
 
     def ruled(entry: Score) -> Score:
@@ -46,7 +54,8 @@ def layermerge_frontier(
 
     base = 0.0 if exponential else importance.base
     table = replace(importance, base=base, entries=tuple(map(ruled, importance.entries)))
-    return solve(latency, table, network=network, surrogate=surrogate, merge_along="B")
+    frontier = solve(latency, table, network=network, surrogate=surrogate, merge_along="B")
+    return replace(frontier, quantity="the sum of exp(I / 100)") if exponential else frontier
 
 
 def constant_importance(network: Network, space: Space = "paper") -> ImportanceTable:

@@ -23,6 +23,7 @@ from depthfold.support.text import count
 COLUMNS = ("st", "end", "st_act", "end_act", "imp")
 HEADER = ("block", "importance (change of the score)", "score", "samples", "reason for no score")
 EXTRA = ("dropped", "reason")  # only where an entry needs them
+ACCURACY = "accuracy, in points"  # what the tables of ClassificationTask state as their quantity
 LARGEST = 1e100  # far beyond any score; sums and differences of such numbers are still floats
 
 
@@ -83,7 +84,7 @@ class ImportanceTable(Document):
     A table with a flag 0 (no activation at an end of a block) poses the extended problem of Appendix B, any other table
     the plain one. A block has an entry for each of its options, that is for each set of dropped layers and branches.
     `provenance` describes the origin of the scores: task, recipe, seeds. `quantity` names what the scores are, with its
-    unit, such as "accuracy, in points"; it is empty if this is not known.
+    unit, such as ACCURACY; it is empty if this is not known.
     """
 
     FORMAT: ClassVar[str] = "depthfold.importance-table"

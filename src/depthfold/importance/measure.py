@@ -11,6 +11,7 @@ from statistics import fmean
 import torch
 
 from depthfold.core import BlockOption, ImportanceTable, LatencyTable, Move, Score, Space
+from depthfold.core.importance_table import ACCURACY
 from depthfold.core.options import MERGE
 from depthfold.errors import InvalidValue, TableError
 from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
@@ -130,7 +131,7 @@ def _quantity(task: Task, method: Method) -> str:
     """Return the name and the unit of the scores, or an empty text if only the task knows them."""
     if method.compares_outputs and isinstance(task, OutputTask):
         return "the agreement with the original's outputs (minus the divergence)"
-    return "accuracy, in points" if isinstance(task, ClassificationTask) else ""
+    return ACCURACY if isinstance(task, ClassificationTask) else ""
 
 
 class _Measurement:
