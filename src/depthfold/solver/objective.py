@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import fmean, median
-from typing import Any, Literal, get_args
+from statistics import fmean
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from depthfold.errors import InvalidValue, TableError
 from depthfold.stage_one import Floats
 from depthfold.support.coerce import as_float
 
-# An entry this many times the median is a placeholder for "never", not a measured importance.
-PLACEHOLDER = 1e6
+# A larger importance stands for "never" and was not measured. It would decide the mean that alpha subtracts.
+LARGEST = 1e12
 
 # The entries whose mean is subtracted: all those of a single layer (the paper's choice), those of a single layer with
 # the network's own activations, or all entries.
@@ -32,7 +32,7 @@ def objective(
     normalisation compensates for this. With a surrogate, it is what the block adds to the predicted score of a plan.
     """
     values = dict(importance.options)
-    _check_placeholders(values)
+    _check_sizes(values)
     if alpha is not None:
         shift = _shift(importance.importances, alpha, over)
         values = {key: value - shift for key, value in values.items()}
@@ -64,13 +64,7 @@ def _shift(importances: Mapping[FlaggedSpan, float], alpha: float, over: Normali
     chosen = [value for span, value in importances.items() if _counts(span, over, bare)]
     if not chosen:
         raise TableError(_nothing_to_average(over))
-    shift = alpha * fmean(chosen)
-    if not abs(shift) <= PLACEHOLDER * _median(importances):
-        raise InvalidValue(
-            f"alpha = {alpha!r} shifts the importances by {shift:g}, so far that rounding hides their differences. Use "
-            "a smaller alpha: the paper uses 1.2 to 1.8."
-        )
-    return shift
+    return alpha * fmean(chosen)
 
 
 def checked_alpha(alpha: object) -> float:
@@ -81,20 +75,13 @@ def checked_alpha(alpha: object) -> float:
     return value
 
 
-def _check_placeholders(options: Mapping[tuple[FlaggedSpan, Drops], float]) -> None:
-    """Raise TableError if an entry is too large to be measured: added to it, the others would be lost in rounding."""
-    usual = _median(options)
+def _check_sizes(options: Mapping[tuple[FlaggedSpan, Drops], float]) -> None:
     for (span, _), value in options.items():
-        if abs(value) > PLACEHOLDER * usual:
+        if abs(value) > LARGEST:
             raise TableError(
-                f"The importance of {span} is {value:g} and the median entry is {usual:g}, so rounding would hide the "
-                "others. If a block must not be used, give a reason instead of a value."
+                f"The importance of {span} is {value:g}, expected at most {LARGEST:g} in size. If the block must not "
+                "be used, give a reason instead of a value."
             )
-
-
-def _median(importances: Mapping[Any, float]) -> float:
-    """Return the median size of the entries that are not zero; zero if there are none."""
-    return median([abs(value) for value in importances.values() if value] or [0.0])
 
 
 def _nothing_to_average(over: Normalisation) -> str:
