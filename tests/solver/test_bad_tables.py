@@ -166,12 +166,6 @@ def test_max_labels_must_be_a_positive_integer(labels: Any) -> None:
         solve(latency(), importance(), max_labels=labels)
 
 
-@pytest.mark.parametrize("original", [0.0, -1.0, math.nan, math.inf, 10**400, "10ms", True, [10.0]])
-def test_original_must_be_positive_milliseconds(original: object) -> None:
-    with pytest.raises(InvalidValue, match="The latency of the original must be positive milliseconds"):
-        solve(latency(), importance(), original=original)
-
-
 @pytest.mark.parametrize("alpha", [math.nan, math.inf, 10**400, "1.6", True, [1.6]])
 def test_alpha_must_be_a_finite_number(alpha: object) -> None:
     with pytest.raises(InvalidValue, match="alpha must be a finite number, found"):
@@ -179,15 +173,9 @@ def test_alpha_must_be_a_finite_number(alpha: object) -> None:
 
 
 def test_numpy_numbers_are_accepted() -> None:
-    frontier = solve(latency(), importance(), alpha=np.float32(1.5), original=np.int64(4))
-    assert (type(frontier.alpha), frontier.alpha, type(frontier.original), frontier.original) == (float, 1.5, float, 4)
+    frontier = solve(latency(), importance(), alpha=np.float32(1.5))
+    assert (type(frontier.alpha), frontier.alpha) == (float, 1.5)
     Frontier.loads(frontier.dumps())
-
-
-def test_normalisation_needs_alpha() -> None:
-    with pytest.raises(InvalidValue, match=r"The normalisation 'all' needs alpha, .* or leave out both"):
-        solve(latency(), importance(), normalisation="all")
-    assert solve(latency(), importance(), alpha=1.6).normalisation == "single"
 
 
 def test_arguments_of_another_type_are_refused() -> None:

@@ -25,8 +25,8 @@ def tables(key: tuple[int, int, int, int] = (47, 50, 1, 1), value: float | None 
 @pytest.mark.parametrize("alpha", [None, 1.6])
 def test_placeholder_is_refused_by_name(value: float, alpha: float | None) -> None:
     message = (
-        r"The importance of \(47, 50\], flags 11 is .*, expected at most 1e\+12 in size\. .* give a reason instead of a "
-        "value"
+        r"The importance of \(47, 50\], flags 11 is .*, expected at most 1e\+12 in size\. .* give a reason "
+        "instead of a value"
     )
     with pytest.raises(TableError, match=message):
         solve(*tables(value=value), alpha=alpha)

@@ -84,7 +84,7 @@ class Budget(Document):
         if original is None:
             raise BudgetError(
                 f"The budget {self} needs the latency of the original, and a single layer has no time in the latency "
-                "table. Give the original's latency to solve(), or ask in milliseconds."
+                "table. Ask in milliseconds."
             )
         ps = round(original * 1e9)
         ps -= ps / 1e9 > original

@@ -62,6 +62,7 @@ class Frontier(Document):
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
+    FORMER: ClassVar[tuple[str, ...]] = ("normalisation",)
 
     network: str
     fingerprint: str = ""
@@ -69,7 +70,6 @@ class Frontier(Document):
     environment: Environment
     original: float | None
     alpha: float | None
-    normalisation: str | None
     surrogate: Surrogate | None = None
     lost: float
     segments: tuple[Segment, ...]

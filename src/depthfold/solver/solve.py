@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,11 +27,11 @@ from depthfold.solver.chains import Chains
 from depthfold.solver.checks import check_options, check_scored, check_tables, check_timed, no_plan
 from depthfold.solver.doubts import warn_if_implausible
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
-from depthfold.solver.objective import Normalisation, checked_alpha, importance_array, objective
+from depthfold.solver.objective import checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
 from depthfold.solver.stage_two import algorithm_2_and_4
 from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_blocks, useless_options
-from depthfold.support.coerce import as_float, as_whole
+from depthfold.support.coerce import as_whole
 from depthfold.support.text import at_most, count
 
 # Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
@@ -44,28 +43,23 @@ def solve(
     importance: ImportanceTable,
     *,
     alpha: float | None = None,
-    normalisation: Normalisation | None = None,
     surrogate: Surrogate | None = None,
     network: Network | None = None,
-    original: float | None = None,
     merge_along: MergeAlong = "S",
     max_labels: int = 50_000,
 ) -> Frontier:
     """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
 
-    `alpha` and `normalisation` ("single" by default) normalise the importances first (Appendix B.3). A `surrogate` that
-    was fitted to trained plans takes the place of alpha: the importance of a plan is then its predicted score, less the
-    intercept. With the `network` the tables are checked against it, and the plans have the shapes of their segments.
-    `original` is the measured latency of the original, to which shares and speed-ups refer; by default it is the sum of
-    the single layers in the latency table. With `merge_along` = "B", every block of the importance table is one
-    segment: LayerMerge's rule, in place of the free choice of S. At most `max_labels` labels are kept for each
-    position. If that drops labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
+    `alpha` normalises the importances first (Appendix B.3). A `surrogate` that was fitted to trained plans takes the
+    place of alpha: the importance of a plan is then its predicted score, less the intercept. With the `network` the
+    tables are checked against it, and the plans have the shapes of their segments. With `merge_along` = "B", every
+    block of the importance table is one segment: LayerMerge's rule, in place of the free choice of S. At most
+    `max_labels` labels are kept for each position. If that drops labels, a warning says so, and `frontier.lost` bounds
+    the importance that was lost.
 
     If entries of the tables drop layers or branches, the network is needed, and the plans say what they drop.
     """
-    original = None if original is None else _checked_original(original)
     alpha = None if alpha is None else checked_alpha(alpha)
-    over = _checked_normalisation(normalisation, alpha)
     if surrogate is not None:
         _check_surrogate(surrogate, alpha, importance)
     max_labels = as_whole("max_labels", max_labels, InvalidValue)
@@ -81,7 +75,7 @@ def solve(
     if merge_along == "B":
         _warn_about_fixed_cuts(importance)
 
-    importances = objective(importance, alpha, over, surrogate)
+    importances = objective(importance, alpha, surrogate)
     times = Times(latency, shapes)
     stage_one: StageOne
     if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
@@ -100,9 +94,8 @@ def solve(
         fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
         depth=latency.depth,
         environment=latency.environment,
-        original=latency.original if original is None else original,
+        original=latency.original,
         alpha=alpha,
-        normalisation=None if alpha is None else over,
         surrogate=surrogate,
         lost=_lost(fronts[latency.depth].lost, latency.depth, importances.values(), max_labels),
         segments=_segments(used, times, network),
@@ -188,23 +181,6 @@ def _check_surrogate(surrogate: Surrogate, alpha: float | None, importance: Impo
             f"The surrogate was fitted for another network ({surrogate.network or surrogate.fingerprint}; the "
             f"importance table is for {importance.network or importance.fingerprint}). Fit it for this network."
         )
-
-
-def _checked_original(original: object) -> float:
-    what, expected = "The latency of the original", "positive milliseconds"
-    value = as_float(what, original, InvalidValue, expected)
-    if not 0 < value < math.inf:
-        raise InvalidValue(f"{what} must be {expected}, found {original!r}.")
-    return value
-
-
-def _checked_normalisation(normalisation: Normalisation | None, alpha: float | None) -> Normalisation:
-    if alpha is None and normalisation is not None:
-        raise InvalidValue(
-            f"The normalisation {normalisation!r} needs alpha, the multiple of the mean to subtract. Give alpha (the "
-            "paper uses 1.2 to 1.8), or leave out both."
-        )
-    return normalisation or "single"
 
 
 def _unscored(importance: ImportanceTable) -> tuple[FlaggedSpan, ...]:
