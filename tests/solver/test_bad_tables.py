@@ -166,9 +166,9 @@ def test_max_labels_must_be_a_positive_integer(labels: Any) -> None:
         solve(latency(), importance(), max_labels=labels)
 
 
-@pytest.mark.parametrize("alpha", [math.nan, math.inf, 10**400, "1.6", True, [1.6]])
-def test_alpha_must_be_a_finite_number(alpha: object) -> None:
-    with pytest.raises(InvalidValue, match="alpha must be a finite number, found"):
+@pytest.mark.parametrize("alpha", [math.nan, math.inf, -1.6, -1e-9, 10**400, "1.6", True, [1.6]])
+def test_alpha_must_be_a_finite_number_that_is_not_negative(alpha: object) -> None:
+    with pytest.raises(InvalidValue, match="alpha must be a finite number of at least 0, found"):
         solve(latency(), importance(), alpha=alpha)
 
 

@@ -19,7 +19,8 @@ def F(i: int, j: int, a: int, b: int) -> FlaggedSpan:
 
 def normalised(table: dict[FlaggedSpan, float], alpha: float) -> dict[FlaggedSpan, float]:
     entries = tuple(Score(span=span, samples=(value,)) for span, value in table.items())
-    found = objective(ImportanceTable(entries=entries), alpha)
+    found, per_block = objective(ImportanceTable(entries=entries), alpha)
+    assert per_block == pytest.approx(found[next(iter(table)), NOTHING] - next(iter(table.values())))
     assert all(dropped == NOTHING for _, dropped in found)
     return {span: value for (span, _), value in found.items()}
 
@@ -55,9 +56,7 @@ def test_solve_normalises_when_alpha_is_given() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="alpha must be a finite number, found nan"):
+    with pytest.raises(InvalidValue, match="alpha must be a finite number of at least 0, found nan"):
         normalised(TABLE, math.nan)
-    with pytest.raises(
-        TableError, match=r"the entries of a single layer, .* has no score of one\. Measure"
-    ):
+    with pytest.raises(TableError, match=r"the entries of a single layer, .* has no score of one\. Measure"):
         normalised({F(0, 2, 1, 1): 1.0}, 1.0)

@@ -19,8 +19,8 @@ LARGEST = 1e12
 
 def objective(
     importance: ImportanceTable, alpha: float | None, surrogate: Surrogate | None = None
-) -> dict[tuple[FlaggedSpan, Drops], float]:
-    """Return what each block, with what it drops, adds to the sum that a plan maximises.
+) -> tuple[dict[tuple[FlaggedSpan, Drops], float], float]:
+    """Return what each block, with what it drops, adds to the sum that a plan maximises, and the part for any block.
 
     With `alpha`, this is I[i, j, a, b] - alpha * mean, with the mean over all entries of a single layer. Short training
     underestimates the importance of every block a little, so plans with many blocks look worse than they are; the
@@ -28,13 +28,12 @@ def objective(
     """
     values = dict(importance.options)
     _check_sizes(values)
+    slope, per_block = 1.0, 0.0
     if alpha is not None:
-        shift = _shift(importance.importances, alpha)
-        values = {key: value - shift for key, value in values.items()}
+        per_block = -_shift(importance.importances, alpha)
     if surrogate is not None:
         slope, per_block = surrogate.slope, surrogate.per_block
-        values = {key: slope * value + per_block for key, value in values.items()}
-    return values
+    return {key: slope * value + per_block for key, value in values.items()}, per_block
 
 
 def importance_array(values: Mapping[tuple[FlaggedSpan, Drops], float], L: int) -> Floats:
@@ -61,10 +60,14 @@ def _shift(importances: Mapping[FlaggedSpan, float], alpha: float) -> float:
 
 
 def checked_alpha(alpha: object) -> float:
-    """Return alpha as a float. Raise InvalidValue if it is not a finite number."""
-    value = as_float("alpha", alpha, InvalidValue, "a finite number")
-    if not math.isfinite(value):
-        raise InvalidValue(f"alpha must be a finite number, found {alpha!r}. The paper uses 1.2 to 1.8.")
+    """Return alpha as a float. Raise InvalidValue if it is not a finite number of at least 0.
+
+    Trainings underestimate every block, and alpha corrects for this. A negative one would add to the error.
+    """
+    expected = "a finite number of at least 0"
+    value = as_float("alpha", alpha, InvalidValue, expected)
+    if not 0 <= value < math.inf:
+        raise InvalidValue(f"alpha must be {expected}, found {alpha!r}. The paper uses 1.2 to 1.8.")
     return value
 
 

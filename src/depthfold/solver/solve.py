@@ -70,12 +70,12 @@ def solve(
         latency = replace(latency, activations=network.activations)
     if network is not None:
         _warn_if_needed(latency, importance, network)
-    if surrogate is not None:
-        _warn_about_fewer_blocks(surrogate, importance)
+    importances, per_block = objective(importance, alpha, surrogate)
+    if per_block < 0:
+        _warn_about_fewer_blocks(per_block, alpha, importance)
     if merge_along == "B":
         _warn_about_fixed_cuts(importance)
 
-    importances = objective(importance, alpha, surrogate)
     times = Times(latency, shapes)
     stage_one: StageOne
     if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
@@ -146,14 +146,15 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
         )
 
 
-def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) -> None:
-    """Warn if blocks were left out, and the surrogate prefers fewer blocks: plans may be better with a merged block."""
-    left_out = sum(entry.reason in LEFT_OUT for entry in importance.entries)
-    if left_out and surrogate.per_block < 0:
+def _warn_about_fewer_blocks(per_block: float, alpha: float | None, importance: ImportanceTable) -> None:
+    """Warn if blocks were left out, and the objective prefers fewer blocks: plans may be better with a merged block."""
+    if left_out := sum(entry.reason in LEFT_OUT for entry in importance.entries):
+        why = f"the surrogate predicts lower scores for more blocks (per_block = {per_block:.3g})"
+        if alpha is not None:
+            why = f"alpha = {alpha:g} lowers the importance of every block by {-per_block:.3g}"
         warnings.warn(
-            f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "
-            f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans "
-            "with them may be better. Measure the importances without a latency table to include them.",
+            f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but {why}, so "
+            "plans with them may be better. Measure the importances without a latency table to include them.",
             UserWarning,
             stacklevel=3,
         )
