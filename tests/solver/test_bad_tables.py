@@ -12,6 +12,7 @@ from depthfold.core import Environment, Frontier, ImportanceTable, LatencyTable,
 from depthfold.core.span import FlaggedSpan, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver import solve
+from depthfold.solver.chains import Chains
 from tables import importance_table, latency_table, timing
 
 TIMES = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
@@ -97,6 +98,18 @@ def test_blocks_must_cover_the_network(merge_along: str) -> None:
     message = "of the importance table do not cover the network: .* the furthest position reached is 1"
     with pytest.raises(TableError, match=message):
         solve(latency(), ImportanceTable(entries=(*scores.entries, without)), merge_along=merge_along)
+
+
+@pytest.mark.parametrize("table", ["latency", "importance"])
+def test_table_that_does_not_cover_the_network_is_refused_before_stage_one(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropped layers, stage one can take a minute."""
+    monkeypatch.setattr(Chains, "__init__", None)
+    spans = [(0, 1), (2, 3)] if table == "latency" else [(0, 1), (1, 2), (2, 3)]
+    blocks = importance_table({(i, j, int(table == "latency" or i != 1), 1): 0.0 for i, j in spans})
+    with pytest.raises(TableError, match=f"of the {table} table do not cover the network"):
+        solve(latency_table(dict.fromkeys(spans, 1.0)), blocks, merge_along="B")
 
 
 def test_flag_at_the_input_must_be_1() -> None:

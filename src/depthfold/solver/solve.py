@@ -76,14 +76,16 @@ def solve(
     if merge_along == "B":
         _warn_about_fixed_cuts(importance)
 
+    # Stage one may take more than a minute and much memory, so what can be checked without it is checked before.
+    if shapes is None:
+        check_timed(latency)
+    check_scored((block for block, _ in importances), latency.depth)
     times = Times(latency, shapes)
     stage_one: StageOne
     if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
-        check_timed(latency)
         stage_one = Separate(time_array(latency), importance_array(importances, latency.depth))
     else:
         stage_one = Chains(times, latency.depth, importances, whole_blocks=merge_along == "B")
-    check_scored((block for block, _ in importances), latency.depth)
     fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
     if latency.depth not in fronts:
         raise no_plan()
