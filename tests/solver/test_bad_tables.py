@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -171,12 +170,6 @@ def test_mistyped_start_and_end_are_refused_before_they_take_memory() -> None:
     blocks = importance_table({(i, j, 1, 1): 0.0 for i, j in spans})
     with pytest.raises(TableError, match=r"no chain of them leads from position 0 to 200000; the furthest .* is 2"):
         solve(latency_table(dict.fromkeys(spans, 1.0)), blocks)
-
-
-@pytest.mark.parametrize("labels", [0, -1, 2.5, "x", None])
-def test_max_labels_must_be_a_positive_integer(labels: Any) -> None:
-    with pytest.raises(InvalidValue, match=rf"^max_labels must be an integer of at least 1, found {labels!r}\.$"):
-        solve(latency(), importance(), max_labels=labels)
 
 
 @pytest.mark.parametrize("alpha", [math.nan, math.inf, -1.6, -1e-9, 10**400, "1.6", True, [1.6]])

@@ -112,7 +112,7 @@ def test_chains_without_drops_equal_the_two_separate_stages(make) -> None:
         except TableError:
             continue
         chains = Chains(Times(latency, None), latency.depth, importances)
-        one, two = (algorithm_2_and_4(stage.edges, latency.depth, 10**6) for stage in (separate, chains))
+        one, two = (algorithm_2_and_4(stage.edges, latency.depth) for stage in (separate, chains))
         assert one.keys() == two.keys()
         if latency.depth in one:
             assert one[latency.depth].t.tolist() == two[latency.depth].t.tolist()

@@ -56,7 +56,7 @@ def test_one_harmful_block_among_harmless_ones_is_accepted() -> None:
 
 def test_base_score_on_another_scale_is_accepted() -> None:
     latency, importance = tables()
-    assert solve(latency, ImportanceTable(entries=importance.entries, base=75.0)).exact
+    assert solve(latency, ImportanceTable(entries=importance.entries, base=75.0)).points[-1].importance < -74
 
 
 @pytest.mark.parametrize("huge", [1e308, -1e308, 10**400])

@@ -16,7 +16,6 @@ from depthfold.core import (
     ImportanceTable,
     LatencyTable,
     Network,
-    Position,
     Segment,
     Span,
     Surrogate,
@@ -31,8 +30,7 @@ from depthfold.solver.objective import checked_alpha, importance_array, objectiv
 from depthfold.solver.plans import points
 from depthfold.solver.stage_two import algorithm_2_and_4
 from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_blocks, useless_options
-from depthfold.support.coerce import as_whole
-from depthfold.support.text import at_most, count
+from depthfold.support.text import count
 
 # Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
 MergeAlong = Literal["S", "B"]
@@ -46,23 +44,21 @@ def solve(
     surrogate: Surrogate | None = None,
     network: Network | None = None,
     merge_along: MergeAlong = "S",
-    max_labels: int = 50_000,
 ) -> Frontier:
-    """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
+    """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags).
+
+    The frontier is exact. Of plans with equal latency and importance, one is returned.
 
     `alpha` normalises the importances first (Appendix B.3). A `surrogate` that was fitted to trained plans takes the
     place of alpha: the importance of a plan is then its predicted score, less the intercept. With the `network` the
     tables are checked against it, and the plans have the shapes of their segments. With `merge_along` = "B", every
-    block of the importance table is one segment: LayerMerge's rule, in place of the free choice of S. At most
-    `max_labels` labels are kept for each position. If that drops labels, a warning says so, and `frontier.lost` bounds
-    the importance that was lost.
+    block of the importance table is one segment: LayerMerge's rule, in place of the free choice of S.
 
     If entries of the tables drop layers or branches, the network is needed, and the plans say what they drop.
     """
     alpha = None if alpha is None else checked_alpha(alpha)
     if surrogate is not None:
         _check_surrogate(surrogate, alpha, importance)
-    max_labels = as_whole("max_labels", max_labels, InvalidValue)
     _check_rule(merge_along)
     check_tables(latency, importance, network)
     shapes = _checked_shapes(latency, importance, network)
@@ -86,7 +82,7 @@ def solve(
         stage_one = Separate(time_array(latency), importance_array(importances, latency.depth))
     else:
         stage_one = Chains(times, latency.depth, importances, whole_blocks=merge_along == "B")
-    fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
+    fronts = algorithm_2_and_4(stage_one.edges, latency.depth)
     if latency.depth not in fronts:
         raise no_plan()
     plans, used = points(fronts, stage_one, latency.depth, shapes.drops if shapes else None)
@@ -99,7 +95,6 @@ def solve(
         original=latency.original,
         alpha=alpha,
         surrogate=surrogate,
-        lost=_lost(fronts[latency.depth].lost, latency.depth, importances.values(), max_labels),
         segments=_segments(used, times, network),
         points=plans,
         unscored=_unscored(importance),
@@ -190,22 +185,6 @@ def _unscored(importance: ImportanceTable) -> tuple[FlaggedSpan, ...]:
     """Return the blocks without a score, those that no option gives one."""
     scored = {entry.span for entry in importance.entries if entry.samples}
     return tuple(dict.fromkeys(entry.span for entry in importance.entries if entry.span not in scored))
-
-
-def _lost(dropped: float, L: Position, importances: Iterable[float], max_labels: int) -> float:
-    """Return a bound on the importance that dropping labels has lost, and warn about it. Zero if none was dropped."""
-    if not dropped:
-        return 0.0
-    # A sum of L entries is off by less than L * L * 2^-53 of the largest entry; two sums are compared.
-    rounding = (L + 1) ** 2 * max(map(abs, importances)) * 2.0**-50
-    lost = dropped + rounding
-    warnings.warn(
-        f"The frontier is thinned to {max_labels} labels for each position: at any budget its plan may be up to "
-        f"{at_most(lost)} of importance below the best one. Raise max_labels for an exact frontier.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return lost
 
 
 def _segments(used: Iterable[UsedSegment], times: Times, network: Network | None) -> tuple[Segment, ...]:
