@@ -10,12 +10,16 @@ from dataclasses import replace
 import pytest
 
 import depthfold as df
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Surrogate
+from depthfold.core import BlockOption, FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Surrogate
 from depthfold.errors import TableError
-from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
+from depthfold.stage_one import SAVES_NO_TIME, useless_options
 from oracle import exhaustive_frontier
 from structures import Builder, chain, mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, timing
+
+
+def useless_blocks(network, latency, blocks):
+    return frozenset(option.block for option in useless_options(network, latency, map(BlockOption, blocks)))
 
 
 def random_network(rng):

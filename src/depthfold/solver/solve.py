@@ -29,7 +29,7 @@ from depthfold.solver.edges import Separate, StageOne, UsedSegment
 from depthfold.solver.objective import checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_blocks, useless_options
+from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_options
 from depthfold.support.text import count
 
 # Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
@@ -128,11 +128,7 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
     if not left_out:
         return
     options = [BlockOption(entry.span, entry.dropped) for entry in importance.entries]
-    if importance.drops:
-        useless = useless_options(network, latency, options)
-    else:
-        useless = frozenset(map(BlockOption, useless_blocks(network, latency, [option.block for option in options])))
-    needed = sorted(left_out - useless)
+    needed = sorted(left_out - useless_options(network, latency, options))
     if needed:
         warnings.warn(
             f"The importance table leaves out {count(len(needed), 'block')} that saved no time with another latency "
