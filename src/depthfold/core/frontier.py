@@ -215,9 +215,7 @@ class Frontier(Document):
         """Return the latency in per cent, rounded up so that a budget of it admits the plan; empty if too large."""
         if not self.original or latency > LARGEST["share"] * self.original:
             return ""
-        tenths = max(math.floor(1000 * latency / self.original), 1)
-        while Budget.share(tenths / 1000).limit(self.original) < latency:
-            tenths += 1
+        tenths = max(math.ceil(1000 * latency / self.original), 1)
         return f" ({tenths / 10:.1f}% of the original)"
 
     def _known(self) -> _Segments:
