@@ -11,7 +11,7 @@ from depthfold.core import Environment, Frontier, ImportanceTable, LatencyTable,
 from depthfold.core.span import FlaggedSpan, Span
 from depthfold.errors import InvalidValue, TableError
 from depthfold.solver import solve
-from depthfold.solver.chains import Chains
+from depthfold.solver.joint import Joint
 from tables import importance_table, latency_table, timing
 
 TIMES = {(0, 1): 1.0, (1, 2): 1.0, (0, 2): 1.5}
@@ -104,7 +104,7 @@ def test_table_that_does_not_cover_the_network_is_refused_before_stage_one(
     table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With dropped layers, stage one can take a minute."""
-    monkeypatch.setattr(Chains, "__init__", None)
+    monkeypatch.setattr(Joint, "__init__", None)
     spans = [(0, 1), (2, 3)] if table == "latency" else [(0, 1), (1, 2), (2, 3)]
     blocks = importance_table({(i, j, int(table == "latency" or i != 1), 1): 0.0 for i, j in spans})
     with pytest.raises(TableError, match=f"of the {table} table do not cover the network"):

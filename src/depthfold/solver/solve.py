@@ -22,10 +22,10 @@ from depthfold.core import (
 )
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
-from depthfold.solver.chains import Chains
 from depthfold.solver.checks import check_options, check_scored, check_tables, check_timed, no_plan
-from depthfold.solver.doubts import warn_if_implausible
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
+from depthfold.solver.implausible import warn_if_implausible
+from depthfold.solver.joint import Joint
 from depthfold.solver.objective import checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
 from depthfold.solver.stage_two import algorithm_2_and_4
@@ -81,7 +81,7 @@ def solve(
     if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
         stage_one = Separate(time_array(latency), importance_array(importances, latency.depth))
     else:
-        stage_one = Chains(times, latency.depth, importances, whole_blocks=merge_along == "B")
+        stage_one = Joint(times, latency.depth, importances, whole_blocks=merge_along == "B")
     fronts = algorithm_2_and_4(stage_one.edges, latency.depth)
     if latency.depth not in fronts:
         raise no_plan()
