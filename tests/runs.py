@@ -136,8 +136,8 @@ def every_subset(network: Network) -> Frontier:
     )
     segments = tuple(Segment(span=Span(i, j), times=(1.0, 1.0)) for i in range(depth) for j in range(i + 1, depth + 1))
     return Frontier(
-        network="chain", depth=depth, environment=Environment(), original=50.0, alpha=None, normalisation=None,
-        lost=0.0, segments=segments, points=points,
+        network="chain", depth=depth, environment=Environment(), original=50.0, alpha=None,
+        segments=segments, points=points,
     )  # fmt: skip
 
 

@@ -11,9 +11,9 @@ import tomllib
 import pytest
 
 from cli_workshop import depthfold, refused
-from depthfold.core import ImportanceTable, LatencyTable, MeasuredSpeedup, Network, SolvedPlan
+from depthfold.core import BlockOption, ImportanceTable, LatencyTable, MeasuredSpeedup, Network, SolvedPlan
 from depthfold.reporting import Findings
-from depthfold.stage_one import useless_blocks
+from depthfold.stage_one import useless_options
 
 COMMANDS = ["inspect", "latency", "importance", "solve", "finetune", "merge", "export", "report", "compress", "profile"]
 WEIGHTS = "result/model.safetensors"
@@ -120,7 +120,8 @@ def test_method_of_importance_is_kept_and_leaves_out_blocks_that_save_no_time(wo
     latency = LatencyTable.loads((run / "latency.json").read_text())
     network = Network.loads((run / "network.json").read_text())
     left_out = [entry.span for entry in table.entries if entry.reason]
-    assert set(left_out) == useless_blocks(network, latency, network.flagged_spans())
+    useless = useless_options(network, latency, map(BlockOption, network.flagged_spans()))
+    assert set(left_out) == {option.block for option in useless}
     assert tomllib.loads((run / "config.toml").read_text())["method"] == "local"
     assert depthfold("importance", "--run", run).exit_code == 0
     found = refused("importance", "--run", run, "--method", "brief")

@@ -43,6 +43,7 @@ def tables(run, workshop, tmp_path):
         ("--importance", "{tables}/other.json"),
         ("--data", "{net}:broken"),
         ("--alpha", "1.4", "--surrogate"),
+        ("--alpha", "-1.4"),
         ("--method", "brief", "--reinit"),
         ("--recipe", "{tables}/long.toml"),
     ],

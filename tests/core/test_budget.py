@@ -88,19 +88,22 @@ def test_unknown_kind_is_refused() -> None:
         Budget("hours", 1)
 
 
+def admitted(budget: Budget, original: float) -> float:
+    """The latency of the slowest plan that meets the budget. Those of plans are whole picoseconds."""
+    return math.floor(Fraction(budget.limit(original)) * 10**9) / 10**9
+
+
 def test_shares_and_speedups_count_as_written() -> None:
-    assert Budget.share(0.6).limit(10.0) == 6
-    assert Budget.share(0.57).limit(100.0) == 57 > 0.57 * 100.0
-    assert Budget.speedup(1.6).limit(8.0) == 5
+    """Not as the binary fractions closest to them: 0.57 * 100.0 is less than 57."""
+    assert admitted(Budget.share(0.6), 10.0) == 6
+    assert admitted(Budget.share(0.57), 100.0) == 57 > 0.57 * 100.0
+    assert admitted(Budget.speedup(1.6), 8.0) == 5
+    assert admitted(Budget.share(0.333), 1.0) == 0.333
+    assert admitted(Budget.share(0.333), 1.000000001) == 0.333
+    assert admitted(Budget.speedup(3.0), 1.0) == 0.333333333
+    assert admitted(Budget.speedup(1.5), 1.0) == 0.666666666
+    assert admitted(Budget.share(0.4), 1e-9) == 0
     assert Budget.milliseconds(0.1).limit(None) == 0.1
-
-
-def test_limits_are_rounded_to_whole_picoseconds() -> None:
-    assert Budget.share(0.4).limit(1e-9) == 0
-    assert Budget.share(0.333).limit(1.0) == 0.333
-    assert Budget.share(0.333).limit(1.000000001) == 0.333
-    assert Budget.speedup(3.0).limit(1.0) == 0.333333333
-    assert Budget.speedup(1.5).limit(1.0) == 0.666666667
     for value in (1e-300, 1e-13, 1e300):
         assert Budget.speedup(value).limit(1.0) >= 0
 
@@ -108,9 +111,18 @@ def test_limits_are_rounded_to_whole_picoseconds() -> None:
 @given(st.integers(1, 10**11), st.integers(1, 10**11))
 def test_share_and_speedup_of_a_plan_admit_the_plan(one: int, other: int) -> None:
     latency, original = min(one, other) / 1e9, max(one, other) / 1e9
-    assert Budget.share(latency / original).limit(original) == latency
-    if original / latency < 10**6:  # of a larger speed-up, a float does not have twelve decimals
-        assert Budget.speedup(original / latency).limit(original) == latency
+    for budget in (Budget.share(latency / original), Budget.speedup(original / latency)):
+        assert latency <= budget.limit(original) < latency + 1e-9  # and no plan that takes a picosecond more
+
+
+@given(st.integers(1, 10**15), st.floats(1e-6, 10.0))
+def test_budget_is_exceeded_by_no_more_than_rounding(ps: int, value: float) -> None:
+    original = ps / 1e9
+    for budget, exact in (
+        (Budget.share(value), Fraction(original) * Fraction(value)),
+        (Budget.speedup(value), Fraction(original) / Fraction(value)),
+    ):
+        assert exact <= Fraction(budget.limit(original)) <= exact * (1 + Fraction(2, 10**12))
 
 
 def test_share_needs_the_original() -> None:

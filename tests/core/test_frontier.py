@@ -10,6 +10,7 @@ import pytest
 from depthfold.core import Budget, Frontier, MeasuredSpeedup, Network, Plan, Segment, SolvedPlan, Span, plan_of
 from depthfold.errors import BudgetError, InvalidValue, PlanError
 from depthfold.solver import solve
+from depthfold.support.document import decode
 from structures import plain_chain
 from tables import importance_table, latency_table
 
@@ -20,7 +21,8 @@ IMPORTANCES = {(0, 1): 0.0, (1, 2): 0.0, (2, 3): 0.0, (0, 2): -1.0, (1, 3): -0.5
 
 def frontier(network: Network | None = None, original: float | None = None) -> Frontier:
     values = {(i, j, 1, 1): value for (i, j), value in IMPORTANCES.items()}
-    return solve(latency_table(TIMES, network="net"), importance_table(values), network=network, original=original)
+    solved = solve(latency_table(TIMES, network="net"), importance_table(values), network=network)
+    return dataclasses.replace(solved, original=original or solved.original)
 
 
 def test_plans_are_sorted_by_latency_and_importance() -> None:
@@ -82,7 +84,7 @@ def test_plan_of_no_time_meets_every_budget() -> None:
     assert "0   ?" in str(solved)
 
 
-def test_shares_refer_to_a_measured_original_if_there_is_one() -> None:
+def test_shares_refer_to_the_original() -> None:
     assert frontier(original=20.0).at("40%").latency == 8.0
     with pytest.raises(BudgetError, match="the fastest plan takes"):
         frontier(original=5.0).at("60%")
@@ -213,6 +215,14 @@ def test_survives_json() -> None:
         assert again == solved
         assert again.at("80%") == solved.at("80%")
         assert SolvedPlan.loads(solved[1].dumps()) == solved[1]
+
+
+def test_document_of_an_older_version_is_read() -> None:
+    """It has fields that are no longer used, also inside another document."""
+    old = frontier().to_json() | {"normalisation": "single", "lost": 0.0}
+    assert Frontier.from_json(old) == frontier()
+    del old["format"], old["version"]
+    assert decode(Frontier, old, "Findings.frontier") == frontier()
 
 
 def test_plans_in_the_wrong_order_are_refused() -> None:

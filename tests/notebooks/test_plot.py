@@ -48,9 +48,7 @@ def test_axes_name_their_units():
     expected = {
         "predicted change of the score": frontier,
         "predicted change of accuracy, in points": points,
-        "predicted change of the score, normalised with alpha = 1.6": dataclasses.replace(
-            frontier, alpha=1.6, normalisation="single"
-        ),
+        "predicted change of the score, normalised with alpha = 1.6": dataclasses.replace(frontier, alpha=1.6),
         "prediction of accuracy, in points, less 71.25": dataclasses.replace(points, surrogate=surrogate),
     }
     for meaning, shown in expected.items():

@@ -199,7 +199,7 @@ def test_provenance_states_calibration_and_normalisation(full):
         findings,
         latency=dataclasses.replace(findings.latency, calibration=calibration),
         importance=dataclasses.replace(findings.importance, provenance="ten seeds"),
-        frontier=dataclasses.replace(findings.frontier, alpha=1.6, normalisation="single", lost=0.01),
+        frontier=dataclasses.replace(findings.frontier, alpha=1.6),
         command=None,
     )
     text = text_of(Document(page(changed)), "provenance")
@@ -207,9 +207,9 @@ def test_provenance_states_calibration_and_normalisation(full):
     assert "outside the spans, 1.500 ms" in text
     assert "Provenance: ten seeds." in text
     assert "alpha = 1.6" in text
-    assert "thinned: it loses at most 0.01" in text
+    assert f"The frontier is exact and has {len(findings.frontier)} plans." in text
     assert f'frontier.at("{findings.plan.latency!r}ms")' in text
-    assert "alpha=1.6, normalisation='single'" in text
+    assert "network=traced.network, alpha=1.6)" in text
     assert "depthfold compress --budget 60%" in text_of(full, "provenance")
     assert full.rows["torch"] == ["torch", "2.13.0"]
     assert "The stem was left out." in text_of(full, "provenance")

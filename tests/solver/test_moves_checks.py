@@ -12,9 +12,9 @@ from depthfold.core import Drops, FlaggedSpan, ImportanceTable, LatencyTable, Sc
 from depthfold.core.options import Move
 from depthfold.errors import InvalidValue, PlanError, TableError
 from depthfold.solver import solve
-from depthfold.solver.chains import Chains
 from depthfold.solver.checks import check_scored
 from depthfold.solver.edges import Separate
+from depthfold.solver.joint import Joint
 from depthfold.solver.objective import importance_array, objective
 from depthfold.solver.stage_two import algorithm_2_and_4
 from depthfold.stage_one import Shapes, Times, time_array
@@ -105,14 +105,14 @@ def test_chains_without_drops_equal_the_two_separate_stages(make) -> None:
     compared = 0
     for seed in range(300):
         latency, importance = make(seed)
-        importances = objective(importance, None)
+        importances, _ = objective(importance, None)
         try:
             check_scored((block for block, _ in importances), latency.depth)
             separate = Separate(time_array(latency), importance_array(importances, latency.depth))
         except TableError:
             continue
-        chains = Chains(Times(latency, None), latency.depth, importances)
-        one, two = (algorithm_2_and_4(stage.edges, latency.depth, 10**6) for stage in (separate, chains))
+        joint = Joint(Times(latency, None), latency.depth, importances)
+        one, two = (algorithm_2_and_4(stage.edges, latency.depth) for stage in (separate, joint))
         assert one.keys() == two.keys()
         if latency.depth in one:
             assert one[latency.depth].t.tolist() == two[latency.depth].t.tolist()

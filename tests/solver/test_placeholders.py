@@ -6,8 +6,8 @@ import pytest
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.latency_table import LONGEST
-from depthfold.errors import InvalidValue, TableError
-from depthfold.solver import objective, solve
+from depthfold.errors import TableError
+from depthfold.solver import solve
 from structures import mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, timing
 
@@ -21,12 +21,12 @@ def tables(key: tuple[int, int, int, int] = (47, 50, 1, 1), value: float | None 
     return latency, importance_table(values if value is None else values | {key: value})
 
 
-@pytest.mark.parametrize("value", [-1e18, -1e9, 1e7, 1e100])
+@pytest.mark.parametrize("value", [-1e18, -1e15, 1e13, 1e100])
 @pytest.mark.parametrize("alpha", [None, 1.6])
 def test_placeholder_is_refused_by_name(value: float, alpha: float | None) -> None:
     message = (
-        r"The importance of \(47, 50\], flags 11 is .* and the median entry is 0\.0\d*, .* give a reason instead of a "
-        "value"
+        r"The importance of \(47, 50\], flags 11 is .*, expected at most 1e\+12 in size\. .* give a reason "
+        "instead of a value"
     )
     with pytest.raises(TableError, match=message):
         solve(*tables(value=value), alpha=alpha)
@@ -38,7 +38,7 @@ def test_placeholder_of_a_single_layer_is_refused_before_normalisation() -> None
         solve(*tables((0, 1, 1, 1), -1e18), alpha=1.6)
 
 
-@pytest.mark.parametrize("value", [-1.0, -100.0, -1000.0])
+@pytest.mark.parametrize("value", [-1.0, -100.0, -1000.0, -1e9])
 def test_value_that_a_metric_can_have_is_accepted_and_loses_no_plan(value: float) -> None:
     latency, importance = tables((47, 50, 1, 1), value)
     without = [entry for entry in importance.entries if entry.span != FlaggedSpan(47, 50, True, True)]
@@ -46,16 +46,17 @@ def test_value_that_a_metric_can_have_is_accepted_and_loses_no_plan(value: float
     assert solve(latency, importance).points == solve(latency, ImportanceTable(entries=(*without, reason))).points
 
 
-def test_alpha_that_shifts_too_far_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"alpha = 1e\+18 shifts the importances by .*, so far that rounding hides"):
-        solve(*tables(), alpha=1e18)
-    with pytest.raises(InvalidValue, match=r"alpha = 1e\+308 shifts the importances by inf"):
-        objective(ImportanceTable(entries=(Score(span=FlaggedSpan(0, 1, True, True), samples=(1e100,)),)), 1e308)
+def test_one_harmful_block_among_harmless_ones_is_accepted() -> None:
+    """As in a table scored by divergence: layers that stay cost nothing, harmless activations about 1e-7, one 0.5."""
+    times = {(0, 1): 1.0, (1, 2): 1.0, (2, 3): 1.0, (0, 2): 1.5, (1, 3): 1.5, (0, 3): 1.8}
+    values = {(0, 1): 0.0, (1, 2): 0.0, (2, 3): 0.0, (0, 2): -1e-7, (1, 3): -1.1e-7, (0, 3): -0.5}
+    frontier = solve(latency_table(times), importance_table({(*ends, 1, 1): v for ends, v in values.items()}))
+    assert [(p.latency, p.importance) for p in frontier.points] == [(1.8, -0.5), (2.5, -1e-7), (3.0, 0.0)]
 
 
 def test_base_score_on_another_scale_is_accepted() -> None:
     latency, importance = tables()
-    assert solve(latency, ImportanceTable(entries=importance.entries, base=75.0)).exact
+    assert solve(latency, ImportanceTable(entries=importance.entries, base=75.0)).points[-1].importance < -74
 
 
 @pytest.mark.parametrize("huge", [1e308, -1e308, 10**400])

@@ -21,7 +21,6 @@ def mobilenet_frontier(seed: int = 0) -> tuple[LatencyTable, ImportanceTable, Fr
 
 def test_plans_fit_the_network() -> None:
     network, (_, _, frontier) = mobilenet_v2(), mobilenet_frontier()
-    assert frontier.exact
     for plan in frontier:
         assert network.segments(plan.plan) == tuple(segment.span for segment in plan.segments)
         assert all(segment.shape == network.merged_shape(segment.span) for segment in plan.segments)

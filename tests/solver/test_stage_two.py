@@ -1,22 +1,19 @@
-"""Algorithms 2 and 4: labels, the bound of thinning, and sums in whole picoseconds."""
+"""Algorithms 2 and 4: labels, and sums in whole picoseconds."""
 
 from __future__ import annotations
 
 import random
-import warnings
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable
+from depthfold.core import Budget
 from depthfold.core.latency_table import picoseconds
 from depthfold.solver import solve
-from depthfold.solver.stage_two import WORTHWHILE, contenders, undominated
-from depthfold.support.text import at_most
-from oracle import exhaustive_frontier, rounded_up
-from structures import mobilenet_v2
-from tables import importance_table, latency_table, plausible_tables, small_instance
+from depthfold.solver.stage_two import undominated
+from oracle import rounded_up
+from tables import importance_table, latency_table
 
 
 def front_by_definition(latency: np.ndarray, importance: np.ndarray) -> list[tuple[float, float]]:
@@ -29,7 +26,7 @@ def front_by_definition(latency: np.ndarray, importance: np.ndarray) -> list[tup
     return front
 
 
-@pytest.mark.parametrize("size", [1, 2, 100, WORTHWHILE + 1, 3 * WORTHWHILE])
+@pytest.mark.parametrize("size", [1, 2, 100, 8_001, 24_000])
 @pytest.mark.parametrize("spread", [3, 1000, 2**45])
 @pytest.mark.parametrize(("seed", "offset"), [(0, 0), (1, 10**18)])
 def test_undominated_equals_the_definition(size: int, spread: int, seed: int, offset: int) -> None:
@@ -41,12 +38,6 @@ def test_undominated_equals_the_definition(size: int, spread: int, seed: int, of
     assert found == front_by_definition(latency, importance)
 
 
-@pytest.mark.parametrize("spread", [10, 2**45, 2**60])
-def test_contenders_rejects_no_undominated_point(spread: int) -> None:
-    latency = np.sort(np.random.default_rng(0).choice(spread, 3 * WORTHWHILE, replace=True))
-    assert len(contenders(latency, latency.astype(float))) == len(latency)
-
-
 def test_equal_points_are_represented_by_the_first() -> None:
     latency = np.array([2, 1, 1, 1])
     assert undominated(latency, np.array([5.0, 3.0, 5.0, 5.0])).tolist() == [2]
@@ -55,66 +46,6 @@ def test_equal_points_are_represented_by_the_first() -> None:
 def test_a_picosecond_decides_at_any_size() -> None:
     latency = np.array([2**60 + 2, 2**60 + 1, 2**60 + 3])  # equal as floats
     assert undominated(latency, np.array([2.0, 2.0, 3.0])).tolist() == [1, 2]
-
-
-def thinned(latency: LatencyTable, importance: ImportanceTable, max_labels: int) -> Frontier:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return solve(latency, importance, max_labels=max_labels)
-
-
-@pytest.mark.parametrize("max_labels", [1, 2, 5, 20, 100])
-def test_thinning_loses_no_more_than_it_says(max_labels: int) -> None:
-    network = mobilenet_v2()
-    latency, importance = plausible_tables(network.spans(), network.flagged_spans(), 5)
-    exact, rough = solve(latency, importance), thinned(latency, importance, max_labels)
-    assert exact.exact and not rough.exact
-    assert len(rough) <= max_labels
-    assert rough.points[0].latency == exact.points[0].latency  # every budget that can be met is met
-    for plan in exact.points:
-        found = rough.at(Budget.milliseconds(plan.latency))
-        assert found.latency <= plan.latency
-        assert Fraction(plan.importance) - Fraction(rough.lost) <= Fraction(found.importance)
-        assert found.importance <= plan.importance
-
-
-def test_thinning_warns() -> None:
-    network = mobilenet_v2()
-    latency, importance = plausible_tables(network.spans(), network.flagged_spans(), 5)
-    with pytest.warns(RuntimeWarning, match=r"thinned to 10 labels .* up to .* of importance below the best one"):
-        frontier = solve(latency, importance, max_labels=10)
-    assert f"thinned: at most {at_most(frontier.lost)} of importance lost at any budget" in str(frontier)
-
-
-def test_bound_of_thinning_includes_rounding() -> None:
-    """Compared with the exact importance of the best plan."""
-    count = 0
-    for seed in range(10_000, 10_500):
-        latency, importance = small_instance(seed)
-        best = exhaustive_frontier(latency, importance)
-        rough = thinned(latency, importance, 2) if best else None
-        if rough is None or rough.exact:
-            continue
-        count += 1
-        for time, value in best:
-            found = max(point.importance for point in rough.points if point.latency <= time / 10**9)
-            assert Fraction(found) >= value - Fraction(rough.lost), f"seed {seed}"
-    assert count > 100
-
-
-def test_printed_bound_is_rounded_up() -> None:
-    assert [at_most(value) for value in (0.45840001, 1.0, 123456.7)] == ["0.4585", "1", "1.235e+05"]
-
-
-def test_bound_of_thinning_holds_on_small_instances() -> None:
-    for seed in range(200):
-        latency, importance = small_instance(seed)
-        if not np.isfinite(latency.original or np.inf):
-            continue
-        exact, rough = solve(latency, importance), thinned(latency, importance, 2)
-        for plan in exact.points:
-            found = rough.at(Budget.milliseconds(plan.latency or 1e-9))
-            assert Fraction(found.importance) >= Fraction(plan.importance) - Fraction(rough.lost)
 
 
 def test_decimal_times_are_exact() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from itertools import combinations, pairwise
 
 import pytest
 
 from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Plan, SolvedPlan, Span
 from depthfold.errors import TableError
-from depthfold.solver import solve, stage_two
-from depthfold.solver.stage_two import contenders
-from depthfold.stage_one import Floats, Ints
+from depthfold.solver import solve
 from oracle import exhaustive_frontier, fastest_with, milp_best, rounded_up
 from structures import mobilenet_v2
 from tables import (
@@ -107,32 +104,6 @@ def test_equal_times_give_the_frontier_of_one_time() -> None:
             continue
         frontier = solve(latency, importance)
         assert solve(with_two_times(latency, lambda span, time: time), importance) == frontier
-
-
-def test_sampling_of_many_candidates_respects_the_flag_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are so many labels that a sample rejects most candidates for L. Without its activation the end takes half
-    as long; with one it has more importance."""
-    rng, L = random.Random(0), 40
-    times = {(i, j): (j - i) ** 0.5 * rng.uniform(0.9, 1.1) for i, j in combinations(range(L + 1), 2)}
-    values = {
-        (i, j, 1, b): time + rng.uniform(0.0, 0.01) - 0.2 * (1 - b)
-        for (i, j), time in times.items()
-        for b in ((0, 1) if j == L else (1,))
-    }
-    latency = with_two_times(latency_table(times), lambda span, time: time / 2 if span.j == L else time)
-    importance = importance_table(values)
-    looked: list[int] = []
-
-    def counted(t: Ints, D: Floats) -> Ints:
-        looked.append(len(t))
-        return contenders(t, D)
-
-    monkeypatch.setattr(stage_two, "contenders", counted)
-    quick = solve(latency, importance)
-    assert max(looked) > stage_two.WORTHWHILE
-    monkeypatch.setattr(stage_two, "WORTHWHILE", 10**9)
-    assert solve(latency, importance) == quick
-    assert {L in point.activations for point in quick.points} == {False, True}
 
 
 def test_shorter_times_without_an_activation_never_hurt() -> None:

@@ -10,12 +10,16 @@ from dataclasses import replace
 import pytest
 
 import depthfold as df
-from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Surrogate
+from depthfold.core import BlockOption, FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Surrogate
 from depthfold.errors import TableError
-from depthfold.stage_one import SAVES_NO_TIME, useless_blocks
+from depthfold.stage_one import SAVES_NO_TIME, useless_options
 from oracle import exhaustive_frontier
 from structures import Builder, chain, mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, timing
+
+
+def useless_blocks(network, latency, blocks):
+    return frozenset(option.block for option in useless_options(network, latency, map(BlockOption, blocks)))
 
 
 def random_network(rng):
@@ -174,6 +178,26 @@ def test_solver_warns_if_blocks_were_left_out_and_the_surrogate_prefers_fewer_bl
     with pytest.warns(UserWarning, match=text) as caught:
         df.solve(slow, table, surrogate=fewer)
     assert caught[0].filename == __file__
+
+
+def test_solver_warns_if_blocks_were_left_out_and_alpha_prefers_fewer_blocks():
+    """The mean is above 0. The surrogate that adds as much to each block finds the same plans."""
+    network = chain(3, 3, 3)
+    blocks, slow = network.flagged_spans("full"), latency_table({(s.i, s.j): len(s) for s in network.spans("full")})
+    whole = importance_table({(f.i, f.j, f.a, f.b): 0.2 if len(f.span) == 1 else -0.1 * len(f.span) for f in blocks})
+    table = left_out(whole, useless_blocks(network, slow, blocks))
+    lower = importance_table({(f.i, f.j, f.a, f.b): -0.1 * len(f.span) for f in blocks})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        full = df.solve(slow, whole, alpha=2.5)
+        df.solve(slow, left_out(lower, useless_blocks(network, slow, blocks)), alpha=2.5)
+    same = Surrogate(intercept=0.0, slope=1.0, per_block=-2.5 * 0.2, tau=1.0, plans=())
+    assert full.points[-1].importance == pytest.approx(df.solve(slow, whole, surrogate=same).points[-1].importance)
+    text = r"leaves out 3 blocks .* alpha = 2.5 lowers the importance of every block by 0.5, so plans"
+    with pytest.warns(UserWarning, match=text) as caught:
+        short = df.solve(slow, table, alpha=2.5)
+    assert caught[0].filename == __file__
+    assert [full.points[-1].importance, short.points[-1].importance] == pytest.approx([-0.8, -0.9])
 
 
 def test_all_flags_of_the_papers_space():

@@ -23,7 +23,8 @@ from depthfold.core import (
     span_options,
 )
 from depthfold.errors import TableError
-from depthfold.stage_one import DROPS_SAVE_NO_TIME, useless_blocks, useless_drops, useless_options
+from depthfold.stage_one import DROPS_SAVE_NO_TIME, useless_options
+from depthfold.stage_one import useless as useless_module
 from oracle_moves import frontier_with_moves
 from structures import chain, mobilenet_v2, resnet34
 from tables import only_outside, random_network, tables_with_moves
@@ -158,22 +159,12 @@ def test_without_splits_only_alternatives_that_drop_less_count() -> None:
     assert found > 20
 
 
-def test_without_drops_they_are_the_useless_blocks() -> None:
-    for seed in range(60):
-        rng = random.Random(seed)
-        network = random_network(rng, rng.randint(2, 6))
-        latency = random_times(rng, network, "full")
-        blocks = network.flagged_spans("full")
-        found = useless_options(network, latency, map(BlockOption, blocks))
-        assert {option.block for option in found} == useless_blocks(network, latency, blocks)
-
-
 def test_large_networks_of_the_papers_space() -> None:
     """All surroundings are compared, and options whose drops save nothing are found."""
     for network in (mobilenet_v2(), resnet34()):
         latency, _ = tables_with_moves(network, "paper", MOVES, 0)
         options = block_options(network, "paper", MOVES)
-        search = useless_drops._OptionSearch(network, latency, options)
+        search = useless_module._OptionSearch(network, latency, options)
         assert all(search.contexts(option.block) is not None for option in options)
         some = useless_options(network, latency, options)
         whole = {entry.span: entry.times for entry in latency.entries if entry.shape is None}
@@ -185,7 +176,7 @@ def test_large_networks_of_the_papers_space() -> None:
 
 
 def test_too_many_surroundings_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(useless_drops, "MANY", 0)
+    monkeypatch.setattr(useless_module, "MANY", 0)
     for network, latency, _, options in instances(range(20)):
         assert not useless_options(network, latency, options)
 

@@ -15,7 +15,7 @@ Kind = Literal["milliseconds", "share", "speedup"]
 READABLE = 'Write "12.5ms", "60%" of the original\'s latency, or "1.5x" as fast.'
 PATTERN = re.compile(r"(?P<number>[^\s%x]+?)\s*(?P<unit>ms|%|x)", re.IGNORECASE)
 LARGEST = {"milliseconds": math.inf, "share": 10.0, "speedup": math.inf}
-DECIMALS = 10**12  # of a share or a speed-up that count
+ROUNDING = 1e-12  # of a budget: more than the rounding of the floats, and far less than the error of a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +74,19 @@ class Budget(Document):
                 return cls.milliseconds(number)
 
     def limit(self, original: float | None) -> float:
-        """Return the budget in milliseconds. A share or a speed-up is rounded to whole picoseconds.
+        """Return the budget in milliseconds.
 
-        It is not rounded down, so that the share or the speed-up of a plan is a budget that admits the plan. The share
-        0.6 counts as six tenths, not as the binary fraction closest to it: 60% of 10 ms is 6 ms.
+        A share or a speed-up is ROUNDING more than asked for, so that 60% of 10 ms admits 6 ms, and the share or the
+        speed-up of a plan is a budget that admits the plan.
         """
         if self.kind == "milliseconds":
             return self.value
         if original is None:
             raise BudgetError(
                 f"The budget {self} needs the latency of the original, and a single layer has no time in the latency "
-                "table. Give the original's latency to solve(), or ask in milliseconds."
+                "table. Ask in milliseconds."
             )
-        ps = round(original * 1e9)
-        ps -= ps / 1e9 > original
-        part = max(int(self.value) * DECIMALS + round(self.value % 1 * DECIMALS), 1)
-        over, under = (ps * part, DECIMALS) if self.kind == "share" else (ps * DECIMALS, part)
-        return (2 * over + under) // (2 * under) / 10**9
+        return (original * self.value if self.kind == "share" else original / self.value) * (1 + ROUNDING)
 
     def __str__(self) -> str:
         if self.kind == "share":

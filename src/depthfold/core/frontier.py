@@ -19,7 +19,7 @@ from depthfold.errors import BudgetError, InvalidValue
 from depthfold.support.document import SPARSE, Document
 from depthfold.support.optional import load
 from depthfold.support.table import ROWS, Table
-from depthfold.support.text import at_most, count
+from depthfold.support.text import count
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A", "dropped layers")
 SPANS = 5
@@ -53,8 +53,7 @@ class Point:
 class Frontier(Document):
     """Every plan that is optimal for some budget, by rising latency and importance.
 
-    Shares and speed-ups refer to `original`. `lost` is 0 for an exact frontier. If the solver had to thin its labels,
-    `lost` bounds the importance that the plan for any budget may lack. `segments` has the times and the shape of every
+    Shares and speed-ups refer to `original`. `segments` has the times and the shape of every
     segment that a plan uses, once for each set of layers dropped in it. `fingerprint` is that of the network, empty if
     it was not known. `unscored` are the blocks that have a reason instead of a score in the importance table; no plan
     uses them. With a `surrogate`, importances are predicted scores, less its intercept. `quantity` is that of the
@@ -62,6 +61,7 @@ class Frontier(Document):
     """
 
     FORMAT: ClassVar[str] = "depthfold.frontier"
+    FORMER: ClassVar[tuple[str, ...]] = ("normalisation", "lost")
 
     network: str
     fingerprint: str = ""
@@ -69,9 +69,7 @@ class Frontier(Document):
     environment: Environment
     original: float | None
     alpha: float | None
-    normalisation: str | None
     surrogate: Surrogate | None = None
-    lost: float
     segments: tuple[Segment, ...]
     points: tuple[Point, ...]
     unscored: tuple[FlaggedSpan, ...] = ()
@@ -100,10 +98,6 @@ class Frontier(Document):
     @property
     def plans(self) -> tuple[SolvedPlan, ...]:
         return tuple(self)
-
-    @property
-    def exact(self) -> bool:
-        return self.lost == 0
 
     def at(self, budget: Budget | str) -> SolvedPlan:
         """Return the best plan whose latency is at most the budget."""
@@ -181,14 +175,13 @@ class Frontier(Document):
     def _table(self) -> Table:
         shown = min(ROWS, len(self))
         rows = self._rows(self.points[n * (len(self) - 1) // max(shown - 1, 1)] for n in range(shown))
-        how = "exact" if self.exact else f"thinned: at most {at_most(self.lost)} of importance lost at any budget"
-        title = f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}, {how}"
+        title = f"Frontier of {self.network or 'an unnamed network'}: {count(len(self), 'plan')}, exact"
         title += f"; {shown} of them:" if shown < len(self) else ""
         return Table((title, *self._notes(), ""), self._header, rows, left_out=len(self) - shown)
 
     def __repr__(self) -> str:
         fastest, best = self.points[0].latency, self.points[-1].latency
-        what = f"{count(len(self), 'plan')}, {fastest:.4g} to {best:.4g} ms, {'exact' if self.exact else 'thinned'}"
+        what = f"{count(len(self), 'plan')}, {fastest:.4g} to {best:.4g} ms, exact"
         return f"<Frontier {self.network or '(unnamed)'}: {what}>"
 
     def _notes(self) -> Iterator[str]:
@@ -222,9 +215,7 @@ class Frontier(Document):
         """Return the latency in per cent, rounded up so that a budget of it admits the plan; empty if too large."""
         if not self.original or latency > LARGEST["share"] * self.original:
             return ""
-        tenths = max(math.floor(1000 * latency / self.original), 1)
-        while Budget.share(tenths / 1000).limit(self.original) < latency:
-            tenths += 1
+        tenths = max(math.ceil(1000 * latency / self.original), 1)
         return f" ({tenths / 10:.1f}% of the original)"
 
     def _known(self) -> _Segments:

@@ -20,7 +20,7 @@ from depthfold.importance.definition import importance_plan
 from depthfold.importance.fit import too_large
 from depthfold.importance.methods import Method
 from depthfold.merging.kernels import segment_kernel
-from depthfold.stage_one import DROPS_SAVE_NO_TIME, SAVES_NO_TIME, Shapes, check_shapes, useless_blocks, useless_options
+from depthfold.stage_one import DROPS_SAVE_NO_TIME, SAVES_NO_TIME, Shapes, check_shapes, useless_options
 from depthfold.tracing import TracedNetwork
 
 DIGITS = 6  # of a layer's weight, so that it does not depend on the machine
@@ -75,12 +75,8 @@ def left_out_options(
 def _useless(
     network: Network, options: Sequence[BlockOption], latency: LatencyTable, *, reinit: bool
 ) -> dict[BlockOption, str]:
-    if any(option.dropped for option in options):
-        check_shapes(latency, Shapes(network), options)
-        useless = useless_options(network, latency, options, splits=not reinit)
-    else:
-        blocks = useless_blocks(network, latency, [option.block for option in options])
-        useless = frozenset() if reinit else frozenset(map(BlockOption, blocks))
+    check_shapes(latency, Shapes(network), options)
+    useless = useless_options(network, latency, options, splits=not reinit)
     return {option: DROPS_SAVE_NO_TIME if option.dropped else SAVES_NO_TIME for option in options if option in useless}
 
 

@@ -120,7 +120,7 @@ def other_ways(space: Space, moves: Collection[Move]) -> str:
 
 
 def _warn_if_met_already(budget: Budget, original: float | None) -> None:
-    if original is not None and budget.limit(original) > original:
+    if original is not None and budget.limit(original) > Budget.share(1).limit(original):
         warnings.warn(
             f"The original meets the budget of {budget} already, so the network may become slower. Use a budget below "
             "100%, or more than 1x, to make it faster.",

@@ -131,7 +131,6 @@ def join_and(items: Iterable[str], most: int | None = None) -> str:
 
 FILTERS = {
     "amount": amount,
-    "at_most": wording.at_most,
     "entry_time": entry_time,
     "factor": factor,
     "field_value": field_value,

@@ -1,4 +1,4 @@
-"""Edges of stage two: the ways from one activation to the next, and the blocks and segments that they stand for."""
+"""Edges of stage two: from one activation to the next, with the blocks and segments that they stand for."""
 
 from __future__ import annotations
 
@@ -49,25 +49,24 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """The plans of some edges: cuts and boundaries (both with k), the end and the importance of the block after each
-    boundary, the time if merging followed A, and the drops as bits."""
+class EdgePlans:
+    """What the edges that plans use stand for: the segments and the blocks of each, and what they drop."""
 
-    cuts: Items
-    boundaries: Items
-    ends: Ints
-    importances: Floats
-    along_A: Ints
-    dropped: Sequence[int]
-    segments: frozenset[UsedSegment]
+    cuts: Items  # S, with the start of the edge
+    boundaries: Items  # B, with the start of the edge
+    ends: Ints  # of the block after each boundary
+    importances: Floats  # of the same blocks
+    along_A: Ints  # the time of each edge if merging followed A
+    dropped: Sequence[int]  # by each edge, as bits; empty if no edge drops anything
+    segments: frozenset[UsedSegment]  # of all edges
 
 
 class StageOne(Protocol):
-    """A solved stage one: the edges, and the plans of those that are used."""
+    """A solved stage one: the edges, and what those that are used stand for."""
 
     edges: Edges
 
-    def ways(self, used: Ints) -> Ways: ...
+    def plans(self, used: Ints) -> EdgePlans: ...
 
 
 class Separate:
@@ -84,11 +83,11 @@ class Separate:
         l, b, k = np.nonzero(possible.transpose(1, 2, 0))
         self.edges = Edges(k, l, b, T_opt[k, l, b], I_opt[k, l, 1, b])
 
-    def ways(self, used: Ints) -> Ways:
+    def plans(self, used: Ints) -> EdgePlans:
         k, l, b = self.edges.k[used], self.edges.l[used], self.edges.b[used]
         cuts, segments = self._follow_S(k, l, b)
         along_A = time_along_activations(self.T)[k, l, b]
-        return Ways(cuts, *self._follow_B(k, l, b), along_A, (), segments)
+        return EdgePlans(cuts, *self._follow_B(k, l, b), along_A, (), segments)
 
     def _follow_S(self, k: Ints, l: Ints, b: Ints) -> tuple[Items, frozenset[UsedSegment]]:
         """Return the cuts, and all segments."""

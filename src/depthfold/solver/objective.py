@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import fmean, median
-from typing import Any, Literal, get_args
+from statistics import fmean
 
 import numpy as np
 
-from depthfold.core import Drops, FlaggedSpan, ImportanceTable, Position, Surrogate
+from depthfold.core import Drops, FlaggedSpan, ImportanceTable, Surrogate
 from depthfold.errors import InvalidValue, TableError
 from depthfold.stage_one import Floats
 from depthfold.support.coerce import as_float
 
-# An entry this many times the median is a placeholder for "never", not a measured importance.
-PLACEHOLDER = 1e6
-
-# The entries whose mean is subtracted: all those of a single layer (the paper's choice), those of a single layer with
-# the network's own activations, or all entries.
-Normalisation = Literal["single", "default", "all"]
+# A larger importance stands for "never" and was not measured. It would decide the mean that alpha subtracts.
+LARGEST = 1e12
 
 
 def objective(
-    importance: ImportanceTable, alpha: float | None, over: Normalisation = "single", surrogate: Surrogate | None = None
-) -> dict[tuple[FlaggedSpan, Drops], float]:
-    """Return what each block, with what it drops, adds to the sum that a plan maximises.
+    importance: ImportanceTable, alpha: float | None, surrogate: Surrogate | None = None
+) -> tuple[dict[tuple[FlaggedSpan, Drops], float], float]:
+    """Return what each block, with what it drops, adds to the sum that a plan maximises, and the part for any block.
 
-    With `alpha`, this is I[i, j, a, b] - alpha * mean, with the mean over the entries that `over` names. Short training
+    With `alpha`, this is I[i, j, a, b] - alpha * mean, with the mean over all entries of a single layer. Short training
     underestimates the importance of every block a little, so plans with many blocks look worse than they are; the
     normalisation compensates for this. With a surrogate, it is what the block adds to the predicted score of a plan.
     """
     values = dict(importance.options)
-    _check_placeholders(values)
+    _check_sizes(values)
+    slope, per_block = 1.0, 0.0
     if alpha is not None:
-        shift = _shift(importance.importances, alpha, over)
-        values = {key: value - shift for key, value in values.items()}
+        per_block = -_shift(importance.importances, alpha)
     if surrogate is not None:
         slope, per_block = surrogate.slope, surrogate.per_block
-        values = {key: slope * value + per_block for key, value in values.items()}
-    return values
+    return {key: slope * value + per_block for key, value in values.items()}, per_block
 
 
 def importance_array(values: Mapping[tuple[FlaggedSpan, Drops], float], L: int) -> Floats:
@@ -54,68 +48,33 @@ def importance_array(values: Mapping[tuple[FlaggedSpan, Drops], float], L: int) 
     return I
 
 
-def _shift(importances: Mapping[FlaggedSpan, float], alpha: float, over: Normalisation) -> float:
+def _shift(importances: Mapping[FlaggedSpan, float], alpha: float) -> float:
     """Return alpha times the mean. Entries that drop layers do not count, but are shifted like the others."""
-    if over not in get_args(Normalisation):
-        known = ", ".join(map(repr, get_args(Normalisation)))
-        raise InvalidValue(f"There is no normalisation {over!r}. Use one of {known}.")
-    alpha = checked_alpha(alpha)
-    bare = _without_activation(importances)
-    chosen = [value for span, value in importances.items() if _counts(span, over, bare)]
-    if not chosen:
-        raise TableError(_nothing_to_average(over))
-    shift = alpha * fmean(chosen)
-    if not abs(shift) <= PLACEHOLDER * _median(importances):
-        raise InvalidValue(
-            f"alpha = {alpha!r} shifts the importances by {shift:g}, so far that rounding hides their differences. Use "
-            "a smaller alpha: the paper uses 1.2 to 1.8."
+    single = [value for block, value in importances.items() if len(block.span) == 1]
+    if not single:
+        raise TableError(
+            "alpha needs the mean of the entries of a single layer, and the importance table has no score of one. "
+            "Measure them, or leave out alpha."
         )
-    return shift
+    return checked_alpha(alpha) * fmean(single)
 
 
 def checked_alpha(alpha: object) -> float:
-    """Return alpha as a float. Raise InvalidValue if it is not a finite number."""
-    value = as_float("alpha", alpha, InvalidValue, "a finite number")
-    if not math.isfinite(value):
-        raise InvalidValue(f"alpha must be a finite number, found {alpha!r}. The paper uses 1.2 to 1.8.")
+    """Return alpha as a float. Raise InvalidValue if it is not a finite number of at least 0.
+
+    Trainings underestimate every block, and alpha corrects for this. A negative one would add to the error.
+    """
+    expected = "a finite number of at least 0"
+    value = as_float("alpha", alpha, InvalidValue, expected)
+    if not 0 <= value < math.inf:
+        raise InvalidValue(f"alpha must be {expected}, found {alpha!r}. The paper uses 1.2 to 1.8.")
     return value
 
 
-def _check_placeholders(options: Mapping[tuple[FlaggedSpan, Drops], float]) -> None:
-    """Raise TableError if an entry is too large to be measured: added to it, the others would be lost in rounding."""
-    usual = _median(options)
+def _check_sizes(options: Mapping[tuple[FlaggedSpan, Drops], float]) -> None:
     for (span, _), value in options.items():
-        if abs(value) > PLACEHOLDER * usual:
+        if abs(value) > LARGEST:
             raise TableError(
-                f"The importance of {span} is {value:g} and the median entry is {usual:g}, so rounding would hide the "
-                "others. If a block must not be used, give a reason instead of a value."
+                f"The importance of {span} is {value:g}, expected at most {LARGEST:g} in size. If the block must not "
+                "be used, give a reason instead of a value."
             )
-
-
-def _median(importances: Mapping[Any, float]) -> float:
-    """Return the median size of the entries that are not zero; zero if there are none."""
-    return median([abs(value) for value in importances.values() if value] or [0.0])
-
-
-def _nothing_to_average(over: Normalisation) -> str:
-    if over == "all":
-        return "The importance table has no entry with a score, so it has no mean. Measure its entries."
-    own = " with the network's own activations" if over == "default" else ""
-    others = "'single' or 'all'" if own else "'all'"
-    return (
-        f"The normalisation {over!r} needs entries of a single layer{own}, and the importance table has none. "
-        f"Measure them, or normalise over {others}."
-    )
-
-
-def _counts(span: FlaggedSpan, over: Normalisation, bare: frozenset[Position]) -> bool:
-    if over == "all":
-        return True
-    own = (span.i not in bare, span.j not in bare)
-    return span.j == span.i + 1 and (over == "single" or (span.a, span.b) == own)
-
-
-def _without_activation(importances: Mapping[FlaggedSpan, float]) -> frozenset[Position]:
-    """Return the positions where the network has no activation: those where some entry has the flag 0."""
-    starts = {span.i for span in importances if not span.a}
-    return frozenset(starts | {span.j for span in importances if not span.b})

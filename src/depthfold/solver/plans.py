@@ -26,19 +26,19 @@ def points(
     end, edges = fronts[L], stage_one.edges
     plan, edge = _steps(fronts, end)
     used, row = np.unique(edge, return_inverse=True)
-    ways = stage_one.ways(used)
+    found = stage_one.plans(used)
     shape = len(end.t), L + 1
     A, S, B, importances = (np.zeros(shape, dtype=kind) for kind in (bool, bool, bool, float))
     A[plan, edges.l[edge]] = edges.b[edge] == 1
-    step, item = ways.cuts.of_each(row)
-    S[plan[step], ways.cuts.at[item]] = True
-    step, item = ways.boundaries.of_each(row)
-    B[plan[step], ways.boundaries.at[item]] = True
-    importances[plan[step], ways.ends[item]] = ways.importances[item]
+    step, item = found.cuts.of_each(row)
+    S[plan[step], found.cuts.at[item]] = True
+    step, item = found.boundaries.of_each(row)
+    B[plan[step], found.boundaries.at[item]] = True
+    importances[plan[step], found.ends[item]] = found.importances[item]
     along_A, masks = np.zeros(shape[0], dtype=np.int64), [0] * shape[0]
-    np.add.at(along_A, plan, ways.along_A[row])
+    np.add.at(along_A, plan, found.along_A[row])
     for one, own in zip(plan.tolist(), row.tolist(), strict=True) if drops else ():
-        masks[one] |= ways.dropped[own]
+        masks[one] |= found.dropped[own]
     S[:, 0] = B[:, 0] = False
     plans = zip(
         (t / 10**9 for t in end.t.tolist()),
@@ -62,7 +62,7 @@ def points(
                     dropped=drops(mask) if drops and mask else NOTHING,
                 )
             )
-    return tuple(front), sorted(ways.segments)
+    return tuple(front), sorted(found.segments)
 
 
 def _steps(fronts: Mapping[Position, Front], end: Front) -> tuple[Ints, Ints]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,23 +16,21 @@ from depthfold.core import (
     ImportanceTable,
     LatencyTable,
     Network,
-    Position,
     Segment,
     Span,
     Surrogate,
 )
 from depthfold.core.latency_table import sum_times
 from depthfold.errors import InvalidValue
-from depthfold.solver.chains import Chains
 from depthfold.solver.checks import check_options, check_scored, check_tables, check_timed, no_plan
-from depthfold.solver.doubts import warn_if_implausible
 from depthfold.solver.edges import Separate, StageOne, UsedSegment
-from depthfold.solver.objective import Normalisation, checked_alpha, importance_array, objective
+from depthfold.solver.implausible import warn_if_implausible
+from depthfold.solver.joint import Joint
+from depthfold.solver.objective import checked_alpha, importance_array, objective
 from depthfold.solver.plans import points
 from depthfold.solver.stage_two import algorithm_2_and_4
-from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_blocks, useless_options
-from depthfold.support.coerce import as_float, as_whole
-from depthfold.support.text import at_most, count
+from depthfold.stage_one import LEFT_OUT, Shapes, Times, time_array, useless_options
+from depthfold.support.text import count
 
 # Where merging stops: at a free choice of S, or at the boundaries B between the blocks of the importance table.
 MergeAlong = Literal["S", "B"]
@@ -44,31 +41,24 @@ def solve(
     importance: ImportanceTable,
     *,
     alpha: float | None = None,
-    normalisation: Normalisation | None = None,
     surrogate: Surrogate | None = None,
     network: Network | None = None,
-    original: float | None = None,
     merge_along: MergeAlong = "S",
-    max_labels: int = 50_000,
 ) -> Frontier:
-    """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags), one of equal ones.
+    """Return the Pareto-optimal plans in latency and importance (Eq. 4, or Eq. 16 with flags).
 
-    `alpha` and `normalisation` ("single" by default) normalise the importances first (Appendix B.3). A `surrogate` that
-    was fitted to trained plans takes the place of alpha: the importance of a plan is then its predicted score, less the
-    intercept. With the `network` the tables are checked against it, and the plans have the shapes of their segments.
-    `original` is the measured latency of the original, to which shares and speed-ups refer; by default it is the sum of
-    the single layers in the latency table. With `merge_along` = "B", every block of the importance table is one
-    segment: LayerMerge's rule, in place of the free choice of S. At most `max_labels` labels are kept for each
-    position. If that drops labels, a warning says so, and `frontier.lost` bounds the importance that was lost.
+    The frontier is exact. Of plans with equal latency and importance, one is returned.
+
+    `alpha` normalises the importances first (Appendix B.3). A `surrogate` that was fitted to trained plans takes the
+    place of alpha: the importance of a plan is then its predicted score, less the intercept. With the `network` the
+    tables are checked against it, and the plans have the shapes of their segments. With `merge_along` = "B", every
+    block of the importance table is one segment: LayerMerge's rule, in place of the free choice of S.
 
     If entries of the tables drop layers or branches, the network is needed, and the plans say what they drop.
     """
-    original = None if original is None else _checked_original(original)
     alpha = None if alpha is None else checked_alpha(alpha)
-    over = _checked_normalisation(normalisation, alpha)
     if surrogate is not None:
         _check_surrogate(surrogate, alpha, importance)
-    max_labels = as_whole("max_labels", max_labels, InvalidValue)
     _check_rule(merge_along)
     check_tables(latency, importance, network)
     shapes = _checked_shapes(latency, importance, network)
@@ -76,21 +66,23 @@ def solve(
         latency = replace(latency, activations=network.activations)
     if network is not None:
         _warn_if_needed(latency, importance, network)
-    if surrogate is not None:
-        _warn_about_fewer_blocks(surrogate, importance)
+    importances, per_block = objective(importance, alpha, surrogate)
+    if per_block < 0:
+        _warn_about_fewer_blocks(per_block, alpha, importance)
     if merge_along == "B":
         _warn_about_fixed_cuts(importance)
 
-    importances = objective(importance, alpha, over, surrogate)
+    # Stage one may take more than a minute and much memory, so what can be checked without it is checked before.
+    if shapes is None:
+        check_timed(latency)
+    check_scored((block for block, _ in importances), latency.depth)
     times = Times(latency, shapes)
     stage_one: StageOne
     if shapes is None and merge_along == "S":  # the algorithms of the paper, which are much faster
-        check_timed(latency)
         stage_one = Separate(time_array(latency), importance_array(importances, latency.depth))
     else:
-        stage_one = Chains(times, latency.depth, importances, whole_blocks=merge_along == "B")
-    check_scored((block for block, _ in importances), latency.depth)
-    fronts = algorithm_2_and_4(stage_one.edges, latency.depth, max_labels)
+        stage_one = Joint(times, latency.depth, importances, whole_blocks=merge_along == "B")
+    fronts = algorithm_2_and_4(stage_one.edges, latency.depth)
     if latency.depth not in fronts:
         raise no_plan()
     plans, used = points(fronts, stage_one, latency.depth, shapes.drops if shapes else None)
@@ -100,11 +92,9 @@ def solve(
         fingerprint=latency.fingerprint or importance.fingerprint or (network.fingerprint if network else ""),
         depth=latency.depth,
         environment=latency.environment,
-        original=latency.original if original is None else original,
+        original=latency.original,
         alpha=alpha,
-        normalisation=None if alpha is None else over,
         surrogate=surrogate,
-        lost=_lost(fronts[latency.depth].lost, latency.depth, importances.values(), max_labels),
         segments=_segments(used, times, network),
         points=plans,
         unscored=_unscored(importance),
@@ -138,11 +128,7 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
     if not left_out:
         return
     options = [BlockOption(entry.span, entry.dropped) for entry in importance.entries]
-    if importance.drops:
-        useless = useless_options(network, latency, options)
-    else:
-        useless = frozenset(map(BlockOption, useless_blocks(network, latency, [option.block for option in options])))
-    needed = sorted(left_out - useless)
+    needed = sorted(left_out - useless_options(network, latency, options))
     if needed:
         warnings.warn(
             f"The importance table leaves out {count(len(needed), 'block')} that saved no time with another latency "
@@ -153,14 +139,15 @@ def _warn_if_needed(latency: LatencyTable, importance: ImportanceTable, network:
         )
 
 
-def _warn_about_fewer_blocks(surrogate: Surrogate, importance: ImportanceTable) -> None:
-    """Warn if blocks were left out, and the surrogate prefers fewer blocks: plans may be better with a merged block."""
-    left_out = sum(entry.reason in LEFT_OUT for entry in importance.entries)
-    if left_out and surrogate.per_block < 0:
+def _warn_about_fewer_blocks(per_block: float, alpha: float | None, importance: ImportanceTable) -> None:
+    """Warn if blocks were left out, and the objective prefers fewer blocks: plans may be better with a merged block."""
+    if left_out := sum(entry.reason in LEFT_OUT for entry in importance.entries):
+        why = f"the surrogate predicts lower scores for more blocks (per_block = {per_block:.3g})"
+        if alpha is not None:
+            why = f"alpha = {alpha:g} lowers the importance of every block by {-per_block:.3g}"
         warnings.warn(
-            f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but the "
-            f"surrogate predicts lower scores for more blocks (per_block = {surrogate.per_block:.3g}), so plans "
-            "with them may be better. Measure the importances without a latency table to include them.",
+            f"The importance table leaves out {count(left_out, 'block')} whose merging saves no time, but {why}, so "
+            "plans with them may be better. Measure the importances without a latency table to include them.",
             UserWarning,
             stacklevel=3,
         )
@@ -190,43 +177,10 @@ def _check_surrogate(surrogate: Surrogate, alpha: float | None, importance: Impo
         )
 
 
-def _checked_original(original: object) -> float:
-    what, expected = "The latency of the original", "positive milliseconds"
-    value = as_float(what, original, InvalidValue, expected)
-    if not 0 < value < math.inf:
-        raise InvalidValue(f"{what} must be {expected}, found {original!r}.")
-    return value
-
-
-def _checked_normalisation(normalisation: Normalisation | None, alpha: float | None) -> Normalisation:
-    if alpha is None and normalisation is not None:
-        raise InvalidValue(
-            f"The normalisation {normalisation!r} needs alpha, the multiple of the mean to subtract. Give alpha (the "
-            "paper uses 1.2 to 1.8), or leave out both."
-        )
-    return normalisation or "single"
-
-
 def _unscored(importance: ImportanceTable) -> tuple[FlaggedSpan, ...]:
     """Return the blocks without a score, those that no option gives one."""
     scored = {entry.span for entry in importance.entries if entry.samples}
     return tuple(dict.fromkeys(entry.span for entry in importance.entries if entry.span not in scored))
-
-
-def _lost(dropped: float, L: Position, importances: Iterable[float], max_labels: int) -> float:
-    """Return a bound on the importance that dropping labels has lost, and warn about it. Zero if none was dropped."""
-    if not dropped:
-        return 0.0
-    # A sum of L entries is off by less than L * L * 2^-53 of the largest entry; two sums are compared.
-    rounding = (L + 1) ** 2 * max(map(abs, importances)) * 2.0**-50
-    lost = dropped + rounding
-    warnings.warn(
-        f"The frontier is thinned to {max_labels} labels for each position: at any budget its plan may be up to "
-        f"{at_most(lost)} of importance below the best one. Raise max_labels for an exact frontier.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return lost
 
 
 def _segments(used: Iterable[UsedSegment], times: Times, network: Network | None) -> tuple[Segment, ...]:

@@ -16,17 +16,12 @@ from depthfold.core import Position
 from depthfold.solver.edges import Edges
 from depthfold.stage_one import Floats, Ints
 
-# With at least WORTHWHILE candidates, every SAMPLE-th is tested first, in BINS bins of time. This rules out most of the
-# others before they are sorted.
-SAMPLE, BINS, WORTHWHILE = 32, 2048, 8_000
-
 
 @dataclass(frozen=True, slots=True)
 class Front:
     """The labels of one position by rising t. They are numbered over all positions, from `first` on.
 
-    `parent` is the number of the label that each extends, and `edge` the number of the edge between them. `lost` bounds
-    the importance that dropping labels has lost.
+    `parent` is the number of the label that each extends, and `edge` the number of the edge between them.
     """
 
     t: Ints
@@ -34,10 +29,9 @@ class Front:
     parent: Ints
     edge: Ints
     first: int
-    lost: float = 0.0
 
 
-def algorithm_2_and_4(edges: Edges, L: Position, max_labels: int) -> dict[Position, Front]:
+def algorithm_2_and_4(edges: Edges, L: Position) -> dict[Position, Front]:
     """Return the labels (t, D) of every position that can be reached:
 
         D[l, t, b] = max over the edges e from k to l of D[k, t - t_e, 1] + I_e
@@ -58,10 +52,9 @@ def algorithm_2_and_4(edges: Edges, L: Position, max_labels: int) -> dict[Positi
         # grid, so that plans exceed the budget. Here times are rounded up when a table comes in.
         t = np.concatenate([fronts[starts[e]].t + times[e] for e in into])
         D = np.concatenate([fronts[starts[e]].D + importances[e] for e in into])
-        kept, dropped = thinned(undominated(t, D), D, max_labels)
+        kept = undominated(t, D)
         parent, edge = _origins(kept, np.array(into), edges, fronts)
-        lost = max(fronts[k].lost for k in {starts[e] for e in into}) + dropped
-        fronts[l] = Front(t[kept], D[kept], parent, edge, count, lost)
+        fronts[l] = Front(t[kept], D[kept], parent, edge, count)
         count += len(kept)
     # Erratum: Algorithm 4 takes the best of A[L, T_0, a], which is a set. The best D[L, T_0, a] is meant, and the
     # labels at L have it for every T_0 and both flags.
@@ -79,8 +72,7 @@ def _origins(kept: Ints, into: Ints, edges: Edges, fronts: Mapping[Position, Fro
 
 def undominated(t: Ints, D: Floats) -> Ints:
     """Return the indices of the points that no other point beats, by rising t; of equal points the first."""
-    likely = contenders(t, D)
-    order = likely[np.argsort(t[likely], kind="stable")]
+    order = np.argsort(t, kind="stable")
     t, D = t[order], D[order]
     rises = np.ones(len(order), dtype=bool)
     rises[1:] = D[1:] > np.maximum.accumulate(D)[:-1]
@@ -88,40 +80,6 @@ def undominated(t: Ints, D: Floats) -> Ints:
     # Among points with the same t, each is better than the one before, so the last one is the best.
     winners: Ints = order[kept[np.append(t[kept][1:] != t[kept][:-1], True)]]
     return winners
-
-
-def contenders(t: Ints, D: Floats) -> Ints:
-    """Return the indices of the points that may be undominated, by a cheap test that never rejects one that is.
-
-    The front of a sample is stored at the edges of bins of t. A point is rejected if the sample has a better one at or
-    before the lower edge of the point's bin.
-    """
-    everything = np.arange(len(t))
-    if len(t) < WORTHWHILE:
-        return everything
-    sample = everything[::SAMPLE]
-    sample = sample[undominated(t[sample], D[sample])]
-    front, best = t[sample] - t[sample[0]], D[sample]
-    width = front[-1] // BINS + 1
-    # One entry more, for the index -1: nothing is known before the first edge.
-    at_edge = np.append(best[np.searchsorted(front, width * np.arange(BINS), side="right") - 1], -np.inf)
-    bin_of = np.clip((t - t[sample[0]]) // width, -1, BINS - 1)
-    return np.flatnonzero(at_edge[bin_of] <= D)
-
-
-def thinned(front: Ints, D: Floats, max_labels: int) -> tuple[Ints, float]:
-    """Return at most `max_labels` points of a front, and the most importance that a dropped one had above the kept one.
-
-    The points are grouped by equal steps of importance and the fastest of each group stays. For every dropped point
-    there is a kept one that is not slower and at most a step worse.
-    """
-    if len(front) <= max_labels:
-        return front, 0.0
-    D = D[front]
-    group = np.minimum((D - D[0]) // ((D[-1] - D[0]) / max_labels), max_labels - 1)
-    first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-    last = np.append(first[1:], len(D)) - 1
-    return front[first], float((D[last] - D[first]).max())
 
 
 def _one(value: int) -> Ints:

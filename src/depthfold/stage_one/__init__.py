@@ -12,11 +12,10 @@ from depthfold.stage_one.algorithms import (
 from depthfold.stage_one.checks import check_network, check_shapes, other_network
 from depthfold.stage_one.shapes import Shapes
 from depthfold.stage_one.times import Times
-from depthfold.stage_one.useless import SAVES_NO_TIME, useless_blocks
-from depthfold.stage_one.useless_drops import DROPS_SAVE_NO_TIME, LEFT_OUT, useless_options
+from depthfold.stage_one.useless import DROPS_SAVE_NO_TIME, LEFT_OUT, SAVES_NO_TIME, useless_options
 
 __all__ = [
     "DROPS_SAVE_NO_TIME", "LEFT_OUT", "NEVER", "SAVES_NO_TIME", "Floats", "Ints", "Shapes", "Times", "algorithm_1",
     "algorithm_3", "check_network", "check_shapes", "other_network", "time_along_activations", "time_array",
-    "useless_blocks", "useless_options",
+    "useless_options",
 ]  # fmt: skip

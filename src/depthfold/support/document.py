@@ -1,7 +1,8 @@
 """JSON documents of frozen dataclasses, encoded and decoded by their type hints.
 
 A data class that is written to its own file has a format and a version; nested data classes do not. Reading is strict:
-an unknown field, a missing field or a wrong type raises InvalidValue with the path of the field.
+an unknown field, a missing field or a wrong type raises InvalidValue with the path of the field. Only the fields that a
+class names in FORMER, which files of older versions have, are ignored.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def decode_fields(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise InvalidValue(f"{where}: expected an object, found {type(data).__name__}.")
     hints, required = _fields(cls)
+    data = {key: value for key, value in data.items() if key not in getattr(cls, "FORMER", ())}
     if unknown := sorted(data.keys() - hints.keys()):
         raise InvalidValue(f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(hints)}.")
     if missing := sorted(required - data.keys()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from decimal import ROUND_CEILING, Context
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # some libraries use terminal colours in their messages
 _LONGEST = 300  # characters; some messages contain a whole stack trace
@@ -23,11 +22,6 @@ def amount(number: float, digits: int = 4) -> str:
     value = number / size
     whole = value >= 10**digits - 0.5  # :g would write an exponent
     return f"{value:.0f}{unit}" if whole else f"{value:.{digits}g}{unit}"
-
-
-def at_most(value: float) -> str:
-    """Format an upper bound with four digits, rounded up."""
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)):.4g}"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from depthfold.core import Drops, FlaggedSpan, Position
-from depthfold.solver.edges import Edges, Items, UsedSegment, Ways
+from depthfold.solver.edges import EdgePlans, Edges, Items, UsedSegment
 from depthfold.stage_one import NEVER, Ints, Times
 
 
@@ -48,8 +48,11 @@ Extensions = list[tuple[State, int]]
 START = Label(0, 0.0, None, None)
 
 
-class Chains:
-    """The chains of blocks between each two activations. With `whole_blocks`, every block is one segment."""
+class Joint:
+    """Stage one for segments and blocks together: the chains of blocks between each two activations.
+
+    With `whole_blocks`, every block is one segment.
+    """
 
     def __init__(
         self, times: Times, L: Position, options: Mapping[tuple[FlaggedSpan, Drops], float], whole_blocks: bool = False
@@ -72,7 +75,7 @@ class Chains:
         t = np.array([label.t for label in self.labels], dtype=np.int64)
         self.edges = Edges(k, l, b, t, np.array([label.I for label in self.labels], dtype=np.float64))
 
-    def ways(self, used: Ints) -> Ways:
+    def plans(self, used: Ints) -> EdgePlans:
         masks: list[int] = []
         along_A: list[int] = []
         cuts: list[tuple[int, Position]] = []
@@ -90,7 +93,7 @@ class Chains:
             masks.append(mask)
         edge, at = _columns(cuts)
         owner, start = _columns((n, block.i) for n, block in blocks)
-        return Ways(
+        return EdgePlans(
             cuts=Items.of(edge, at, len(used)),
             boundaries=Items.of(owner, start, len(used)),
             ends=np.array([block.j for _, block in blocks]),
