@@ -11,7 +11,7 @@ import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Environment, Span
 from depthfold.errors import TableError
-from depthfold.latency import measure, measure_latency
+from depthfold.latency import Timer, measure, measure_latency
 from depthfold.latency.blocks import block_module, block_shapes, dropped_shapes
 from depthfold.latency.cost import (
     BYTES_KEPT,
@@ -94,12 +94,12 @@ def test_memory_counts_what_is_compiled_together(monkeypatch):
     traced = deep()
     blocks = block_shapes(traced, traced.spans("full"))
     sizes = {block.parameters + sum(block.elements) for block in {*blocks.values()}}
-    cost = cost_of(traced, blocks, {}, GPU)
+    cost = cost_of(traced, blocks, {}, GPU, 20, Timer())
     assert cost.blocks == len(sizes) and cost.left_out == 0
     assert cost.memory >= BYTES_KEPT * sum(sizes)
     with monkeypatch.context() as patch:
         patch.setattr("depthfold.latency.cost.MAX_ELEMENTS", max(sizes))
-        assert cost_of(traced, blocks, {}, GPU).memory < cost.memory
+        assert cost_of(traced, blocks, {}, GPU, 20, Timer()).memory < cost.memory
     one, many = (
         measuring_cost(df.trace(traced.graph, torch.randn(n, 48, 6, 6)), OnCpu(), space="full") for n in (1, 64)
     )
@@ -116,6 +116,41 @@ def test_memory_that_may_run_out_gives_a_warning_beforehand(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", LargeMeasurement)
         measure_latency(traced, COST, timer=QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"networks": 2}, r"3 distinct blocks and 2 networks to time: "),
+        ({"mode": "alone"}, r"3 distinct blocks to time: "),
+    ],
+)
+def test_warning_is_about_what_is_missing_in_the_journal(monkeypatch, tmp_path, options, what):
+    traced = deep(3)
+    distinct = {*block_shapes(traced, traced.spans("paper")).values()}
+    assert len(distinct) == 3
+    monkeypatch.setattr(measure, "available_memory", lambda: 1)
+    with pytest.warns(LargeMeasurement, match=what):
+        measure_latency(traced, COST, timer=QUICK, run=tmp_path, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LargeMeasurement)
+        measure_latency(traced, COST, timer=QUICK, run=tmp_path, **options)
+    if "mode" in options:  # the networks are still missing
+        with pytest.warns(LargeMeasurement, match="2 networks"):
+            measure_latency(traced, COST, timer=QUICK, run=tmp_path, networks=2)
+
+
+def test_estimated_time_is_that_of_the_given_timer_and_networks():
+    traced = deep(3)
+    blocks = block_shapes(traced, traced.spans("paper"))
+
+    def seconds(networks, **options):
+        return cost_of(traced, blocks, {}, CPU, networks, Timer(**options)).seconds
+
+    many = seconds(0, round_seconds=10.0)  # 5 rounds of 10 s for each of 3 blocks
+    assert many - seconds(0, round_seconds=0.0) == pytest.approx(3 * 50, rel=0.01)
+    assert seconds(4, round_seconds=10.0) - many == pytest.approx(4 * 50, rel=0.01)
+    assert seconds(0, round_seconds=0.0, samples=1000) > seconds(0, round_seconds=0.0, samples=1)
 
 
 def test_durations_are_rough():

@@ -35,10 +35,11 @@ LAUNCH_ON_CPU, LAUNCH_ELSEWHERE = 500_000, 8_000_000
 # million weights on ONNX Runtime (12 and 26), OpenVINO (10 and 30) and PyTorch (6 and 14).
 BYTES_KEPT, BYTES_COMPILING = 12, 30
 
-# For the estimate of the time: runs of each candidate, seconds to build one, and multiply-adds and elements per second
-# of one thread of a CPU and of a GPU.
-RUNS, SECONDS_EACH = 40, 0.4
+# For the estimate of the time: windows of runs in which a candidate warms up, seconds to build one, and multiply-adds
+# and elements per second of one thread of a CPU and of a GPU.
+WARM_UP_WINDOWS, SECONDS_EACH = 3, 0.4
 SPEED_OF_A_THREAD, SPEED_OF_A_GPU = (8e9, 6e8), (5e12, 2e11)
+# The networks that a calibration times, unless the caller of measure_latency() says otherwise.
 NETWORKS = 20
 
 
@@ -57,8 +58,9 @@ class MeasuringCost:
 
     def __str__(self) -> str:
         without = f" ({count(self.left_out, 'more block')} cannot pay and are left out)" if self.left_out else ""
+        networks = f" and {count(self.networks, 'network')}" if self.networks else ""
         return (
-            f"{count(self.blocks, 'distinct block')}{without} and {count(self.networks, 'network')} to time: up to "
+            f"{count(self.blocks, 'distinct block')}{without}{networks} to time: up to "
             f"{amount(self.memory, digits=2)}B of memory, about {duration(self.seconds)}"
         )
 
@@ -66,11 +68,11 @@ class MeasuringCost:
 def measuring_cost(
     traced: TracedNetwork, target: str | Backend, *, space: Space = "paper", moves: Iterable[Move] = MERGE
 ) -> MeasuringCost:
-    """Estimate what measure_latency() will cost. Nothing is built or timed."""
+    """Estimate what measure_latency() will cost by default. Nothing is built or timed."""
     environment = get(target).environment(traced.example_tensors())
     blocks = block_shapes(traced, traced.spans(space))
     dropped = dropped_shapes(traced.network, blocks, require_moves(moves))
-    return cost_of(traced, blocks, dropped, environment)
+    return cost_of(traced, blocks, dropped, environment, NETWORKS, Timer())
 
 
 def cost_of(
@@ -78,22 +80,28 @@ def cost_of(
     blocks: Mapping[Span, BlockShape],
     dropped: DroppedBlocks,
     environment: Environment,
+    networks: int,
+    timer: Timer,
 ) -> MeasuringCost:
-    """Estimate the cost of measuring these blocks."""
+    """Estimate the cost of measuring these blocks and this number of whole networks."""
+
+    def seconds(multiply_adds: int, elements: int) -> float:
+        return _seconds(multiply_adds, elements, environment, timer)
+
     left_out = blocks_that_cannot_pay(blocks, dropped, environment)
     every = _all_blocks(blocks, dropped)
     timed = {block for key, block in every.items() if key not in left_out and not block.shape.too_large}
     sizes = [block.parameters + sum(block.elements) for block in timed]
     network = elements_outside(traced, traced.example_tensors()) + _largest_plan(traced.depth, blocks, left_out)
     layers = [block for span, block in blocks.items() if len(span) == 1]
-    original = _seconds(sum(block.multiply_adds for block in layers), network, environment)
+    original = seconds(sum(block.multiply_adds for block in layers), network)
     return MeasuringCost(
         blocks=len(timed),
         left_out=len({every[key] for key in left_out}),
-        networks=NETWORKS,
-        memory=max(_memory(sizes), _memory([network] * NETWORKS)),
-        seconds=sum(_seconds(block.multiply_adds, size, environment) for block, size in zip(timed, sizes, strict=True))
-        + NETWORKS * original,
+        networks=networks,
+        memory=max(_memory(sizes), _memory([network] * networks)),
+        seconds=sum(seconds(block.multiply_adds, size) for block, size in zip(timed, sizes, strict=True))
+        + networks * original,
     )
 
 
@@ -165,10 +173,11 @@ def _memory(sizes: list[int]) -> int:
     return BYTES_KEPT * together + (BYTES_COMPILING - BYTES_KEPT) * largest
 
 
-def _seconds(multiply_adds: int, elements: int, environment: Environment) -> float:
+def _seconds(multiply_adds: int, elements: int, environment: Environment, timer: Timer) -> float:
     """Return a rough time to build and time one candidate."""
     threads = environment.threads or usable_cores()
     on_cpu = environment.device == "cpu"
     compute, move = [threads * speed for speed in SPEED_OF_A_THREAD] if on_cpu else SPEED_OF_A_GPU
     once = max(multiply_adds / compute, elements / move)
-    return SECONDS_EACH + max(RUNS * once, Timer().rounds * Timer().round_seconds)
+    runs = WARM_UP_WINDOWS * timer.window + timer.rounds * timer.samples
+    return SECONDS_EACH + max(runs * once, timer.rounds * timer.round_seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 from depthfold.core import Drops, Environment, Plan
 from depthfold.errors import InvalidValue
-from depthfold.latency.timer import Rounds, milliseconds
+from depthfold.latency.timer import Rounds, Timer, milliseconds
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import LATENCY_JOURNAL
 from depthfold.support.document import decode, encode
@@ -75,6 +75,10 @@ class LatencyJournal(Journal):
     def is_timed(self, key: str) -> bool:
         """Return True if it has a time. A block that failed in its third round has samples, but also a reason."""
         return bool(self.rounds.get(key)) and key not in self.reasons
+
+    def is_missing(self, key: str, timer: Timer) -> bool:
+        """Return True if the timer would time it further, because it has neither all rounds nor a reason."""
+        return key not in self.reasons and not timer.is_done(self.rounds.get(key, []))
 
     def samples(self, key: str) -> tuple[float, ...]:
         return tuple(sample for samples in self.rounds.get(key, []) for sample in samples)
