@@ -350,10 +350,12 @@ class Network(Document):
             raise PlanError(f"The plan merges spans that cannot be merged: {'; '.join(problems)}. Add cuts there.")
         for span in segments if plan.dropped else ():
             self.merged_shape(span, plan.dropped)  # skips fit into what is left
-            if plan.dropped.doubles(span, (skip.span for skip in self.skips)):
+            if alone := plan.dropped.left_alone(span, (skip.span for skip in self.skips)):
+                without = self.droppable_branches.issuperset(alone)  # not if there is a projection
+                fix = "Drop the branch of the residual, or" if without else "Remove the cut before or after it, or"
                 raise PlanError(
-                    f"The plan drops all layers of the segment {span}, so that its residual would add a value to "
-                    "itself. Drop the branch of the residual, or keep a layer."
+                    f"The plan drops all layers of the segment {span}, so that only the addition of its residual would "
+                    f"be left. {fix} keep a layer."
                 )
         return segments
 
