@@ -23,7 +23,7 @@ from depthfold.merging.cleaning import (
     use_plain_layers,
 )
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
-from depthfold.merging.verification import SegmentNodes, Shallow
+from depthfold.merging.shallow import SegmentNodes, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.forward import exclude_unsaved_buffers
