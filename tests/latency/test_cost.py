@@ -13,15 +13,8 @@ from depthfold.core import Environment, Span
 from depthfold.errors import TableError
 from depthfold.latency import Timer, measure, measure_latency
 from depthfold.latency.blocks import block_module, block_shapes, dropped_shapes
-from depthfold.latency.cost import (
-    BYTES_KEPT,
-    FACTOR,
-    LAUNCH_ON_CPU,
-    blocks_that_cannot_pay,
-    cost_of,
-    duration,
-    measuring_cost,
-)
+from depthfold.latency.cannot_pay import FACTOR, LAUNCH_ON_CPU, blocks_that_cannot_pay
+from depthfold.latency.cost import BYTES_KEPT, cost_of, measuring_cost
 from depthfold.latency.measure import LargeMeasurement
 from latency_workshop import COST, QUICK
 
@@ -53,7 +46,7 @@ def test_multiply_adds_are_those_of_pytorch():
 
 
 def test_only_blocks_with_more_of_everything_are_left_out(monkeypatch):
-    monkeypatch.setattr("depthfold.latency.cost.LAUNCH_ON_CPU", 0)
+    monkeypatch.setattr("depthfold.latency.cannot_pay.LAUNCH_ON_CPU", 0)
     traced = deep()
     blocks = block_shapes(traced, traced.spans("full"))
     found = blocks_that_cannot_pay(blocks, {}, CPU)
@@ -76,7 +69,7 @@ def test_launches_protect_blocks_of_small_layers():
 
 
 def test_blocks_that_are_left_out_have_the_reason_and_change_no_fastest_plan(monkeypatch):
-    monkeypatch.setattr("depthfold.latency.cost.LAUNCH_ON_CPU", 0)
+    monkeypatch.setattr("depthfold.latency.cannot_pay.LAUNCH_ON_CPU", 0)
     traced = deep()
     table = measure_latency(traced, OnCpu(launch_us=0.001), timer=QUICK, space="full")
     left_out = {entry.span for entry in table.entries if entry.reason and entry.reason.startswith("not measured: as")}
@@ -85,7 +78,7 @@ def test_blocks_that_are_left_out_have_the_reason_and_change_no_fastest_plan(mon
     everything = measure_latency(traced, CostModel(launch_us=0.001), timer=QUICK, space="full", mode="alone").times
     for span in left_out:
         assert everything[span][1] > sum(everything[Span(l - 1, l)][1] for l in span.layers)
-    monkeypatch.setattr("depthfold.latency.cost.FACTOR", 0)
+    monkeypatch.setattr("depthfold.latency.cannot_pay.FACTOR", 0)
     with pytest.raises(TableError, match=r"faster by merging: \d+ blocks of several layers would"):
         measure_latency(traced, OnCpu(), timer=QUICK, space="full")
 
@@ -151,7 +144,3 @@ def test_estimated_time_is_that_of_the_given_timer_and_networks():
     assert many - seconds(0, round_seconds=0.0) == pytest.approx(3 * 50, rel=0.01)
     assert seconds(4, round_seconds=10.0) - many == pytest.approx(4 * 50, rel=0.01)
     assert seconds(0, round_seconds=0.0, samples=1000) > seconds(0, round_seconds=0.0, samples=1)
-
-
-def test_durations_are_rough():
-    assert [duration(s) for s in (0.1, 80, 300, 9000, 300_000)] == ["1 s", "80 s", "5 minutes", "2.5 hours", "3.5 days"]

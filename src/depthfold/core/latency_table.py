@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, quantiles, stdev
+from statistics import fmean, stdev
 from typing import ClassVar, Self
 
 from depthfold.core.calibration import Calibration
@@ -18,6 +18,7 @@ from depthfold.core.options import left_of
 from depthfold.core.plan import Plan, SolvedPlan, plan_of
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
+from depthfold.core.speedup import Quartiles, quartiles
 from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
 from depthfold.support.csv_table import Row, read_entries, write_rows
@@ -49,14 +50,6 @@ def sum_times(times: Iterable[float]) -> float:
     return sum(map(picoseconds, times)) / 10**9
 
 
-def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return the first quartile, the median and the third quartile."""
-    if len(samples) == 1:
-        return samples[0], samples[0], samples[0]
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return low, median(samples), high
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """One entry of the latency table: both times of a span, or the reason why it has none.
@@ -71,7 +64,7 @@ class Timing:
     span: Span
     times: tuple[float, float] | None = None
     stdev: float | None = None
-    quartiles: tuple[float, float, float] | None = None
+    quartiles: Quartiles | None = None
     count: int = 0
     reason: str | None = None
     shape: ConvShape | None = field(default=None, metadata=SPARSE)

@@ -60,6 +60,11 @@ class BlockShape:
         return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
 
     @property
+    def moved(self) -> int:
+        """The number of elements that it moves: those of its weights, its input and its output."""
+        return self.parameters + sum(self.elements)
+
+    @property
     def multiply_adds(self) -> int:
         """The multiplications with additions of its convolutions."""
         convolutions = [(self.shape, self.in_size), *((b.projection, b.size) for b in self.branches if b.projection)]

@@ -97,11 +97,7 @@ class CandidateTimer:
     def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
         """Time each block alone. The keys are those of the journal."""
         self._warn_if_speed_changed(backend, blocks)
-
-        def size(block: BlockShape) -> int:
-            return block.parameters + sum(block.elements)
-
-        self._time("blocks", blocks, lambda block: self._build_block(backend, block), size)
+        self._time("blocks", blocks, lambda block: self._build_block(backend, block), lambda block: block.moved)
 
     def time_plans(self, backend: Backend, plans: Iterable[Plan], what: str = "networks") -> None:
         """Time the merged network of each plan."""

@@ -1,35 +1,20 @@
-"""What measuring a latency table costs, known from the shapes alone, and the blocks that are not worth measuring."""
+"""What measuring a latency table costs in memory and time, known from the shapes alone."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from depthfold.backends import Backend, get
-from depthfold.core import ConvShape, Environment, Move, Space, Span, require_moves
+from depthfold.core import Environment, Move, Space, Span, require_moves
 from depthfold.core.options import MERGE
 from depthfold.latency.blocks import BlockShape, block_shapes, dropped_shapes
 from depthfold.latency.candidates import MAX_ELEMENTS, elements_outside
+from depthfold.latency.cannot_pay import BlockKey, DroppedBlocks, all_blocks, blocks_that_cannot_pay
 from depthfold.latency.timer import Timer
-from depthfold.support.cores import usable_cores
-from depthfold.support.text import amount, count
+from depthfold.support.machine import usable_cores
+from depthfold.support.text import amount, count, duration
 from depthfold.tracing import TracedNetwork
-
-BlockKey = tuple[Span, ConvShape | None]  # a span, and its shape if layers are dropped
-DroppedBlocks = Mapping[tuple[Span, ConvShape], BlockShape]
-
-# A block is left out if it has more than FACTOR times the multiply-adds of its layers and moves more than FACTOR times
-# as many elements (weights, input, output). A layer takes the time of its multiply-adds, of its elements or of its
-# launch, whichever is longest. A block with FACTOR times as many of all three is faster than its layers only if its
-# kernel is FACTOR times as efficient as theirs. On two cores of a Neoverse-N1, the blocks of ResNet-18 at 48x48 that
-# this leaves out take 5 to 21 times as long as their layers in ONNX Runtime, and 2.5 to 14 times in OpenVINO. The
-# blocks of MobileNetV2 at 224x224 that are nearest to the limit take at least 12 and 8 times as long.
-FACTOR = 3
-# The elements that a device moves in the time of a launch: 10 microseconds at 200 GB/s on a large CPU, 6 microseconds
-# at 5 TB/s on a GPU. It protects blocks of many small layers, whose launches take longer than their work.
-LAUNCH_ON_CPU, LAUNCH_ELSEWHERE = 500_000, 8_000_000
 
 # Bytes per element of a module that is compiled, and of one that is being compiled, measured with blocks of 13 and 21
 # million weights on ONNX Runtime (12 and 26), OpenVINO (10 and 30) and PyTorch (6 and 14).
@@ -89,9 +74,9 @@ def cost_of(
         return _seconds(multiply_adds, elements, environment, timer)
 
     left_out = blocks_that_cannot_pay(blocks, dropped, environment)
-    every = _all_blocks(blocks, dropped)
+    every = all_blocks(blocks, dropped)
     timed = {block for key, block in every.items() if key not in left_out and not block.shape.too_large}
-    sizes = [block.parameters + sum(block.elements) for block in timed]
+    sizes = [block.moved for block in timed]
     network = elements_outside(traced, traced.example_tensors()) + _largest_plan(traced.depth, blocks, left_out)
     layers = [block for span, block in blocks.items() if len(span) == 1]
     original = seconds(sum(block.multiply_adds for block in layers), network)
@@ -103,58 +88,6 @@ def cost_of(
         seconds=sum(seconds(block.multiply_adds, size) for block, size in zip(timed, sizes, strict=True))
         + networks * original,
     )
-
-
-def blocks_that_cannot_pay(
-    blocks: Mapping[Span, BlockShape], dropped: DroppedBlocks, environment: Environment
-) -> dict[BlockKey, str]:
-    """Return the blocks with far more work than the layers that they replace, with the reason of their entries.
-
-    Blocks that are too large to be built are not among them: their entries say that.
-    """
-    launch = LAUNCH_ON_CPU if environment.device == "cpu" else LAUNCH_ELSEWHERE
-    found: dict[BlockKey, str] = {}
-    for (span, shape), block in _all_blocks(blocks, dropped).items():
-        layers = [blocks[Span(l - 1, l)] for l in span.layers]
-        computed, moved = sum(layer.multiply_adds for layer in layers), sum(map(_moved, layers))
-        work, elements = block.multiply_adds / max(computed, 1), _moved(block)
-        if block.shape.too_large or len(layers) == 1:
-            continue
-        if work > FACTOR and elements > FACTOR * (moved + launch * len(layers)):
-            found[span, shape] = (
-                f"not measured: as one convolution it has {work:.3g} times the multiply-adds of its layers and moves "
-                f"{elements / moved:.3g} times as much memory, so it cannot be faster"
-            )
-    return found
-
-
-def available_memory() -> int | None:
-    """Return the bytes of memory that are free on this machine, None if they are not known."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):  # another system
-        return None
-
-
-def duration(seconds: float) -> str:
-    """Return a rough time as text."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{max(seconds, 1):.0f} s"
-
-
-def _all_blocks(blocks: Mapping[Span, BlockShape], dropped: DroppedBlocks) -> dict[BlockKey, BlockShape]:
-    found: dict[BlockKey, BlockShape] = {(span, None): block for span, block in blocks.items()}
-    found.update((key, block) for key, block in dropped.items())
-    return found
-
-
-def _moved(block: BlockShape) -> int:
-    return block.parameters + sum(block.elements)
 
 
 def _largest_plan(depth: int, blocks: Mapping[Span, BlockShape], left_out: Mapping[BlockKey, str]) -> int:

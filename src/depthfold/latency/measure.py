@@ -27,20 +27,15 @@ from depthfold.latency.calibration import (
     warn_if_inaccurate,
 )
 from depthfold.latency.candidates import CandidateTimer
-from depthfold.latency.cost import (
-    NETWORKS,
-    BlockKey,
-    MeasuringCost,
-    available_memory,
-    blocks_that_cannot_pay,
-    cost_of,
-)
+from depthfold.latency.cannot_pay import BlockKey, blocks_that_cannot_pay
+from depthfold.latency.cost import NETWORKS, MeasuringCost, cost_of
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
 from depthfold.rewriting import activation_names
 from depthfold.support.coerce import as_whole
+from depthfold.support.machine import available_memory
 from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork, require_traced
 

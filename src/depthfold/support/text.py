@@ -25,6 +25,14 @@ def amount(number: float, digits: int = 4) -> str:
     return f"{value:.0f}{unit}" if whole else f"{value:.{digits}g}{unit}"
 
 
+def duration(seconds: float) -> str:
+    """Return a rough time as text."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{max(seconds, 1):.0f} s"
+
+
 def at_most(value: float) -> str:
     """Format an upper bound with four digits, rounded up."""
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value)):.4g}"
