@@ -52,7 +52,7 @@ class Plan(Document):
             )
 
     @property
-    def identity(self) -> tuple[object, ...]:
+    def digest_parts(self) -> tuple[object, ...]:
         """The parts of a digest that identifies the plan: A and S, and what is dropped only if there is something."""
         dropped = (self.dropped.key,) if self.dropped else ()
         return (sorted(self.activations), self.cuts, *dropped)

@@ -23,7 +23,7 @@ from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
 Blocks = Mapping[Span, BlockShape]
-Times = Mapping[Span, float]  # alone, in milliseconds
+TimesAlone = Mapping[Span, float]  # in milliseconds
 Kinds = tuple[str, ...]  # of activations
 
 # What is fitted, and what of it can be negative. A block reads what the one before it has written, so the sums of the
@@ -75,7 +75,7 @@ class Samples:
 
     networks: Sequence[TimedNetwork]
     blocks: Blocks
-    times: Times
+    times: TimesAlone
     kinds: Kinds = ()
 
     def extra(self, span: Span, network: TimedNetwork) -> int:

@@ -15,7 +15,7 @@ from depthfold.support.document import decode, encode
 from depthfold.tracing import TracedNetwork
 
 
-def latency_inputs(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
+def latency_depends_on(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
     """Return what latencies depend on: the layers, the operations around them, the environment and other inputs."""
     found: dict[str, Any] = {
         "network": traced.network.fingerprint,
@@ -37,7 +37,7 @@ class LatencyJournal(Journal):
         self.plans: dict[str, Plan] = {}
         self.shares: dict[str, list[float]] = defaultdict(list)
         self.doubt: str | None = None  # why the times are not comparable with each other
-        super().__init__(journal_in(run, LATENCY_JOURNAL), latency_inputs(traced, environment))
+        super().__init__(journal_in(run, LATENCY_JOURNAL), latency_depends_on(traced, environment))
 
     def write_round(self, key: str, samples: tuple[float, ...]) -> None:
         """Write a round that the timer has already added to `rounds`."""

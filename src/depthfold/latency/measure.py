@@ -20,7 +20,7 @@ from depthfold.latency.calibration import (
     Blocks,
     Samples,
     TimedNetwork,
-    Times,
+    TimesAlone,
     fit,
     kind_at,
     warn_if_floored,
@@ -174,7 +174,9 @@ def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space, left_o
         )
 
 
-def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, times: Times, count: int) -> Calibration:
+def _calibrate(
+    candidates: CandidateTimer, backend: Backend, blocks: Blocks, times: TimesAlone, count: int
+) -> Calibration:
     """Time whole networks and fit the times of the blocks to them."""
     network, journal = candidates.traced.network, candidates.journal
     usable = usable_spans(network.depth, times)
@@ -194,7 +196,7 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
 
 
 def timed_networks(
-    network: Network, journal: LatencyJournal, times: Times, plans: Iterable[Plan]
+    network: Network, journal: LatencyJournal, times: TimesAlone, plans: Iterable[Plan]
 ) -> list[TimedNetwork]:
     """Return the plans that were timed as whole networks and whose blocks were also timed.
 
