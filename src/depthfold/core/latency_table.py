@@ -21,7 +21,7 @@ from depthfold.core.span import Position, Span
 from depthfold.core.speedup import Quartiles, quartiles
 from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
-from depthfold.support.csv_table import Row, read_entries, write_rows
+from depthfold.support.csv_table import Row, read_entries, write_entries
 from depthfold.support.document import SPARSE, Document, decode, encode
 from depthfold.support.table import Table
 from depthfold.support.text import count
@@ -259,15 +259,13 @@ class LatencyTable(Document):
 
     def write_csv(self, path: str | Path) -> None:
         """Write the columns of the published tables, and the others only if an entry needs them."""
-        rows: list[dict[str, object]] = []
-        for e in self.entries:
+
+        def cells(e: Timing) -> tuple[object, ...]:
             without, time = e.times or (None, None)
-            without = None if without == time else without
             shape = json.dumps(encode(e.shape)) if e.shape else None
-            cells = (e.span.i, e.span.j, time, e.stdev, without, shape, e.reason)
-            rows.append(dict(zip((*COLUMNS, *EXTRA), cells, strict=True)))
-        columns = (*COLUMNS, *(name for name in EXTRA if any(row[name] is not None for row in rows)))
-        write_rows(path, columns, [[row[name] for name in columns] for row in rows])
+            return (e.span.i, e.span.j, time, e.stdev, None if without == time else without, shape, e.reason)
+
+        write_entries(path, COLUMNS, EXTRA, map(cells, self.entries))
 
     def __str__(self) -> str:
         timed = len(self.times)

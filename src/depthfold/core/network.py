@@ -20,7 +20,7 @@ from depthfold.errors import InvalidValue, PlanError
 from depthfold.support.digest import digest
 from depthfold.support.document import Document, encode
 from depthfold.support.table import Table
-from depthfold.support.text import count
+from depthfold.support.text import count, listed
 
 HEADER = ("l", "layer", "convolution", "in", "activation", "note")
 
@@ -54,8 +54,7 @@ def refusals_by_kind(network: Network, shown: int = 3) -> Iterator[str]:
     for code, number in Counter(refusal.code for refusal in network.refusals).most_common():
         of_kind = [refusal for refusal in network.refusals if refusal.code == code]
         places = list(dict.fromkeys(refusal.where for refusal in of_kind))
-        more = f" and {len(places) - shown} more" if len(places) > shown else ""
-        yield f"{code} x{number}: {of_kind[0].why} [{', '.join(places[:shown])}{more}]"
+        yield f"{code} x{number}: {of_kind[0].why} [{listed(places, shown)}]"
 
 
 def _row(network: Network, l: int) -> tuple[str, ...]:
