@@ -230,8 +230,9 @@ class LatencyTable(Document):
         """Return the times of a span from which nothing is left, for tables without an entry for it.
 
         It takes no time, and with an activation what that adds to the last layer of the span. If the span starts at 0,
-        the cost of everything outside the spans is also due: `outside`, by default that of the calibration. Without it
-        the times are not known, nor if a residual from before the span ends with it, whose addition is not timed alone.
+        the cost of everything outside the spans is also due: `outside`, by default that of the calibration. Return
+        None if one of these is unknown, or if a residual that starts before the span ends at j: its addition has no
+        time of its own.
         """
         if any(skip.source < span.i for skip in network.skips_into(span.j)):
             return None

@@ -127,7 +127,7 @@ def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None
 def dropped_shapes(
     network: Network, blocks: Mapping[Span, BlockShape], moves: Iterable[Move]
 ) -> dict[tuple[Span, ConvShape], BlockShape]:
-    """Return the blocks of the spans with dropped layers, by span and shape. A block of which nothing is left is not
+    """Return the blocks of the spans with dropped layers, by span and shape. Completely dropped blocks are not
     timed."""
     found = {}
     for span, block in blocks.items():
