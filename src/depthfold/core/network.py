@@ -142,11 +142,6 @@ class Network(Document):
         return kinds.most_common(1)[0][0] if kinds else None
 
     @property
-    def chains(self) -> tuple[Span, ...]:
-        """The spans between barriers."""
-        return tuple(self._between(self.barriers))
-
-    @property
     def vanilla(self) -> Plan:
         """The plan that keeps all activations and merges nothing."""
         return Plan(activations=self.activations, cuts=range(1, self.depth))
