@@ -164,9 +164,10 @@ class ImportanceTable(Document):
             size = f"{count(len(self.entries), 'entry', 'entries')}, {dropping} with dropped layers"
         size += f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
         problem = "extended" if self.extended else "plain"
+        where = f"; environment: {self.environment}" if self.environment.stated else ""
         return (
             f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
-            f"score {self.base:g}, {problem} problem; environment: {self.environment}"
+            f"score {self.base:g}, {problem} problem{where}"
         )
 
     def _repr_html_(self) -> str:
