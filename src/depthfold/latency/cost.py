@@ -24,7 +24,7 @@ BYTES_KEPT, BYTES_COMPILING = 12, 30
 # and elements per second of one thread of a CPU and of a GPU.
 WARM_UP_WINDOWS, SECONDS_EACH = 3, 0.4
 SPEED_OF_A_THREAD, SPEED_OF_A_GPU = (8e9, 6e8), (5e12, 2e11)
-# The networks that a calibration times, unless the caller of measure_latency() says otherwise.
+# The networks that measure_latency() times by default.
 NETWORKS = 20
 
 

@@ -28,7 +28,7 @@ from depthfold.latency.calibration import (
 )
 from depthfold.latency.candidates import CandidateTimer
 from depthfold.latency.cannot_pay import BlockKey, blocks_that_cannot_pay
-from depthfold.latency.cost import NETWORKS, MeasuringCost, cost_of
+from depthfold.latency.cost import MeasuringCost, cost_of
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
@@ -55,7 +55,7 @@ def measure_latency(
     mode: Mode = "in context",
     run: str | Path | None = None,
     timer: Timer | None = None,
-    networks: int = NETWORKS,
+    networks: int = 20,
     retry: bool = False,
     progress: Progress | None = None,
 ) -> LatencyTable:
