@@ -45,8 +45,18 @@ DILATED = ConvShape(
 )
 def test_segment_that_only_adds_a_value_to_itself_is_refused(cuts: tuple[int, ...], dropped: Drops) -> None:
     network = residuals(3) if 3 in cuts else residuals(3, 4)
-    with pytest.raises(PlanError, match=r"drops all layers of the segment \(1, [34]\], so that its residual would add"):
+    message = r"the segment \(1, [34]\], so that only the addition of its residual would be left\. Drop the branch"
+    with pytest.raises(PlanError, match=message):
         network.segments(Plan((), cuts, dropped))
+
+
+def test_segment_that_only_adds_a_projection_is_refused_with_another_fix() -> None:
+    network = replace(residuals(3), skips=(Skip(source=1, target=3, where="add", projection=shape(4, 4, 1)),))
+    message = r"only the addition of its residual would be left\. Remove the cut before or after it, or keep a layer\.$"
+    with pytest.raises(PlanError, match=message):
+        network.segments(Plan((), (1, 3), Drops([2, 3])))
+    for plan in (Plan((), (3,), Drops([2, 3])), Plan((), (1,), Drops([2, 3])), Plan((), (1, 3), Drops([2]))):
+        assert len(network.segments(plan)) == len(plan.cuts) + 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,9 @@ def test_importance_is_the_mean_score_minus_the_base_score(tmp_path: Path) -> No
     again = ImportanceTable.read_csv(tmp_path / "out.csv")
     assert again.importances == table.importances
     assert again.entries[1].reason == "diverged"
-    assert "1 flagged span, 1 without a score, 2 layers, base score 0.75, plain problem" in str(table)
+    text = "1 flagged span, 1 without a score, 2 layers, base score 0.75, plain problem"
+    assert str(table).endswith(f"{text}; environment: input size 3x32x32")
+    assert str(replace(table, environment=Environment())).endswith(text)
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])

@@ -36,7 +36,6 @@ def test_mobilenet_v2_has_50_layers_33_activations_and_10_residuals(mobilenet):
     assert mobilenet.activations == set(range(1, 51)) - BLOCK_ENDS
     assert tuple((skip.source, skip.target) for skip in mobilenet.skips) == RESIDUALS
     assert mobilenet.barriers == ()
-    assert mobilenet.chains == (Span(0, 50),)
 
 
 def test_mobilenet_v2_has_the_171_spans_of_the_paper(mobilenet):
@@ -90,7 +89,6 @@ def test_vgg19_has_36_spans_between_its_pools():
     assert pairs(network.spans("paper")) == pairs(network.spans("full")) == expected
     assert {(f.a, f.b) for f in network.flagged_spans("paper")} == {(True, True)}
     assert len(network.flagged_spans("paper")) == 36
-    assert network.chains == (Span(0, 2), Span(2, 4), Span(4, 8), Span(8, 12), Span(12, 16))
 
 
 def test_resnet34_has_62_spans_and_its_projections_are_folded():
@@ -372,7 +370,7 @@ def test_places_of_refusals_are_counted_once():
 def test_printed_network_without_anything_to_merge():
     empty = Network(name="MLP", layers=())
     assert str(empty) == "MLP: nothing to merge: no convolution of this network can be a layer"
-    assert (empty.depth, empty.spans(), empty.chains, empty.vanilla) == (0, (), (), Plan((), ()))
+    assert (empty.depth, empty.spans(), empty.vanilla) == (0, (), Plan((), ()))
     single = chain(3, 3, barriers=(1,))
     assert str(single).splitlines()[0].endswith("; nothing to merge: every chain has a single layer")
     assert repr(single).startswith("<Network chain: 2 layers, 2 activations, 0 skips, 1 barrier; 2 spans")

@@ -16,7 +16,7 @@ from torch import nn
 import depthfold as df
 from depthfold.backends.cuda import cuda_settings
 from depthfold.errors import TraceError
-from depthfold.importance.entry import Entries
+from depthfold.importance.entry import EntryWorker
 from depthfold.jobs import InProcess, Processes
 from depthfold.training import device as training_device
 from lacking import devices
@@ -188,7 +188,7 @@ def test_methods_of_importance_run_on_the_best_of_the_machine(method, device, fr
     traced = df.trace(net(device), picture(device))
     found = df.measure_importance(traced, TaskOn(device=free_choice), RECIPE, method=method)
     assert kind(traced.graph) == device
-    monkeypatch.setattr(Entries, "device", torch.device("cpu"))
+    monkeypatch.setattr(EntryWorker, "device", torch.device("cpu"))
     expected = df.measure_importance(df.trace(net("cpu"), picture()), TaskOn(device="cpu"), RECIPE, method=method)
     for one, two in zip(found.entries, expected.entries, strict=True):
         assert one.span == two.span and one.samples == pytest.approx(two.samples, abs=1e-3)

@@ -19,7 +19,7 @@ from depthfold.core import FlaggedSpan
 from depthfold.errors import JournalError
 from depthfold.importance import Method, importance_student, measure_importance
 from depthfold.importance.entry import EntrySetup
-from depthfold.importance.journal import importance_inputs
+from depthfold.importance.journal import importance_depends_on
 from depthfold.store import Journal
 from depthfold.tracing.inputs import ExampleInputs
 from depthfold.vision import import_torchvision
@@ -64,7 +64,7 @@ def test_submodule(tmp_path):
 
 
 def header_of(traced):
-    return importance_inputs(traced, TinyTask(), Method.of("trained", RECIPE))
+    return importance_depends_on(traced, TinyTask(), Method.of("trained", RECIPE))
 
 
 class Fused(Pair):

@@ -46,10 +46,19 @@ def made_up(per_activation, outside=4.0, count=60, noise=0.0, seed=0, per_kind=(
     return wholes, blocks, times
 
 
+ONE_KIND = ("relu",) * 30  # at all positions
+
+
+def unchanged(whole, blocks):
+    """Return the network with the activations that its blocks were timed with."""
+    active = frozenset(s.j for s in whole.segments if blocks[s].activation is not None)
+    return replace(whole, activations=active)
+
+
 @pytest.mark.parametrize("cost", [0.0, 0.01, 0.05])
 def test_fit_finds_the_cost_of_activations(cost):
     wholes, blocks, times = made_up(cost)
-    found = fit(Samples(wholes, blocks, times))
+    found = fit(Samples(wholes, blocks, times, ONE_KIND))
     assert found.per_activation == pytest.approx(cost, rel=0.02, abs=1e-3)
     assert (found.slope, found.outside) == (pytest.approx(0.9, rel=0.01), pytest.approx(4.0, rel=0.05))
     assert found.worst_error < 0.01
@@ -59,9 +68,9 @@ def test_cost_of_activations_is_never_negative():
     """Networks that are slower without their activations, and nothing outside: both costs are at their limits, and the
     errors are those of a fit that knows nothing of activations."""
     wholes, blocks, times = made_up(-0.3, outside=-1.0)
-    found = fit(Samples(wholes, blocks, times))
+    found = fit(Samples(wholes, blocks, times, ONE_KIND))
     assert (found.per_activation, found.outside) == (0.0, 0.0)
-    before = fit(Samples([replace(whole, activations=None) for whole in wholes], blocks, times))
+    before = fit(Samples([unchanged(whole, blocks) for whole in wholes], blocks, times, ONE_KIND))
     assert found == replace(before, per_activation=0.0)
 
 
@@ -72,8 +81,6 @@ def costs(found):
 
 def changed_segments(whole, blocks):
     """Return the segments whose activation at the end differs from that of their blocks."""
-    if whole.activations is None:
-        return []
     return [s for s in whole.segments if (s.j in whole.activations) == (blocks[s].activation is None)]
 
 
@@ -100,7 +107,7 @@ def best_of(wholes, blocks, times, activations, kinds=("all",) * 30, names=("all
 @pytest.mark.parametrize(("cost", "outside"), [(-0.3, 4.0), (0.3, -1.0), (-0.05, -0.2), (0.05, 0.1), (0.02, -1.0)])
 def test_fit_is_the_optimum_within_the_bounds(cost, outside):
     wholes, blocks, times = made_up(cost, outside, count=9)
-    found = fit(Samples(wholes, blocks, times))  # with a cost of activations only if this predicts better
+    found = fit(Samples(wholes, blocks, times, ONE_KIND))  # with a cost of activations only if this predicts better
     best = best_of(wholes, blocks, times, activations=bool(found.per_activation))
     assert costs(found) == pytest.approx(best, rel=1e-6, abs=1e-9)
 
@@ -163,8 +170,8 @@ def test_fit_to_few_networks_stays_near_the_prior(count):
         rng = Random(seed)
         wholes, blocks, times = made_up(0.0, count=count, seed=seed)
         launches = {span: time + 2.0 for span, time in times.items()}
-        noisy = [replace(whole, latency=whole.latency * rng.gauss(1.0, 0.01), activations=None) for whole in wholes]
-        found = fit(Samples(noisy, blocks, launches))
+        noisy = [replace(unchanged(whole, blocks), latency=whole.latency * rng.gauss(1.0, 0.01)) for whole in wholes]
+        found = fit(Samples(noisy, blocks, launches, ONE_KIND))
         assert costs(found) == pytest.approx(best_of(noisy, blocks, launches, activations=False), rel=1e-5, abs=1e-8)
         falls += found.slope == 0.0
     assert falls < 5
@@ -175,11 +182,12 @@ def test_slope_is_never_negative():
     wholes, blocks, times = made_up(0.0, count=12)
     upside_down = [
         replace(
-            whole, latency=8.0 * len(whole.segments) - sum(times[span] for span in whole.segments), activations=None
+            unchanged(whole, blocks),
+            latency=8.0 * len(whole.segments) - sum(times[span] for span in whole.segments),
         )
         for whole in wholes
     ]
-    found = fit(Samples(upside_down, blocks, times))
+    found = fit(Samples(upside_down, blocks, times, ONE_KIND))
     assert found.slope == 0.0
     assert costs(found) == pytest.approx(best_of(upside_down, blocks, times, activations=False), rel=1e-5, abs=1e-8)
 
@@ -197,7 +205,7 @@ def test_noise_is_not_fitted_as_a_cost_of_activations():
     saved = []
     for seed in range(20):
         wholes, blocks, times = made_up(0.0, count=14, noise=0.02, seed=seed)
-        found = fit(Samples(wholes, blocks, times))
+        found = fit(Samples(wholes, blocks, times, ONE_KIND))
         size = max(sum(blocks[span].elements[1] for span in whole.segments) for whole in wholes) / 1e6
         saved.append(found.per_activation * size / max(whole.latency for whole in wholes))
     assert sum(share == 0.0 for share in saved) >= 12
@@ -210,11 +218,11 @@ def test_two_networks_do_not_determine_the_cost_of_activations(noise):
     few = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 4]
     assert sum(bool(changed_segments(whole, blocks)) for whole in few) == 2
     three = [whole for n, whole in enumerate(wholes) if n % 2 == 0 or n < 6]
-    assert fit(Samples(three, blocks, times)).per_activation is not None
-    found = fit(Samples(few, blocks, times))
+    assert fit(Samples(three, blocks, times, ONE_KIND)).per_activation is not None
+    found = fit(Samples(few, blocks, times, ONE_KIND))
     assert found.per_activation is None
-    assert found == fit(Samples([replace(whole, activations=None) for whole in few], blocks, times))
-    assert fit(Samples(wholes, blocks, times)).per_activation is not None
+    assert found == fit(Samples([unchanged(whole, blocks) for whole in few], blocks, times, ONE_KIND))
+    assert fit(Samples(wholes, blocks, times, ONE_KIND)).per_activation is not None
 
 
 def test_in_context_with_another_activation_by_hand():

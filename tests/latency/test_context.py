@@ -84,6 +84,14 @@ def block(channels, out, size):
     return BlockShape(shape, (size, size), (), None, 3)
 
 
+ONE_KIND = ("relu",) * 30  # at all positions
+
+
+def timed(segments, latency):
+    """Return a network without activations, like its blocks."""
+    return TimedNetwork(segments, latency, frozenset())
+
+
 def test_elements_are_those_of_the_input_and_the_output():
     assert block(5, 7, 10).elements == (3 * 5 * 100, 3 * 7 * 100)
 
@@ -102,7 +110,7 @@ def test_fit_finds_the_costs_of_the_formula():
         return slope * alone + per_segment * len(segments) + per_element * elements + outside
 
     chosen = [tuple(rng.sample(spans, rng.randint(3, 25))) for _ in range(60)]
-    found = fit(Samples([TimedNetwork(segments, latency(segments)) for segments in chosen], blocks, times))
+    found = fit(Samples([timed(segments, latency(segments)) for segments in chosen], blocks, times, ONE_KIND))
     assert (found.slope, found.per_segment) == (pytest.approx(slope, rel=0.05), pytest.approx(per_segment, abs=0.1))
     assert found.per_read == found.per_write == pytest.approx(per_element, rel=0.1)
     assert found.outside == pytest.approx(outside, rel=0.1)
@@ -126,11 +134,11 @@ def test_no_block_is_far_from_its_time_alone_if_networks_are_faster_than_their_b
 
     def whole(cuts):
         segments = tuple(map(Span, (0, *cuts), (*cuts, 12)))
-        return TimedNetwork(segments, (sum(times[span] for span in segments) - 1.0) * rng.gauss(1.0, 0.02))
+        return timed(segments, (sum(times[span] for span in segments) - 1.0) * rng.gauss(1.0, 0.02))
 
     ways = [way for n in range(3, 12) for way in combinations(range(1, 12), n)]
     short = [way for way in ways if all(end - start <= 3 for start, end in pairwise((0, *way, 12)))]
-    found = fit(Samples([whole(way) for way in rng.sample(short, 20)], blocks, times))
+    found = fit(Samples([whole(way) for way in rng.sample(short, 20)], blocks, times, ONE_KIND))
     shares = [found.in_context(times[span], *blocks[span].elements) / times[span] for span in spans]
     assert min(shares) > 0.25 and max(shares) < 1
 
@@ -184,17 +192,17 @@ def test_no_block_is_free_and_errors_account_for_it():
 
     def whole(chosen):
         latency = sum(max(times[span] - 0.1, 0.001) for span in chosen) * rng.uniform(0.98, 1.02)
-        return TimedNetwork(tuple(chosen), latency + 0.2)
+        return timed(tuple(chosen), latency + 0.2)
 
     wholes = [whole(rng.sample(spans, rng.randint(4, 12))) for _ in range(8)]
-    calibration = fit(Samples(wholes, blocks, times))
+    calibration = fit(Samples(wholes, blocks, times, ONE_KIND))
     read, written = blocks[spans[0]].elements
     moved = calibration.per_read * read / 1e6 + calibration.per_write * written / 1e6
     assert calibration.slope * 0.05 + calibration.per_segment + moved < 0
     assert calibration.in_context(0.05, read, written) == pytest.approx(0.001)  # a fiftieth of its time alone
 
     def error(n):
-        others = fit(Samples([*wholes[:n], *wholes[n + 1 :]], blocks, times))
+        others = fit(Samples([*wholes[:n], *wholes[n + 1 :]], blocks, times, ONE_KIND))
         inside = sum(others.in_context(times[span], *blocks[span].elements) for span in wholes[n].segments)
         return abs((others.outside + inside) / wholes[n].latency - 1)
 

@@ -11,17 +11,10 @@ import depthfold as df
 from depthfold.backends.cost_model import CostModel
 from depthfold.core import Environment, Span
 from depthfold.errors import TableError
-from depthfold.latency import measure, measure_latency
+from depthfold.latency import Timer, measure, measure_latency
 from depthfold.latency.blocks import block_module, block_shapes, dropped_shapes
-from depthfold.latency.cost import (
-    BYTES_KEPT,
-    FACTOR,
-    LAUNCH_ON_CPU,
-    blocks_that_cannot_pay,
-    cost_of,
-    duration,
-    measuring_cost,
-)
+from depthfold.latency.cannot_pay import FACTOR, LAUNCH_ON_CPU, blocks_that_cannot_pay
+from depthfold.latency.cost import BYTES_KEPT, cost_of, measuring_cost
 from depthfold.latency.measure import LargeMeasurement
 from latency_workshop import COST, QUICK
 
@@ -53,7 +46,7 @@ def test_multiply_adds_are_those_of_pytorch():
 
 
 def test_only_blocks_with_more_of_everything_are_left_out(monkeypatch):
-    monkeypatch.setattr("depthfold.latency.cost.LAUNCH_ON_CPU", 0)
+    monkeypatch.setattr("depthfold.latency.cannot_pay.LAUNCH_ON_CPU", 0)
     traced = deep()
     blocks = block_shapes(traced, traced.spans("full"))
     found = blocks_that_cannot_pay(blocks, {}, CPU)
@@ -76,7 +69,7 @@ def test_launches_protect_blocks_of_small_layers():
 
 
 def test_blocks_that_are_left_out_have_the_reason_and_change_no_fastest_plan(monkeypatch):
-    monkeypatch.setattr("depthfold.latency.cost.LAUNCH_ON_CPU", 0)
+    monkeypatch.setattr("depthfold.latency.cannot_pay.LAUNCH_ON_CPU", 0)
     traced = deep()
     table = measure_latency(traced, OnCpu(launch_us=0.001), timer=QUICK, space="full")
     left_out = {entry.span for entry in table.entries if entry.reason and entry.reason.startswith("not measured: as")}
@@ -85,7 +78,7 @@ def test_blocks_that_are_left_out_have_the_reason_and_change_no_fastest_plan(mon
     everything = measure_latency(traced, CostModel(launch_us=0.001), timer=QUICK, space="full", mode="alone").times
     for span in left_out:
         assert everything[span][1] > sum(everything[Span(l - 1, l)][1] for l in span.layers)
-    monkeypatch.setattr("depthfold.latency.cost.FACTOR", 0)
+    monkeypatch.setattr("depthfold.latency.cannot_pay.FACTOR", 0)
     with pytest.raises(TableError, match=r"faster by merging: \d+ blocks of several layers would"):
         measure_latency(traced, OnCpu(), timer=QUICK, space="full")
 
@@ -94,12 +87,12 @@ def test_memory_counts_what_is_compiled_together(monkeypatch):
     traced = deep()
     blocks = block_shapes(traced, traced.spans("full"))
     sizes = {block.parameters + sum(block.elements) for block in {*blocks.values()}}
-    cost = cost_of(traced, blocks, {}, GPU)
+    cost = cost_of(traced, blocks, {}, GPU, 20, Timer())
     assert cost.blocks == len(sizes) and cost.left_out == 0
     assert cost.memory >= BYTES_KEPT * sum(sizes)
     with monkeypatch.context() as patch:
         patch.setattr("depthfold.latency.cost.MAX_ELEMENTS", max(sizes))
-        assert cost_of(traced, blocks, {}, GPU).memory < cost.memory
+        assert cost_of(traced, blocks, {}, GPU, 20, Timer()).memory < cost.memory
     one, many = (
         measuring_cost(df.trace(traced.graph, torch.randn(n, 48, 6, 6)), OnCpu(), space="full") for n in (1, 64)
     )
@@ -118,5 +111,36 @@ def test_memory_that_may_run_out_gives_a_warning_beforehand(monkeypatch):
         measure_latency(traced, COST, timer=QUICK)
 
 
-def test_durations_are_rough():
-    assert [duration(s) for s in (0.1, 80, 300, 9000, 300_000)] == ["1 s", "80 s", "5 minutes", "2.5 hours", "3.5 days"]
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"networks": 2}, r"3 distinct blocks and 2 networks to time: "),
+        ({"mode": "alone"}, r"3 distinct blocks to time: "),
+    ],
+)
+def test_warning_is_about_what_is_missing_in_the_journal(monkeypatch, tmp_path, options, what):
+    traced = deep(3)
+    distinct = {*block_shapes(traced, traced.spans("paper")).values()}
+    assert len(distinct) == 3
+    monkeypatch.setattr(measure, "available_memory", lambda: 1)
+    with pytest.warns(LargeMeasurement, match=what):
+        measure_latency(traced, COST, timer=QUICK, run=tmp_path, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LargeMeasurement)
+        measure_latency(traced, COST, timer=QUICK, run=tmp_path, **options)
+    if "mode" in options:  # the networks are still missing
+        with pytest.warns(LargeMeasurement, match="2 networks"):
+            measure_latency(traced, COST, timer=QUICK, run=tmp_path, networks=2)
+
+
+def test_estimated_time_is_that_of_the_given_timer_and_networks():
+    traced = deep(3)
+    blocks = block_shapes(traced, traced.spans("paper"))
+
+    def seconds(networks, **options):
+        return cost_of(traced, blocks, {}, CPU, networks, Timer(**options)).seconds
+
+    many = seconds(0, round_seconds=10.0)  # 5 rounds of 10 s for each of 3 blocks
+    assert many - seconds(0, round_seconds=0.0) == pytest.approx(3 * 50, rel=0.01)
+    assert seconds(4, round_seconds=10.0) - many == pytest.approx(4 * 50, rel=0.01)
+    assert seconds(0, round_seconds=0.0, samples=1000) > seconds(0, round_seconds=0.0, samples=1)

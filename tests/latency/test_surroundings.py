@@ -8,7 +8,7 @@ from torch import nn
 import depthfold as df
 from depthfold.errors import JournalError
 from depthfold.latency import measure_latency
-from depthfold.latency.journal import latency_inputs
+from depthfold.latency.journal import latency_depends_on
 from depthfold.pipeline import Options
 from depthfold.pipeline.artefacts import make_latency_table
 from depthfold.store import RunFolder
@@ -90,7 +90,7 @@ def test_journal_of_another_size_of_the_second_input_is_refused(tmp_path):
 def test_journal_of_a_network_with_one_input_stays_valid():
     """The environment has the size of the first input, so the headers of such journals do not repeat it."""
     network = traced()
-    names = latency_inputs(network, COST.environment(network.example_tensors())).keys()
+    names = latency_depends_on(network, COST.environment(network.example_tensors())).keys()
     assert names == {"network", "operations around the layers (stem, head, pooling)", "environment"}
 
 

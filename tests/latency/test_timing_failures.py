@@ -102,7 +102,9 @@ def test_failed_blocks_are_tried_again_only_with_retry(traced, tmp_path):
 def test_block_that_cannot_be_built_has_a_reason_and_the_others_are_timed(monkeypatch, limit):
     """Merged, ten million channels to one and back would be a convolution with 400 TB of weights."""
     monkeypatch.setattr("depthfold.core.shape.LARGEST", limit)
-    monkeypatch.setattr("depthfold.latency.cost.FACTOR", float("inf"))  # otherwise it is left out before it is built
+    monkeypatch.setattr(
+        "depthfold.latency.cannot_pay.FACTOR", float("inf")
+    )  # otherwise it is left out before it is built
     wide = 10_000_000
     model = nn.Sequential(nn.Conv2d(wide, 1, 1), nn.ReLU(), nn.Conv2d(1, wide, 1), nn.ReLU())
     table = measure_latency(df.trace(model, torch.randn(1, wide, 1, 1)), COST, timer=QUICK, mode="alone")

@@ -16,7 +16,7 @@ from depthfold.jobs import Failure, Outcome, Processes
 from depthfold.pipeline import artefacts, fit_surrogate
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.preflight import checked_options
-from depthfold.pipeline.surrogate import plans_along_frontier, surrogate_inputs
+from depthfold.pipeline.surrogate import plans_along_frontier, surrogate_depends_on
 from depthfold.store import RunFolder
 from depthfold.store.run_folder import SURROGATE_JOURNAL
 from depthfold.tracing import student_parts
@@ -129,7 +129,7 @@ def test_too_few_plans_are_an_error_before_any_is_trained(tmp_path):
 
 def test_too_few_trained_plans_have_the_reason_of_one_of_them(tmp_path):
     plans, run = [one.plan for one in plans_along_frontier(TRACED, LATENCY, IMPORTANCE, 5)], tmp_path / "run"
-    with ImportanceJournal(run, surrogate_inputs(TRACED, Counting(), RECIPE), name=SURROGATE_JOURNAL) as journal:
+    with ImportanceJournal(run, surrogate_depends_on(TRACED, Counting(), RECIPE), name=SURROGATE_JOURNAL) as journal:
         journal.add(Outcome(key="other", failure=Failure(kind="error", message="of another plan")))
     task = Counting(folder=str(tmp_path), fates=tuple((plan, "nan") for plan in plans[:2]))
     # Three of five are more than half, but fewer than a fit needs.

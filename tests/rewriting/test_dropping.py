@@ -232,7 +232,7 @@ def test_projection_before_the_first_kept_layer_is_padded_before_its_bias():
 @pytest.mark.parametrize(
     ("drops", "message"),
     [
-        (Drops([1, 2]), r"drops all layers of the segment \(0, 2\], so that its residual would add a value to itself"),
+        (Drops([1, 2]), r"drops all layers of the segment \(0, 2\], so that only the addition of its residual would"),
         (Drops([3]), r"drops layer 3, which changes the number of channels or the size"),
         (Drops([4, 5]), r"The skip 3 -> 5 exceeds what is left of its branch"),
         (

@@ -1,8 +1,8 @@
-"""Suggestions, amounts and errors as text."""
+"""Suggestions, amounts, times and errors as text."""
 
 import pytest
 
-from depthfold.support.text import amount, did_you_mean, one_line
+from depthfold.support.text import amount, did_you_mean, duration, listed, one_line
 
 KNOWN = ("latency", "late", "budget", "{braces}")
 
@@ -68,3 +68,16 @@ def test_one_line_removes_line_breaks_and_colours():
     assert one_line(ValueError("This is \x1b[96mstep 3/3\x1b[0m\n of\texporting")) == "This is step 3/3 of exporting"
     assert one_line(KeyError()) == "KeyError"
     assert len(one_line(ValueError("x" * 400))) == 300
+
+
+def test_durations_are_rough():
+    assert [duration(s) for s in (0.1, 80, 300, 9000, 300_000)] == ["1 s", "80 s", "5 minutes", "2.5 hours", "3.5 days"]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [((), ""), ((1,), "1"), ((1, 2, 3), "1, 2, 3"), ((1, 2, 3, 4), "1, 2, 3 and 1 more")],
+)
+def test_long_lists_say_how_many_more_there_are(items, expected):
+    assert listed(items, 3) == expected
+    assert listed(items, 3, "; ") == expected.replace(",", ";")

@@ -8,11 +8,12 @@ from depthfold.core.frontier import Frontier, Point
 from depthfold.core.importance_table import ImportanceTable, Score
 from depthfold.core.latency_table import LatencyTable, Timing
 from depthfold.core.layer import Layer, Refusal, Skip
-from depthfold.core.network import Network, Space, check_space, free_positions
+from depthfold.core.network import Network
 from depthfold.core.options import BlockOption, Move, block_options, require_moves, span_options
 from depthfold.core.plan import Plan, Segment, SolvedPlan, plan_of
 from depthfold.core.profile import Profile, side_by_side
 from depthfold.core.shape import ConvShape, FixedPadding, Padding, SizeRule, as_pad_argument
+from depthfold.core.space import Space, check_space, free_positions
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.core.speedup import MeasuredSpeedup
 from depthfold.core.surrogate import Surrogate, TrainedPlan

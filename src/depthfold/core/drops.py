@@ -70,9 +70,11 @@ class Drops:
         missing = self.missing
         return tuple(l for l in span.layers if l not in missing)
 
-    def doubles(self, span: Span, residuals: Iterable[Span]) -> bool:
-        """Return True if no layer of a span is left, but a residual inside it, which adds a value to itself."""
-        return not self.kept(span) and any(span.contains(each) and not self.covers(each) for each in residuals)
+    def left_alone(self, span: Span, residuals: Iterable[Span]) -> frozenset[Span]:
+        """Return the residuals inside a span of which only the addition is left, because all its layers are dropped."""
+        if self.kept(span):
+            return frozenset()
+        return frozenset(each for each in residuals if span.contains(each) and not self.covers(each))
 
     def __or__(self, other: Drops) -> Drops:
         return Drops((*self.layers, *other.layers), (*self.branches, *other.branches))

@@ -16,7 +16,7 @@ class Environment(Document):
     """The machine, the runtime and the input of a measurement.
 
     A field is None if it is unknown (the published CSV files have no environment) or if the measurement does not depend
-    on it. For example, importances do not depend on the machine, so an importance table states only the input size.
+    on it. For example, measure_importance() states none, because importances hardly depend on the machine.
     """
 
     FORMAT: ClassVar[str] = "depthfold.environment"

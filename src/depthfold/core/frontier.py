@@ -19,7 +19,7 @@ from depthfold.errors import BudgetError, InvalidValue
 from depthfold.support.document import SPARSE, Document
 from depthfold.support.optional import load
 from depthfold.support.table import ROWS, Table
-from depthfold.support.text import count
+from depthfold.support.text import count, listed
 
 HEADER = ("ms", "of original", "speed-up", "importance", "activations", "convolutions", "ms by A", "dropped layers")
 SPANS = 5
@@ -189,9 +189,8 @@ class Frontier(Document):
         if self.surrogate is not None:
             yield f"surrogate: {self.surrogate}"
         if self.unscored:
-            more = f" and {len(self.unscored) - SPANS} more" if len(self.unscored) > SPANS else ""
-            named = "; ".join(map(str, self.unscored[:SPANS]))
-            yield f"{count(len(self.unscored), 'block')} without a score, used by no plan: {named}{more}"
+            named = listed(self.unscored, SPANS, separator="; ")
+            yield f"{count(len(self.unscored), 'block')} without a score, used by no plan: {named}"
 
     @property
     def _header(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from depthfold.core.options import BlockOption
 from depthfold.core.span import FlaggedSpan, Position
 from depthfold.errors import PlanError, TableError
 from depthfold.support.coerce import as_float
-from depthfold.support.csv_table import Row, read_entries, write_rows
+from depthfold.support.csv_table import Row, read_entries, write_entries
 from depthfold.support.document import SPARSE, Document
 from depthfold.support.table import Table
 from depthfold.support.text import count
@@ -151,13 +151,12 @@ class ImportanceTable(Document):
     def write_csv(self, path: str | Path) -> None:
         """Write the importances without their samples, which only a JSON document holds."""
         known = self.options
-        rows: list[dict[str, object]] = []
-        for e in self.entries:
+
+        def cells(e: Score) -> tuple[object, ...]:
             block = (e.span.i, e.span.j, int(e.span.a), int(e.span.b))
-            cells = (*block, known.get((e.span, e.dropped)), e.dropped.key or None, e.reason)
-            rows.append(dict(zip((*COLUMNS, *EXTRA), cells, strict=True)))
-        columns = (*COLUMNS, *(name for name in EXTRA if any(row[name] is not None for row in rows)))
-        write_rows(path, columns, [[row[name] for name in columns] for row in rows])
+            return (*block, known.get((e.span, e.dropped)), e.dropped.key or None, e.reason)
+
+        write_entries(path, COLUMNS, EXTRA, map(cells, self.entries))
 
     def __str__(self) -> str:
         scored, dropping = len(self.options), sum(bool(entry.dropped) for entry in self.entries)
@@ -166,9 +165,10 @@ class ImportanceTable(Document):
             size = f"{count(len(self.entries), 'entry', 'entries')}, {dropping} with dropped layers"
         size += f", {len(self.entries) - scored} without a score" if scored < len(self.entries) else ""
         problem = "extended" if self.extended else "plain"
+        where = f"; environment: {self.environment}" if self.environment.stated else ""
         return (
             f"Importance table of {self.network or 'an unnamed network'}: {size}, {count(self.depth, 'layer')}, base "
-            f"score {self.base:g}, {problem} problem; environment: {self.environment}"
+            f"score {self.base:g}, {problem} problem{where}"
         )
 
     def _repr_html_(self) -> str:

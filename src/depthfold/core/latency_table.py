@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, quantiles, stdev
+from statistics import fmean, stdev
 from typing import ClassVar, Self
 
 from depthfold.core.calibration import Calibration
@@ -18,9 +18,10 @@ from depthfold.core.options import left_of
 from depthfold.core.plan import Plan, SolvedPlan, plan_of
 from depthfold.core.shape import ConvShape
 from depthfold.core.span import Position, Span
+from depthfold.core.speedup import Quartiles, quartiles
 from depthfold.errors import InvalidValue, TableError
 from depthfold.support.coerce import as_float
-from depthfold.support.csv_table import Row, read_entries, write_rows
+from depthfold.support.csv_table import Row, read_entries, write_entries
 from depthfold.support.document import SPARSE, Document, decode, encode
 from depthfold.support.table import Table
 from depthfold.support.text import count
@@ -49,14 +50,6 @@ def sum_times(times: Iterable[float]) -> float:
     return sum(map(picoseconds, times)) / 10**9
 
 
-def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return the first quartile, the median and the third quartile."""
-    if len(samples) == 1:
-        return samples[0], samples[0], samples[0]
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return low, median(samples), high
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """One entry of the latency table: both times of a span, or the reason why it has none.
@@ -71,7 +64,7 @@ class Timing:
     span: Span
     times: tuple[float, float] | None = None
     stdev: float | None = None
-    quartiles: tuple[float, float, float] | None = None
+    quartiles: Quartiles | None = None
     count: int = 0
     reason: str | None = None
     shape: ConvShape | None = field(default=None, metadata=SPARSE)
@@ -237,8 +230,9 @@ class LatencyTable(Document):
         """Return the times of a span from which nothing is left, for tables without an entry for it.
 
         It takes no time, and with an activation what that adds to the last layer of the span. If the span starts at 0,
-        the cost of everything outside the spans is also due: `outside`, by default that of the calibration. Without it
-        the times are not known, nor if a residual from before the span ends with it, whose addition is not timed alone.
+        the cost of everything outside the spans is also due: `outside`, by default that of the calibration. Return
+        None if one of these is unknown, or if a residual that starts before the span ends at j: its addition has no
+        time of its own.
         """
         if any(skip.source < span.i for skip in network.skips_into(span.j)):
             return None
@@ -266,15 +260,13 @@ class LatencyTable(Document):
 
     def write_csv(self, path: str | Path) -> None:
         """Write the columns of the published tables, and the others only if an entry needs them."""
-        rows: list[dict[str, object]] = []
-        for e in self.entries:
+
+        def cells(e: Timing) -> tuple[object, ...]:
             without, time = e.times or (None, None)
-            without = None if without == time else without
             shape = json.dumps(encode(e.shape)) if e.shape else None
-            cells = (e.span.i, e.span.j, time, e.stdev, without, shape, e.reason)
-            rows.append(dict(zip((*COLUMNS, *EXTRA), cells, strict=True)))
-        columns = (*COLUMNS, *(name for name in EXTRA if any(row[name] is not None for row in rows)))
-        write_rows(path, columns, [[row[name] for name in columns] for row in rows])
+            return (e.span.i, e.span.j, time, e.stdev, None if without == time else without, shape, e.reason)
+
+        write_entries(path, COLUMNS, EXTRA, map(cells, self.entries))
 
     def __str__(self) -> str:
         timed = len(self.times)

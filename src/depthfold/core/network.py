@@ -1,4 +1,4 @@
-"""Networks: numbered layers, skips and barriers, and the search spaces of spans."""
+"""Networks: numbered layers with skips and barriers, and how they are printed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.layer import Layer, Refusal, Skip
 from depthfold.core.plan import Plan
 from depthfold.core.shape import ConvShape, FixedPadding
+from depthfold.core.space import Space, flagged_spans, spans
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue, PlanError
 from depthfold.support.digest import digest
 from depthfold.support.document import Document, encode
 from depthfold.support.table import Table
-from depthfold.support.text import count
+from depthfold.support.text import count, listed
 
 HEADER = ("l", "layer", "convolution", "in", "activation", "note")
 
@@ -53,8 +54,7 @@ def refusals_by_kind(network: Network, shown: int = 3) -> Iterator[str]:
     for code, number in Counter(refusal.code for refusal in network.refusals).most_common():
         of_kind = [refusal for refusal in network.refusals if refusal.code == code]
         places = list(dict.fromkeys(refusal.where for refusal in of_kind))
-        more = f" and {len(places) - shown} more" if len(places) > shown else ""
-        yield f"{code} x{number}: {of_kind[0].why} [{', '.join(places[:shown])}{more}]"
+        yield f"{code} x{number}: {of_kind[0].why} [{listed(places, shown)}]"
 
 
 def _row(network: Network, l: int) -> tuple[str, ...]:
@@ -66,94 +66,6 @@ def _row(network: Network, l: int) -> tuple[str, ...]:
         notes.append("barrier" + (f" ({', '.join(kinds)})" if kinds else ""))
     size = "x".join(map(str, layer.in_size))
     return (str(l), layer.where, str(layer.shape), size, layer.activation or "-", "; ".join(notes))
-
-
-# The search space of spans: "paper" follows the rules of the authors' code; "full" has every span that merges exactly.
-Space = Literal["paper", "full"]
-
-
-def spans(network: Network, space: Space) -> Iterator[Span]:
-    """Yield all spans of the space, ordered by i and then by j."""
-    check_space(space)
-    stops = network.barriers if space == "full" else tuple(sorted({*network.barriers, *stride_stops(network)}))
-    # A span that starts inside a skip must end at or before its target; one that ends inside must start at or after its
-    # source.
-    latest = [network.depth] * (network.depth + 1)
-    earliest = [0] * (network.depth + 1)
-    for skip in network.skips:
-        for p in range(skip.source + 1, skip.target):
-            latest[p] = min(latest[p], skip.target)
-            earliest[p] = max(earliest[p], skip.source)
-    for i in range(network.depth):
-        end = min(next((p for p in stops if p > i), network.depth), latest[i])
-        yield from (Span(i, j) for j in range(i + 1, end + 1) if earliest[j] <= i)
-
-
-def stride_stops(network: Network) -> Iterator[Position]:
-    """Yield the positions that no span of the paper's space crosses because of a strided layer.
-
-    In the paper, no kernel larger than 1 follows a stride in a span, because the merged kernel would grow. The
-    authors' code allows only the 1x1 layers after a strided layer, up to the end of its module: 171 spans of
-    MobileNetV2 instead of 196. Here a module ends where a residual starts or ends, or where the network has no
-    activation.
-    """
-    block_ends = {p for skip in network.skips for p in (skip.source, skip.target)}
-    for l, layer in enumerate(network.layers, start=1):
-        if max(layer.shape.stride) == 1:
-            continue
-        stop = l
-        while (
-            stop < network.depth
-            and stop not in network.barriers
-            and stop not in block_ends
-            and stop in network.activations
-            and max(network.layers[stop].shape.kernel) == 1
-        ):
-            stop += 1
-        if stop < network.depth:
-            yield stop
-
-
-def flagged_spans(network: Network, space: Space, exclusion: bool | None = None) -> Iterator[FlaggedSpan]:
-    """Yield all (i, j, a, b): the spans with every allowed combination of flags (Appendix B.1).
-
-    The network's own activations stay at the ends of a span; at other positions an activation may be inserted. Nothing
-    is inserted at position 0 (a = 1), at a barrier, because nothing is merged across it, or at L if it is the network's
-    output, because an activation would restrict its range. `exclusion` is the rule of Appendix B.2: a span that starts
-    at 0 or where an activation may be inserted, and ends where one may be inserted, must end with one. It is on by
-    default only in the paper's space. A layer that stays as it is may always end without one.
-    """
-    if exclusion is None:
-        exclusion = space == "paper"
-    own, free = network.activations, free_positions(network)
-
-    def flags(position: Position) -> tuple[bool, ...]:
-        if position in free:
-            return (False, True)
-        return (position == 0 or position in own,)
-
-    for span in spans(network, space):
-        starts_free = span.i == 0 or span.i in free
-        for a in flags(span.i):
-            for b in flags(span.j):
-                unchanged = len(span) == 1 and a == (span.i == 0)
-                if unchanged or b or not (exclusion and starts_free and span.j in free):
-                    yield FlaggedSpan(span.i, span.j, a, b)
-
-
-def free_positions(network: Network) -> frozenset[Position]:
-    """Return the positions where an activation may be inserted: none if the network has no activation to copy."""
-    own = network.activations
-    if not own:
-        return frozenset()
-    ends = {network.depth} if network.ends_in_output else set()
-    return frozenset(range(1, network.depth + 1)) - own - ends - set(network.barriers)
-
-
-def check_space(space: object) -> None:
-    """Raise InvalidValue if this is not the name of a search space."""
-    if space not in get_args(Space):
-        raise InvalidValue(f"There is no search space {space!r}. Use {' or '.join(map(repr, get_args(Space)))}.")
 
 
 # No slots, because the fingerprint is a cached property.
@@ -228,11 +140,6 @@ class Network(Document):
         """The most frequent kind of activation, which is used for inserted ones, or None if there is none."""
         kinds = Counter(layer.activation for layer in self.layers if layer.activation is not None)
         return kinds.most_common(1)[0][0] if kinds else None
-
-    @property
-    def chains(self) -> tuple[Span, ...]:
-        """The spans between barriers."""
-        return tuple(self._between(self.barriers))
 
     @property
     def vanilla(self) -> Plan:
@@ -350,10 +257,12 @@ class Network(Document):
             raise PlanError(f"The plan merges spans that cannot be merged: {'; '.join(problems)}. Add cuts there.")
         for span in segments if plan.dropped else ():
             self.merged_shape(span, plan.dropped)  # skips fit into what is left
-            if plan.dropped.doubles(span, (skip.span for skip in self.skips)):
+            if alone := plan.dropped.left_alone(span, (skip.span for skip in self.skips)):
+                without = self.droppable_branches.issuperset(alone)  # not if there is a projection
+                fix = "Drop the branch of the residual, or" if without else "Remove the cut before or after it, or"
                 raise PlanError(
-                    f"The plan drops all layers of the segment {span}, so that its residual would add a value to "
-                    "itself. Drop the branch of the residual, or keep a layer."
+                    f"The plan drops all layers of the segment {span}, so that only the addition of its residual would "
+                    f"be left. {fix} keep a layer."
                 )
         return segments
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from depthfold.core.drops import NOTHING, Drops
-from depthfold.core.network import Network, Space
+from depthfold.core.network import Network
 from depthfold.core.shape import ConvShape
+from depthfold.core.space import Space
 from depthfold.core.span import FlaggedSpan, Position, Span
 from depthfold.errors import InvalidValue
 from depthfold.support.text import did_you_mean

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median, quantiles
 
 # The widest interquartile range of a reliable time, as a share of its median: twice what the timer aims at. Other
 # processes interrupt a long network more often than a short one, so their load does not cancel in the ratio.
 WIDEST = 0.2
 
 Quartiles = tuple[float, float, float]
+
+
+def quartiles(samples: Sequence[float]) -> Quartiles:
+    """Return the first quartile, the median and the third quartile."""
+    if len(samples) == 1:
+        return samples[0], samples[0], samples[0]
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return low, median(samples), high
 
 
 def relative_spread(quartiles: Quartiles) -> float:

@@ -15,8 +15,7 @@ from depthfold.backends import Backend, Compiled, Inputs, backend_errors, get
 from depthfold.backends.base import quiet
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.core import Environment
-from depthfold.core.latency_table import quartiles
-from depthfold.core.speedup import Quartiles, why_unreliable
+from depthfold.core.speedup import Quartiles, quartiles, why_unreliable
 from depthfold.errors import InvalidValue, VerificationError
 from depthfold.progress import progress_bars
 from depthfold.support.coerce import as_float, as_whole

@@ -113,10 +113,10 @@ class EntrySetup:
         object.__setattr__(self, "traced", self.traced.cpu())
 
     def __call__(self) -> Work:
-        return Entries(self.traced, self.task, self.method).result
+        return EntryWorker(self.traced, self.task, self.method).result
 
 
-class Entries:
+class EntryWorker:
     """The work of one worker. A result depends only on the payload."""
 
     def __init__(self, traced: TracedNetwork, task: Task, method: Method) -> None:

@@ -15,13 +15,13 @@ from depthfold.tracing import TracedNetwork
 from depthfold.training import OutputTask, Task, task_name
 
 
-def importance_inputs(traced: TracedNetwork, task: Task, method: Method) -> dict[str, Any]:
+def importance_depends_on(traced: TracedNetwork, task: Task, method: Method) -> dict[str, Any]:
     """Return what importances depend on: the network and its weights, the task, and the method with its settings."""
     found = {
         "network": traced.network.fingerprint,
         "weights": traced.weights_digest,
         "task": task_name(task),
-        **method.inputs(),
+        **method.depends_on(),
     }
     if method.name == "trained":
         return found

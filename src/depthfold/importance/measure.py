@@ -14,7 +14,6 @@ from depthfold.core import BlockOption, ImportanceTable, LatencyTable, Move, Sco
 from depthfold.core.importance_table import ACCURACY
 from depthfold.core.options import MERGE
 from depthfold.errors import InvalidValue, TableError
-from depthfold.importance.doubts import warn_about_holdout, warn_if_incomplete
 from depthfold.importance.entry import (
     BASE,
     Comparison,
@@ -26,9 +25,10 @@ from depthfold.importance.entry import (
     make_groups,
     make_job,
 )
-from depthfold.importance.journal import ImportanceJournal, importance_inputs
+from depthfold.importance.journal import ImportanceJournal, importance_depends_on
 from depthfold.importance.methods import Method, MethodName
 from depthfold.importance.options import importance_options, is_unchanged, left_out_options, shared_measurements
+from depthfold.importance.table_warnings import warn_about_holdout, warn_if_incomplete
 from depthfold.jobs import Executor, Failure, InProcess, Job, Outcome, check_is_executor
 from depthfold.progress import Progress, Tick, note, progress_bars
 from depthfold.support.coerce import as_whole
@@ -100,7 +100,7 @@ def measure_importance(
     measured_as = shared_measurements(network, [option for option in options if option not in without], chosen)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # inference tensors cannot be trained
-        journal = stack.enter_context(ImportanceJournal(run, importance_inputs(traced, task, chosen)))
+        journal = stack.enter_context(ImportanceJournal(run, importance_depends_on(traced, task, chosen)))
         progress = progress or stack.enter_context(progress_bars("Importance table"))
         measurement = _Measurement(EntrySetup(traced, task, chosen), executor, journal, retry=retry)
         bases = measurement.run(tuple(dict.fromkeys(measured_as.values())), every_seed, progress)

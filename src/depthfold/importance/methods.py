@@ -60,7 +60,7 @@ class Method:
         """True if the network is scored by how close its outputs are to those of the original, without labels."""
         return self.name in ("recalibrated", "local", "fit")
 
-    def inputs(self) -> dict[str, Any]:
+    def depends_on(self) -> dict[str, Any]:
         """Return the settings that importances depend on."""
         found = {"method": self.name, "recipe": self.recipe.to_json(), "reinit": self.reinit}
         return found | ({"recalibration": RECALIBRATION} if self._recalibrates_afterwards else {})

@@ -20,7 +20,7 @@ from depthfold.jobs.base import Job, Outcome, Setup
 from depthfold.jobs.pool import Event, Finished, Lost, Queue, Ready, pack_setup, run_jobs, setup_error
 from depthfold.jobs.worker import STOP, environment_variables
 from depthfold.support.coerce import as_whole
-from depthfold.support.cores import usable_cores
+from depthfold.support.machine import usable_cores
 from depthfold.support.optional import load
 
 _STOP_SECONDS = 10.0  # for a process to exit after STOP or after it closed its pipe

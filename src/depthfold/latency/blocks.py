@@ -60,6 +60,11 @@ class BlockShape:
         return self.shape.parameters + sum(b.projection.parameters for b in self.branches if b.projection)
 
     @property
+    def moved(self) -> int:
+        """The number of elements that it moves: those of its weights, its input and its output."""
+        return self.parameters + sum(self.elements)
+
+    @property
     def multiply_adds(self) -> int:
         """The multiplications with additions of its convolutions."""
         convolutions = [(self.shape, self.in_size), *((b.projection, b.size) for b in self.branches if b.projection)]
@@ -122,7 +127,7 @@ def block_shapes(traced: TracedNetwork, spans: Iterable[Span], batch: int | None
 def dropped_shapes(
     network: Network, blocks: Mapping[Span, BlockShape], moves: Iterable[Move]
 ) -> dict[tuple[Span, ConvShape], BlockShape]:
-    """Return the blocks of the spans with dropped layers, by span and shape. A block of which nothing is left is not
+    """Return the blocks of the spans with dropped layers, by span and shape. Completely dropped blocks are not
     timed."""
     found = {}
     for span, block in blocks.items():

@@ -23,7 +23,7 @@ from depthfold.latency.blocks import BlockShape
 
 Floats = NDArray[np.float64]
 Blocks = Mapping[Span, BlockShape]
-Times = Mapping[Span, float]  # alone, in milliseconds
+TimesAlone = Mapping[Span, float]  # in milliseconds
 Kinds = tuple[str, ...]  # of activations
 
 # What is fitted, and what of it can be negative. A block reads what the one before it has written, so the sums of the
@@ -55,14 +55,11 @@ class DoubtfulTable(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class TimedNetwork:
-    """A whole network that was timed: its segments, its latency in milliseconds, and the positions of its activations.
-
-    If `activations` is None, every segment has the activation that its block was timed with.
-    """
+    """A whole network that was timed: segments, latency in milliseconds, and the positions of its activations."""
 
     segments: tuple[Span, ...]
     latency: float
-    activations: frozenset[Position] | None = None
+    activations: frozenset[Position]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +67,16 @@ class Samples:
     """What a calibration is fitted to: networks, their blocks, and the times of these alone.
 
     `kinds` are the kinds of the activations that the network has after each layer, or that a plan would insert there.
-    Without them, all activations are of one kind.
     """
 
     networks: Sequence[TimedNetwork]
     blocks: Blocks
-    times: Times
-    kinds: Kinds = ()
+    times: TimesAlone
+    kinds: Kinds
 
     def extra(self, span: Span, network: TimedNetwork) -> int:
         """Return how many more elements pass an activation in a network than in the block of the span."""
-        return 0 if network.activations is None else self.blocks[span].extra_activations(span.j in network.activations)
+        return self.blocks[span].extra_activations(span.j in network.activations)
 
     def extra_by_kind(self, network: TimedNetwork) -> Counter[str]:
         """Return the sums of extra() over the segments that differ from their blocks, by kind."""
@@ -117,7 +113,7 @@ class Samples:
 
 def kind_at(span: Span, kinds: Kinds) -> str:
     """Return the kind of the activation at the end of a span."""
-    return kinds[span.j - 1] if kinds else ""
+    return kinds[span.j - 1]
 
 
 def fit(samples: Samples) -> Calibration:

@@ -97,11 +97,7 @@ class CandidateTimer:
     def time_blocks(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
         """Time each block alone. The keys are those of the journal."""
         self._warn_if_speed_changed(backend, blocks)
-
-        def size(block: BlockShape) -> int:
-            return block.parameters + sum(block.elements)
-
-        self._time("blocks", blocks, lambda block: self._build_block(backend, block), size)
+        self._time("blocks", blocks, lambda block: self._build_block(backend, block), lambda block: block.moved)
 
     def time_plans(self, backend: Backend, plans: Iterable[Plan], what: str = "networks") -> None:
         """Time the merged network of each plan."""
@@ -118,9 +114,6 @@ class CandidateTimer:
         with backend_errors("It cannot be built"):
             return backend.compile(block_module(self.traced, block), block.inputs())
 
-    def _is_missing(self, key: str) -> bool:
-        return key not in self.journal.reasons and not self.timer.is_done(self.journal.rounds[key])
-
     def _warn_if_speed_changed(self, backend: Backend, blocks: Mapping[str, BlockShape]) -> None:
         """Time a block of the journal again before others are added. Warn and record it if its time has changed.
 
@@ -128,7 +121,7 @@ class CandidateTimer:
         """
         journal = self.journal
         earlier = sorted((key for key in blocks if journal.is_timed(key)), key=journal.time)
-        if not earlier or not any(map(self._is_missing, blocks)):
+        if not earlier or not any(journal.is_missing(key, self.timer) for key in blocks):
             return
         key = earlier[len(earlier) // 2]
         rounds: dict[str, Rounds] = {}
@@ -161,7 +154,7 @@ class CandidateTimer:
         measurement without a reason for any item, so that the next run can resume.
         """
         journal, timer = self.journal, self.timer
-        missing = {key: item for key, item in items.items() if self._is_missing(key)}
+        missing = {key: item for key, item in items.items() if journal.is_missing(key, timer)}
         done = sum(len(journal.rounds[key]) for key in items)
         remaining = {key: timer.remaining(journal.rounds[key]) for key in missing}
         counter = RoundCounter(what, self.progress, done, remaining)

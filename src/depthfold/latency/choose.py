@@ -11,8 +11,7 @@ from pathlib import Path
 
 from depthfold.backends import Backend, Compiled, get
 from depthfold.core import Budget, Frontier, MeasuredSpeedup, Plan, Point, SolvedPlan
-from depthfold.core.latency_table import quartiles
-from depthfold.core.speedup import Quartiles
+from depthfold.core.speedup import Quartiles, quartiles
 from depthfold.errors import BackendError, BudgetError, InvalidValue, OutOfMemory, TableError
 from depthfold.latency.candidates import build_plan, closing_all
 from depthfold.latency.journal import LatencyJournal

@@ -8,14 +8,14 @@ from typing import Any
 
 from depthfold.core import Drops, Environment, Plan
 from depthfold.errors import InvalidValue
-from depthfold.latency.timer import Rounds, milliseconds
+from depthfold.latency.timer import Rounds, Timer, milliseconds
 from depthfold.store import Journal, journal_in
 from depthfold.store.run_folder import LATENCY_JOURNAL
 from depthfold.support.document import decode, encode
 from depthfold.tracing import TracedNetwork
 
 
-def latency_inputs(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
+def latency_depends_on(traced: TracedNetwork, environment: Environment) -> dict[str, Any]:
     """Return what latencies depend on: the layers, the operations around them, the environment and other inputs."""
     found: dict[str, Any] = {
         "network": traced.network.fingerprint,
@@ -37,7 +37,7 @@ class LatencyJournal(Journal):
         self.plans: dict[str, Plan] = {}
         self.shares: dict[str, list[float]] = defaultdict(list)
         self.doubt: str | None = None  # why the times are not comparable with each other
-        super().__init__(journal_in(run, LATENCY_JOURNAL), latency_inputs(traced, environment))
+        super().__init__(journal_in(run, LATENCY_JOURNAL), latency_depends_on(traced, environment))
 
     def write_round(self, key: str, samples: tuple[float, ...]) -> None:
         """Write a round that the timer has already added to `rounds`."""
@@ -75,6 +75,10 @@ class LatencyJournal(Journal):
     def is_timed(self, key: str) -> bool:
         """Return True if it has a time. A block that failed in its third round has samples, but also a reason."""
         return bool(self.rounds.get(key)) and key not in self.reasons
+
+    def is_missing(self, key: str, timer: Timer) -> bool:
+        """Return True if the timer would time it further, because it has neither all rounds nor a reason."""
+        return key not in self.reasons and not timer.is_done(self.rounds.get(key, []))
 
     def samples(self, key: str) -> tuple[float, ...]:
         return tuple(sample for samples in self.rounds.get(key, []) for sample in samples)

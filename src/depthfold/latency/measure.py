@@ -20,20 +20,22 @@ from depthfold.latency.calibration import (
     Blocks,
     Samples,
     TimedNetwork,
-    Times,
+    TimesAlone,
     fit,
     kind_at,
     warn_if_floored,
     warn_if_inaccurate,
 )
 from depthfold.latency.candidates import CandidateTimer
-from depthfold.latency.cost import BlockKey, MeasuringCost, available_memory, blocks_that_cannot_pay, cost_of
+from depthfold.latency.cannot_pay import BlockKey, blocks_that_cannot_pay
+from depthfold.latency.cost import MeasuringCost, cost_of
 from depthfold.latency.journal import LatencyJournal
 from depthfold.latency.samples import nearly_fastest_plans, plans_of_all_depths, usable_spans
 from depthfold.latency.timer import Timer
 from depthfold.progress import Progress, progress_bars
 from depthfold.rewriting import activation_names
 from depthfold.support.coerce import as_whole
+from depthfold.support.machine import available_memory
 from depthfold.support.text import amount, count
 from depthfold.tracing import TracedNetwork, require_traced
 
@@ -80,7 +82,6 @@ def measure_latency(
     in_context = mode == "in context"
     if in_context:
         _check_mergeable(traced, blocks, space, left_out)
-    warn_if_large(cost_of(traced, blocks, dropped, environment))
     block_backend = backend.inside() if in_context and isinstance(backend, SupportsInside) else backend
     # Blocks that run on another runtime have other keys in the journal.
     runtime = "" if block_backend == backend else f"{block_backend.environment(traced.example_tensors()).runtime} "
@@ -91,9 +92,11 @@ def measure_latency(
         journal = stack.enter_context(LatencyJournal(run, traced, environment))
         if retry:
             journal.reasons.clear()
+        every = {key: blocks[span] for span, key in keys.items()} | {key: dropped[which] for which, key in more.items()}
+        if _starts_something(journal, timer, every, in_context):
+            warn_if_large(cost_of(traced, blocks, dropped, environment, networks if in_context else 0, timer))
         progress = progress or stack.enter_context(progress_bars(f"Latency table on {environment.runtime}"))
         candidates = CandidateTimer(traced, journal, timer, progress, environment.threads or 1)
-        every = {key: blocks[span] for span, key in keys.items()} | {key: dropped[which] for which, key in more.items()}
         candidates.time_blocks(block_backend, every)
         if in_context:
             times = {span: journal.time(key) for span, key in keys.items() if journal.is_timed(key)}
@@ -133,6 +136,12 @@ def _check_arguments(traced: TracedNetwork, mode: str, networks: int) -> None:
         as_whole("The number of networks for the calibration", networks, InvalidValue, least=2)
 
 
+def _starts_something(journal: LatencyJournal, timer: Timer, blocks: Iterable[str], in_context: bool) -> bool:
+    """Return True if a block is missing in the journal, or if no whole network of a calibration was timed yet."""
+    networks_are_new = in_context and not any(map(journal.is_timed, journal.plans))
+    return networks_are_new or any(journal.is_missing(key, timer) for key in blocks)
+
+
 class LargeMeasurement(UserWarning):
     """Measuring the table may take more memory than is free."""
 
@@ -165,7 +174,9 @@ def _check_mergeable(traced: TracedNetwork, blocks: Blocks, space: Space, left_o
         )
 
 
-def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, times: Times, count: int) -> Calibration:
+def _calibrate(
+    candidates: CandidateTimer, backend: Backend, blocks: Blocks, times: TimesAlone, count: int
+) -> Calibration:
     """Time whole networks and fit the times of the blocks to them."""
     network, journal = candidates.traced.network, candidates.journal
     usable = usable_spans(network.depth, times)
@@ -185,7 +196,7 @@ def _calibrate(candidates: CandidateTimer, backend: Backend, blocks: Blocks, tim
 
 
 def timed_networks(
-    network: Network, journal: LatencyJournal, times: Times, plans: Iterable[Plan]
+    network: Network, journal: LatencyJournal, times: TimesAlone, plans: Iterable[Plan]
 ) -> list[TimedNetwork]:
     """Return the plans that were timed as whole networks and whose blocks were also timed.
 

@@ -22,7 +22,7 @@ from depthfold.backends import Backend, Compiled, backend_errors, disable_autoca
 from depthfold.backends.base import quiet
 from depthfold.backends.torch_run import Precision, TorchOptions, exported_program
 from depthfold.core import Environment, Profile
-from depthfold.core.latency_table import quartiles
+from depthfold.core.speedup import quartiles
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
 from depthfold.latency.candidates import closing_all
 from depthfold.latency.timer import Rounds, Timer

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Protocol, TypeVar
 
 from depthfold.backends import backend_errors
-from depthfold.core.latency_table import quartiles
-from depthfold.core.speedup import relative_spread
+from depthfold.core.speedup import quartiles, relative_spread
 from depthfold.errors import BackendError, InvalidValue
 
 Key = TypeVar("Key")

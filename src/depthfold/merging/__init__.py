@@ -3,8 +3,9 @@
 from depthfold.merging.cleaning import use_plain_layers
 from depthfold.merging.kernels import empty_module, random_module
 from depthfold.merging.merge import build_shallow, merge, replace_segment, sketch
-from depthfold.merging.verification import SENSITIVITY_FACTOR, TOLERANCE, Shallow, Verification, shallow_parts
-from depthfold.merging.verify import output_error, perturbed, tensor_error, verify
+from depthfold.merging.output_errors import SENSITIVITY_FACTOR, TOLERANCE, output_error, perturbed, tensor_error
+from depthfold.merging.shallow import Shallow, shallow_parts
+from depthfold.merging.verify import Verification, verify
 
 __all__ = [
     "SENSITIVITY_FACTOR", "TOLERANCE", "Shallow", "Verification", "build_shallow", "empty_module", "merge",

@@ -23,7 +23,7 @@ from depthfold.merging.cleaning import (
     use_plain_layers,
 )
 from depthfold.merging.kernels import as_module, random_module, segment_kernel
-from depthfold.merging.verification import SegmentNodes, Shallow
+from depthfold.merging.shallow import SegmentNodes, Shallow
 from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.forward import exclude_unsaved_buffers
@@ -147,7 +147,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
 
 
 def replace_segment(student: nn.Module, span: Span, convolution: nn.Module) -> None:
-    """Replace one segment of a student, of which a layer is left, with a convolution, in place.
+    """Replace one segment of a student that is not dropped completely with a convolution, in place.
 
     Skips inside the segment are replaced with it. Everything else stays as it is: the activation at the end of the
     segment, residuals that end there but start before it, and all batch norms outside.
@@ -190,7 +190,7 @@ class _SegmentMerger:
     convolution_for: ConvolutionFor
 
     def merge_segment(self, span: Span) -> tuple[fx.Node, fx.Node]:
-        """Replace a segment, of which a layer is left, with one convolution.
+        """Replace a segment that is not dropped completely with one convolution.
 
         Return the node of the convolution, and the node before the segment's activation: the convolution itself, or the
         last addition that is not folded.
@@ -222,7 +222,7 @@ class _SegmentMerger:
         return convolution, end
 
     def reader(self, span: Span) -> fx.Node:
-        """Return the node of the path of layers that reads the value at the start of a segment."""
+        """Return the first node of a segment after its padding: a convolution, or the addition of a dropped branch."""
         if branches := [branch for branch in self.dropped.branches if branch.i == span.i and span.contains(branch)]:
             return self.nodes[self.blueprint.skip_around(max(branches)).add]
         return self.nodes[self.blueprint.sites[span.i].conv]

@@ -6,22 +6,82 @@ import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_leaves
 
 from depthfold.backends import full_precision
-from depthfold.core import ConvShape
+from depthfold.core import ConvShape, Span
 from depthfold.errors import InvalidValue, OutOfMemory, VerificationError, lacks_memory
-from depthfold.merging.verification import TOLERANCE, SegmentErrors, SegmentNodes, Shallow, Verification, shallow_parts
+from depthfold.merging.output_errors import (
+    SENSITIVITY_FACTOR,
+    TOLERANCE,
+    check_finite,
+    largest_share,
+    output_error,
+    perturbed,
+)
+from depthfold.merging.shallow import SegmentNodes, Shallow, shallow_parts
 from depthfold.tracing import Blueprint, ExampleInputs, Student, describe_error, device_of, inputs_at, student_parts
 from depthfold.tracing.checking import fixed_random_numbers, working_graph
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+OUTPUT = "the outputs"
+IMAGES = 2  # of a larger batch that are compared, unless inputs are given
 _CASTS = ("half", "bfloat16", "double")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentErrors:
+    """The largest errors of a segment's output for equal inputs, as shares of its largest value.
+
+    Outputs at the border depend on padding; those in the interior do not.
+    """
+
+    span: Span
+    border: float
+    interior: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of verify(): errors as shares of the largest value, and the tolerance.
+
+    Segments are compared on equal inputs and must meet the tolerance. The network may amplify the rounding errors of
+    its segments. So if the outputs exceed the tolerance, `sensitivity` is the error of the rewritten network itself
+    after its inputs are changed in the last digit. No merged network can be more accurate than that.
+    """
+
+    segments: tuple[SegmentErrors, ...]
+    output: float
+    tolerance: float
+    sensitivity: float = 0.0
+
+    @property
+    def border(self) -> float:
+        return max((segment.border for segment in self.segments), default=0.0)
+
+    @property
+    def interior(self) -> float:
+        return max((segment.interior for segment in self.segments), default=0.0)
+
+    @property
+    def ok(self) -> bool:
+        segments = max(self.border, self.interior) <= self.tolerance
+        return segments and self.output <= max(self.tolerance, SENSITIVITY_FACTOR * self.sensitivity)
+
+    def __str__(self) -> str:
+        text = (
+            f"largest error at the borders {self.border:.1e}, in the interior {self.interior:.1e}, at the outputs "
+            f"{self.output:.1e}; tolerance {self.tolerance:.0e}"
+        )
+        if self.sensitivity:
+            text += f" (a change in the last digit of its input changes the outputs by {self.sensitivity:.1e})"
+        wrong = [s for s in self.segments if not max(s.border, s.interior) <= self.tolerance]
+        return text if not wrong else text + f"; first wrong segment {wrong[0].span}"
 
 
 def lowest_precision(module: nn.Module) -> torch.dtype:
@@ -52,57 +112,6 @@ def check_weights(which: str, graph: fx.GraphModule) -> None:
                 f'The {which} network has no weights: {name} is on the device "meta". Load the weights of the model '
                 "with load_state_dict(..., assign=True), and trace it again."
             )
-
-
-def output_error(wanted: Any, found: Any) -> float:
-    """Return the largest error over all tensors of two outputs, or infinity if their structures differ."""
-    one, two = _tensors(wanted), _tensors(found)
-    if len(one) != len(two):
-        return float("inf")
-    return max((tensor_error(a, b) for a, b in zip(one, two, strict=True)), default=0.0)
-
-
-def tensor_error(wanted: Tensor, found: Tensor, scale: Tensor | None = None) -> float:
-    """Return the largest difference as a share of `scale`, by default the largest wanted value."""
-    if wanted.shape != found.shape:
-        return float("inf")
-    if not wanted.numel():
-        return 0.0
-    check_finite(wanted)
-    return largest_share((wanted - found).abs(), wanted.abs().max() if scale is None else scale)
-
-
-def check_finite(wanted: Tensor) -> None:
-    if not torch.isfinite(wanted).all():
-        raise VerificationError(
-            "The network computes values that are not finite, so it cannot be verified. Check its weights and "
-            "statistics, or use verify() with your own inputs."
-        )
-
-
-def largest_share(differences: Tensor, scale: Tensor) -> float:
-    """Return the largest difference as a share of the scale."""
-    difference, largest = float(differences.max()) if differences.numel() else 0.0, float(scale)
-    if difference == 0:
-        return 0.0
-    return difference / largest if largest and difference == difference else float("inf")
-
-
-def perturbed(tensor: Tensor) -> Tensor:
-    """Return the tensor with every value randomly changed in its last digit."""
-    if not tensor.is_floating_point():
-        return tensor
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device, tensor.dtype)
-    return tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-OUTPUT = "the outputs"
-IMAGES = 2  # of a larger batch that are compared, unless inputs are given
 
 
 def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verification:

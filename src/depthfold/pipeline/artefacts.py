@@ -24,13 +24,13 @@ from depthfold.core.options import MERGE
 from depthfold.errors import RunError, VerificationError
 from depthfold.exporting import save
 from depthfold.importance import Method, importance_options, left_out_options, measure_importance
-from depthfold.importance.journal import importance_inputs
+from depthfold.importance.journal import importance_depends_on
 from depthfold.latency import choose, measure_latency
-from depthfold.latency.journal import latency_inputs
+from depthfold.latency.journal import latency_depends_on
 from depthfold.merging import merge
 from depthfold.pipeline.options import Options
 from depthfold.pipeline.shipping import warn_about_old_files
-from depthfold.pipeline.surrogate import fit_surrogate, surrogate_inputs
+from depthfold.pipeline.surrogate import fit_surrogate, surrogate_depends_on
 from depthfold.progress import Progress
 from depthfold.reporting import Findings, report
 from depthfold.rewriting import rewrite
@@ -88,7 +88,7 @@ def find_latency_table(
 
 def _latency_made_from(traced: TracedNetwork, target: str | Backend, options: Options) -> dict[str, object]:
     environment = get(target).environment(traced.example_tensors())
-    return latency_inputs(traced, environment) | _search_space(options)
+    return latency_depends_on(traced, environment) | _search_space(options)
 
 
 def make_importance_table(
@@ -109,7 +109,7 @@ def make_importance_table(
     left_out = left_out_options(
         traced.network, importance_options(traced, options.space, options.moves), method, latency
     )
-    made_from = importance_inputs(traced, task, method) | _search_space(options)
+    made_from = importance_depends_on(traced, task, method) | _search_space(options)
     made_from |= {"left out": digest([str(option) for option in sorted(left_out)]) if left_out else None}
     found = folder.find(IMPORTANCE, ImportanceTable, made_from)
     if found is not None and all(
@@ -142,7 +142,7 @@ def make_surrogate(
     """Return the surrogate of the run; train the plans that its journal lacks if it was not fitted to these tables."""
     latency, importance = tables
     recipe = preset("plans")
-    made_from = surrogate_inputs(traced, task, recipe) | _digests(tables)
+    made_from = surrogate_depends_on(traced, task, recipe) | _digests(tables)
 
     def build() -> Surrogate:
         return fit_surrogate(
@@ -199,7 +199,7 @@ def choose_plan(
         _check_merges(traced, plan, budget)
         return plan
 
-    plans = [(one.latency, one.importance, *one.plan.identity) for one in frontier.plans]
+    plans = [(one.latency, one.importance, *one.plan.digest_parts) for one in frontier.plans]
     environment = get(target).environment(traced.example_tensors())
     made_from = {"budget": str(budget), "environment": environment, "frontier": digest(plans)}
     return folder.make(PLAN, SolvedPlan, made_from, build)
@@ -221,7 +221,7 @@ def chosen_in(folder: RunFolder) -> Environment:
 
 def student_folder(folder: RunFolder, plan: Plan, recipe: Recipe | str, *, distil: bool) -> Path:
     """Return the folder in which the student of a plan is trained. Each plan and recipe has its own."""
-    return folder.path / STUDENTS / digest(*plan.identity, _resolved(recipe).to_json(), distil)
+    return folder.path / STUDENTS / digest(*plan.digest_parts, _resolved(recipe).to_json(), distil)
 
 
 def save_result(

@@ -13,11 +13,10 @@ from depthfold.errors import DataError
 from depthfold.importance import Method, importance_options, left_out_options
 from depthfold.importance.options import is_unchanged
 from depthfold.latency.choose import reachable_budget
-from depthfold.latency.cost import duration
 from depthfold.pipeline.feasibility import doubt_about, fastest, other_ways
 from depthfold.pipeline.options import Options
 from depthfold.support.table import Table
-from depthfold.support.text import count
+from depthfold.support.text import count, duration
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Task

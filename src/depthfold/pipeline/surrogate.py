@@ -55,8 +55,8 @@ def fit_surrogate(
     check_is_executor(executor)
     plans = as_whole("The number of plans", plans, InvalidValue, least=FEWEST)
     chosen = plans_along_frontier(traced, latency, importance, plans)
-    jobs = [Job(key=digest(*one.plan.identity), payload=one.plan) for one in chosen]
-    inputs = surrogate_inputs(traced, task, recipe)
+    jobs = [Job(key=digest(*one.plan.digest_parts), payload=one.plan) for one in chosen]
+    inputs = surrogate_depends_on(traced, task, recipe)
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(ImportanceJournal(run, inputs, name=SURROGATE_JOURNAL))
         progress = progress or stack.enter_context(progress_bars("Surrogate"))
@@ -69,7 +69,7 @@ def fit_surrogate(
     trained = [
         TrainedPlan(plan=one.plan, importance=one.importance, blocks=one.blocks, score=journal.results[key]["score"])
         for one in chosen
-        if (key := digest(*one.plan.identity)) in journal.results
+        if (key := digest(*one.plan.digest_parts)) in journal.results
     ]
     if len(trained) < max(FEWEST, len(chosen) / 2):
         first = next(journal.failures[job.key] for job in jobs if job.key in journal.failures).rstrip(".")
@@ -83,7 +83,7 @@ def fit_surrogate(
     )  # fmt: skip
 
 
-def surrogate_inputs(traced: TracedNetwork, task: Task, recipe: Recipe) -> dict[str, Any]:
+def surrogate_depends_on(traced: TracedNetwork, task: Task, recipe: Recipe) -> dict[str, Any]:
     """Return what the scores of trained plans depend on."""
     return {
         "network": traced.network.fingerprint,

@@ -124,7 +124,7 @@ def join_and(items: Iterable[str], most: int | None = None) -> str:
     """Return the items as a list in a sentence ("one, two and three"), the first `most` of them if there are more."""
     every = list(items)
     if most is not None and len(every) > most:
-        return f"{', '.join(every[:most])} and {len(every) - most} more"
+        return wording.listed(every, most)
     *first, last = every
     return f"{', '.join(first)} and {last}" if first else last
 

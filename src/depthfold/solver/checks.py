@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence, Set
 
 from depthfold.core import BlockOption, ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
+from depthfold.support.text import listed
 from depthfold.stage_one import Shapes, check_shapes, other_network
 
 SHOWN = 5
@@ -27,7 +28,7 @@ def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Ne
         )
     if at_zero := [entry.span for entry in importance.entries if entry.span.i == 0 and not entry.span.a]:
         raise TableError(
-            f"The importance table has {_listed(at_zero)}, but the flag at position 0, the input of the network, is "
+            f"The importance table has {listed(at_zero, SHOWN)}, but the flag at position 0, the input of the network, is "
             "always 1. Enter 1 for its start."
         )
     timed = {(entry.span.i, entry.span.j) for entry in latency.entries}
@@ -199,14 +200,9 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
 def _refuse_missing(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str, hint: str = "") -> None:
     if missing:
         raise TableError(
-            f"The {table} table has no entry for {_listed(missing)}, which the {expected_by} has{hint}. Measure it, or "
+            f"The {table} table has no entry for {listed(missing, SHOWN)}, which the {expected_by} has{hint}. Measure it, or "
             "enter it with the reason why it has no value."
         )
-
-
-def _listed(spans: Sequence[Span | FlaggedSpan]) -> str:
-    more = f" and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
-    return f"{', '.join(map(str, spans[:SHOWN]))}{more}"
 
 
 def _check_same_network(latency: LatencyTable, importance: ImportanceTable) -> None:

@@ -66,8 +66,8 @@ class Shapes:
         layers = _layer_bits(s, t)
         return (mask | self._branches_of(mask)[1]) & layers == layers
 
-    def doubles(self, s: Position, t: Position, mask: int) -> bool:
-        """Return True if a residual stays inside an empty (s, t], which computes 2x."""
+    def leaves_alone(self, s: Position, t: Position, mask: int) -> bool:
+        """Return True if only the addition of a residual is left inside an empty (s, t]."""
         dropped = [branch for branch in self.branches if mask & self._bits[branch]]
         inside = (skip for skip in self.network.skips if s <= skip.source and skip.target <= t)
         return any(not any(branch.contains(skip.span) for branch in dropped) for skip in inside)
@@ -91,7 +91,7 @@ class Shapes:
             empty = self.is_empty(s, m, mask)
             sources = {k.source for k in self.network.skips if s <= k.source < m < k.target}
             shapes = tuple(self.at(s, p, self.within(s, p, mask)) for p in sorted(sources))
-            future = (s, m, number, empty, empty and self.doubles(s, m, mask), shapes)
+            future = (s, m, number, empty, empty and self.leaves_alone(s, m, mask), shapes)
             self._representatives[key] = None if number is None else self._futures.setdefault(future, mask)
         return self._representatives[key]
 

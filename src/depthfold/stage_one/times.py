@@ -68,7 +68,7 @@ class Times:
             return None
         if not shapes.is_empty(s, t, mask):
             return self._ms.get((s, t, WHOLE if number == shapes.at(s, t, 0) else number))
-        if shapes.doubles(s, t, mask):
+        if shapes.leaves_alone(s, t, mask):
             return None
         if (s, t, number) in self._ms:
             return self._ms[s, t, number]

@@ -71,12 +71,19 @@ def read_entries(
     return tuple(entries)
 
 
-def write_rows(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file. Floats are written without loss."""
+def write_entries(
+    path: str | Path, columns: Sequence[str], optional: Sequence[str], entries: Iterable[Sequence[object]]
+) -> None:
+    """Write a CSV file with a line for each entry, which has a cell for every column, None if it is empty.
+
+    Of the `optional` columns, only those are written in which an entry has something. Floats are written without loss.
+    """
+    rows = [["" if cell is None else cell for cell in entry] for entry in entries]
+    names = (*columns, *optional)
+    used = [n for n in range(len(names)) if n < len(columns) or any(row[n] != "" for row in rows)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
+    writer.writerows([[row[n] for n in used] for row in (names, *rows)])
     Path(path).write_text(text.getvalue(), encoding="utf-8")
 
 

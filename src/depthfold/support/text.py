@@ -15,6 +15,12 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
+def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
+    """Return the first `most` items, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(map(str, items[:most])) + more
+
+
 def amount(number: float, digits: int = 4) -> str:
     """Format a number with a unit and some digits: 78.51 k, 3.505 M, 15.47 G. With two digits: 3.5 M, 351 M."""
     full = 1 - 0.5 * 10 ** -max(digits, 3)  # from here on, a unit is rounded to 1, and the one below it to 1000
@@ -22,6 +28,14 @@ def amount(number: float, digits: int = 4) -> str:
     value = number / size
     whole = value >= 10**digits - 0.5  # :g would write an exponent
     return f"{value:.0f}{unit}" if whole else f"{value:.{digits}g}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Return a rough time as text."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{max(seconds, 1):.0f} s"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

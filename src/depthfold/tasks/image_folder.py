@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from depthfold.errors import DataError, InvalidValue
 from depthfold.progress import Progress
 from depthfold.support.coerce import as_text, as_tuple
-from depthfold.support.cores import usable_cores
 from depthfold.support.digest import digest
+from depthfold.support.machine import usable_cores
 from depthfold.support.optional import load
 from depthfold.support.text import count, did_you_mean, one_line
 from depthfold.tasks.images import MemoryImages, centre_box, crop_boxes

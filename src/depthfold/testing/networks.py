@@ -51,7 +51,7 @@ def _with_drops(network: Network, plan: Plan, rng: Random, share: float) -> Plan
         dropped = plan.dropped | each
         inside = {position for branch in dropped.branches for position in branch.inner}
         candidate = Plan(plan.activations - inside, set(plan.cuts) - inside, dropped)
-        with contextlib.suppress(PlanError):  # a residual adds a value to itself, or a skip exceeds its branch
+        with contextlib.suppress(PlanError):  # only the addition of a residual is left, or a skip exceeds its branch
             network.segments(candidate)
             plan = candidate
     return plan
