@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence, Set
 
 from depthfold.core import BlockOption, ConvShape, FlaggedSpan, ImportanceTable, LatencyTable, Network, Position, Span
 from depthfold.errors import InvalidValue, TableError
-from depthfold.support.text import listed
 from depthfold.stage_one import Shapes, check_shapes, other_network
+from depthfold.support.text import listed
 
 SHOWN = 5
 LONGEST = 1000  # layers of a span
@@ -28,8 +28,8 @@ def check_tables(latency: LatencyTable, importance: ImportanceTable, network: Ne
         )
     if at_zero := [entry.span for entry in importance.entries if entry.span.i == 0 and not entry.span.a]:
         raise TableError(
-            f"The importance table has {listed(at_zero, SHOWN)}, but the flag at position 0, the input of the network, is "
-            "always 1. Enter 1 for its start."
+            f"The importance table has {listed(at_zero, SHOWN)}, but the flag at position 0, the input of the network, "
+            "is always 1. Enter 1 for its start."
         )
     timed = {(entry.span.i, entry.span.j) for entry in latency.entries}
     scored = {(entry.span.i, entry.span.j) for entry in importance.entries}
@@ -200,8 +200,8 @@ def _why_not(position: Position, flag: bool, network: Network, extended: bool) -
 def _refuse_missing(table: str, missing: Sequence[Span | FlaggedSpan], expected_by: str, hint: str = "") -> None:
     if missing:
         raise TableError(
-            f"The {table} table has no entry for {listed(missing, SHOWN)}, which the {expected_by} has{hint}. Measure it, or "
-            "enter it with the reason why it has no value."
+            f"The {table} table has no entry for {listed(missing, SHOWN)}, which the {expected_by} has{hint}. Measure "
+            "it, or enter it with the reason why it has no value."
         )
 
 
