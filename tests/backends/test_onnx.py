@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from depthfold.backends import get
+from depthfold.backends import backend_errors, get
 from depthfold.backends.base import flatten
 from depthfold.backends.onnx_ops import UnsupportedOp
 from depthfold.backends.onnx_writer import export_with_pytorch, onnx_bytes, write_model
@@ -223,3 +223,24 @@ def test_module_with_a_fixed_batch_is_refused():
     module = Function(lambda x, c: c(x).reshape(2, 4, 72)).eval()
     with pytest.raises(BackendError, match="PyTorch cannot run this module with a batch of 3: shape"):
         onnx_bytes(module, (torch.randn(2, 4, 9, 8),), dynamic_batch=True)
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["as its cause", "as its context"])
+def test_interruption_inside_an_import_of_the_exporter_is_not_an_error_of_the_module(monkeypatch, linked):
+    """PyTorch's modules, imported on first use, fail with an AttributeError if Ctrl-C interrupts their import."""
+
+    def interrupted(*_, **__):
+        try:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise AttributeError("partially initialized module")
+        except AttributeError as error:
+            found = error
+        if linked:
+            raise torch.onnx.OnnxExporterError("Failed to export the model") from found
+        raise found
+
+    monkeypatch.setattr(torch.onnx, "export", interrupted)
+    with pytest.raises(KeyboardInterrupt), backend_errors("It cannot be built"):
+        export_with_pytorch(nn.Conv2d(3, 3, 1), (torch.zeros(1, 3, 4, 4),))

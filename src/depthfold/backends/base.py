@@ -123,6 +123,24 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32 if reduced else tensor.dtype, copy=True)
 
 
+def raise_interruption(error: BaseException) -> None:
+    """Raise the Ctrl-C that an error followed, if there was one.
+
+    If it comes while a library is imported, the library may fail with an error of its own, which would say that the
+    module cannot run.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        before = waiting.pop()
+        if before is None or id(before) in seen:
+            continue
+        if isinstance(before, KeyboardInterrupt):
+            raise before from None
+        seen.add(id(before))
+        waiting += [before.__cause__, before.__context__]
+
+
 @contextlib.contextmanager
 def backend_errors(what: str) -> Iterator[None]:
     """Convert the errors of a runtime to BackendError, with the reason in one line after `what`.
@@ -134,6 +152,7 @@ def backend_errors(what: str) -> Iterator[None]:
     except SpoiledDevice:
         raise
     except Exception as error:
+        raise_interruption(error)
         text = f"{what}: {one_line(error)}"
         if spoils_device(error):
             raise SpoiledDevice(

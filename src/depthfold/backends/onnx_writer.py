@@ -26,6 +26,7 @@ from depthfold.backends.base import (
     flatten,
     private_copy,
     quiet,
+    raise_interruption,
     with_batch,
 )
 from depthfold.backends.onnx_ops import CALLS, MODULES, UnsupportedOp
@@ -261,6 +262,7 @@ def export_with_pytorch(module: nn.Module, inputs: Inputs, dynamic_batch: bool =
         try:
             program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
         except torch.onnx.OnnxExporterError as error:
+            raise_interruption(error)
             raise _first_cause(error) from None  # the message of the exporter starts with advice for developers
         if program is None:
             raise BackendError("PyTorch's ONNX exporter returned no model. Measure with pytorch, and export to .pt2.")
