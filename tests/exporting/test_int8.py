@@ -73,6 +73,18 @@ def test_weights_have_a_scale_for_each_output_channel(tmp_path, task):
         assert weights[source.input[1]].shape == (len(weights[source.input[0]]),)
 
 
+@pytest.mark.parametrize(
+    ("machine", "signed"), [("x86_64", False), ("AMD64", False), ("aarch64", True), ("arm64", True)]
+)
+def test_activations_are_unsigned_on_x86(tmp_path, task, monkeypatch, machine, signed):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=Int8(tolerance=100))
+    graph = onnx.load(done.path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    inputs = [constants[node.input[2]].dtype for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert inputs and set(inputs) == {numpy.dtype(numpy.int8 if signed else numpy.uint8)}
+
+
 def test_exported_describes_both_files(tmp_path, task):
     done = df.export(merged(classifier()), tmp_path / "m.onnx", task=task, int8=Int8(tolerance=100))
     assert done.batch == "dynamic"
@@ -132,7 +144,11 @@ def test_file_that_loses_too_much_is_deleted(tmp_path, task):
     """The training images are so dark that the ranges of their activations clip those of the test images."""
     shallow = merged(classifier())
     (train, labels), (test, _) = task.source.train, task.source.test
+    last = [part for part in shallow.modules() if isinstance(part, nn.Linear)][-1]
+    with torch.no_grad():
+        last.bias -= shallow(test).mean(0)  # otherwise it would see one class everywhere, also in INT8
     right = shallow(test).argmax(1)  # the network is right about all test images
+    assert right.bincount().max() < 0.9 * len(right)
     task = df.ClassificationTask.tensors(train=(train / 1000, labels), test=(test, right))
     (tmp_path / "m.onnx").write_bytes(b"existing")
     with pytest.raises(
@@ -141,6 +157,16 @@ def test_file_that_loses_too_much_is_deleted(tmp_path, task):
         df.export(shallow, tmp_path / "m.onnx", task=task, int8=True)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
     assert (tmp_path / "m.onnx").read_bytes() == b"existing"
+
+
+def test_loss_that_is_allowed_by_default_is_in_the_unit_of_the_task(tmp_path, task):
+    share = FunctionTask(loss=task.loss, score=lambda *_: 0.0)
+    assert Int8().allowed_loss(task, 90.0) == 1.0 == Int8(tolerance=1.0).allowed_loss(share, 0.9)
+    assert Int8().allowed_loss(share, 0.9) == pytest.approx(0.009) == Int8().allowed_loss(share, -0.9)
+    scores = iter([0.85, 0.9])  # of INT8 and of float32
+    failing = FunctionTask(loss=task.loss, score=lambda *_: next(scores))
+    with pytest.raises(VerificationError, match=r"scores 0\.85 .* float32 0\.9; it may lose 0\.009\. Calibrate"):
+        df.export(merged(classifier()), tmp_path / "m.onnx", task=failing, int8=True)
 
 
 def test_any_task_can_calibrate_and_score(tmp_path):
