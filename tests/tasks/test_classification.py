@@ -404,7 +404,9 @@ def test_few_images_cannot_be_told_from_chance():
     assert not any(task.is_chance(right, "test") for right in (0, 50, 100))
 
 
-def test_a_single_class_has_no_chance():
+def test_a_single_class_is_refused():
     images, labels = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
-    task = ClassificationTask.tensors(train=(images, labels), test=(images, labels))
-    assert not task.is_chance(100.0, "test")
+    task = ClassificationTask.tensors(train=(images, labels), test=(images, labels), holdout=0.5)
+    for use in (task.example, lambda: task.count("holdout"), lambda: task.identity and task.preprocessing):
+        with pytest.raises(DataError, match=r"has one class, '0', so every network is right .* at least two classes"):
+            use()

@@ -154,8 +154,8 @@ def quantise(source: Path, target: Path, batches: Iterable[Inputs]) -> None:
 def _activation_type() -> str:
     """Return the type for which ONNX Runtime has the fastest kernels on this machine.
 
-    The dot products of x86 (VNNI) multiply unsigned by signed numbers; with signed activations, ONNX Runtime is about as
-    slow there as in float32. Those of ARM (SDOT) multiply signed numbers.
+    The dot products of x86 (VNNI) multiply unsigned by signed numbers; with signed activations, ONNX Runtime is about
+    as slow there as in float32. Those of ARM (SDOT) multiply signed numbers.
     """
     return "QUInt8" if platform.machine().lower() in ("x86_64", "amd64") else "QInt8"
 

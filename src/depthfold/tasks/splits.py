@@ -100,6 +100,11 @@ class LoadedSplits:
 
     def _train_and_holdout(self) -> tuple[LabelledImages, LabelledImages]:
         found = self._source.read("train")
+        if len(found.classes) == 1:
+            raise DataError(
+                f"{found.where} has one class, {found.classes[0]!r}, so every network is right about all images. Give "
+                "data with at least two classes; an image folder has one folder for each."
+            )
         if self._has_own_holdout:
             split_holdout(found, 0, self._seed)  # raises if a class has no images
             return _labelled(found), _labelled(self._source.read("holdout"))
