@@ -31,6 +31,7 @@ def test_frontier_equals_exhaustive_search(batch: int) -> None:
         check_sums(frontier, latency, importance)
 
 
+@pytest.mark.slow
 def test_instances_cover_every_kind() -> None:
     tables = [small_instance(seed) for seed in range(24 * BATCH)]
     count = {

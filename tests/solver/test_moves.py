@@ -48,6 +48,7 @@ def test_whole_blocks_equal_every_plan(batch: int) -> None:
         assert all(point.cuts == point.boundaries for point in frontier.points)
 
 
+@pytest.mark.slow
 def test_instances_cover_every_kind() -> None:
     count: Counter[str] = Counter()
     for seed in range(0, BATCH * BATCHES, 8):

@@ -45,6 +45,7 @@ def test_frontier_equals_exhaustive_search(batch: int) -> None:
         assert found == [(time / 10**9, float(value)) for time, value in expected], f"seed {seed}"
 
 
+@pytest.mark.slow
 def test_instances_cover_every_kind() -> None:
     """A solver that mixes up the two times would fail: in the middle, at the end, and both ways."""
     names = ("inactive cuts", "inactive ends", "other frontiers", "slower without", "plain", "by A")
