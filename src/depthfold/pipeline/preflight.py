@@ -25,7 +25,7 @@ from depthfold.core import (
     require_moves,
 )
 from depthfold.errors import DataError, InvalidValue, TableError, lacks_memory, spoils_device
-from depthfold.exporting import FORMATS, images_of
+from depthfold.exporting import FORMATS, images_of, positional_tensors
 from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
@@ -219,6 +219,18 @@ def check_exports(names: Iterable[str]) -> None:
                 f"The name {name!r} is reserved: {path.parts[0]} belongs to the run. Write {path.name}, or use a "
                 f"subfolder: exports/{path.name}."
             )
+
+
+def check_export_inputs(traced: TracedNetwork, exports: Iterable[str]) -> None:
+    """Raise InvalidValue if files are wanted, and no file can take the inputs of the network."""
+    if not tuple(exports):
+        return
+    whole, blueprint = traced.model, traced.blueprint
+    positional_tensors(
+        traced.graph if whole is None else whole,
+        blueprint.inputs if whole is None else blueprint.example,
+        fix="Write no files, with exports=(), or compress a module that wraps it and takes tensors.",
+    )
 
 
 def check_raw_images(task: Task, layout: Layout | None, inputs: Any) -> None:
