@@ -376,29 +376,3 @@ def test_traced_network_must_be_of_the_model(tmp_path):
             compress(one, traced=network, **said)
     with pytest.raises(InvalidValue, match=r"compress\(\) takes a TracedNetwork, found Sequential\."):
         compress(one, traced=one)
-
-
-class OfLists(nn.Module):
-    """Takes a list of images, as the detectors of torchvision do."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = model()
-
-    def forward(self, images):
-        return self.body(torch.stack(images))
-
-
-def test_inputs_that_no_file_can_take_are_refused(tmp_path):
-    example = (list(images(2)[0]),)
-
-    def compress(**options):
-        options = df.Options(at="body", **options)
-        run = tmp_path / "run"
-        df.compress(OfLists(), own_task(), "cost_model", "80%", run=run, example_inputs=example, options=options)
-
-    with pytest.raises(InvalidValue, match=r"accepts only positional tensors .* found list .* exports=\(\)"):
-        compress()
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(MeasuredTooEarly):
-        compress(exports=())
