@@ -1,6 +1,6 @@
 """Save and load merged networks, and export them to files that run without depthfold."""
 
-from depthfold.exporting.export import FORMATS, Exported, export, positional_tensors
+from depthfold.exporting.export import FORMATS, Exported, export, inputs_of_file, positional_tensors
 from depthfold.exporting.int8 import Int8, Quantised
 from depthfold.exporting.load import load, read_config
 from depthfold.exporting.raw import Images, images_of
@@ -14,6 +14,7 @@ __all__ = [
     "Quantised",
     "export",
     "images_of",
+    "inputs_of_file",
     "load",
     "positional_tensors",
     "read_config",

@@ -311,6 +311,12 @@ def _arguments(shallow: nn.Module, blueprint: Blueprint, at: str, example_inputs
     return real.like(shallow).random(seed=0)
 
 
+def inputs_of_file(shallow: nn.Module) -> Inputs:
+    """Return inputs of the sizes that an exported file takes by default, in order."""
+    _, origin, at = shallow_parts(shallow)
+    return positional_tensors(shallow, _arguments(shallow, origin.blueprint, at, None))
+
+
 def positional_tensors(
     network: nn.Module,
     given: ExampleInputs,
