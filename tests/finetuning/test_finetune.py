@@ -244,3 +244,24 @@ def test_wrong_arguments_are_refused():
     for call in (lambda: finetune(SmallNet(), TASK, run=5), lambda: finetuned(SmallNet(), 5)):
         with pytest.raises(InvalidValue, match=text):
             call()
+
+
+class Guided(Original):
+    def forward(self, x, *, guide):
+        return super().forward(x * guide)
+
+
+def test_a_teacher_with_several_inputs_is_called_as_the_model():
+    guide = torch.rand(8, 1, 5, 5)
+
+    def loss(model, step):
+        x = torch.randn(8, 2, 5, 5, generator=step.generator())
+        outputs = model(x, guide=guide)
+        return F.mse_loss(outputs, step.teacher(x, guide=guide)) if step.teacher else outputs.square().mean()
+
+    task = FunctionTask(loss=loss, score=lambda model, split: -model(torch.ones(8, 2, 5, 5), guide=guide).std().item())
+    model = Guided().eval()
+    traced = df.trace(model, {"x": torch.zeros(1, 2, 5, 5), "guide": torch.zeros(1, 1, 5, 5)})
+    recipe = Recipe(steps=2, batch=8)
+    assert df.merge(finetune(df.rewrite(traced, df.Plan((2,), (2,))), task, recipe, teacher=model))
+    assert df.measure_importance(traced, task, recipe, method="brief").importances

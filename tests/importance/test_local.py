@@ -342,6 +342,17 @@ def test_a_loss_that_can_only_be_trained_with_needs_the_method_trained(loss, met
 
 
 @pytest.mark.parametrize("method", ["brief", "recalibrated"])
+def test_a_loss_that_fails_in_trainings_too_does_not_recommend_them(method):
+    def other_channels(model, step):
+        return model(torch.ones(4, 7, 5, 5)).sum()
+
+    task = FunctionTask(loss=other_channels, score=TinyTask().score)
+    with pytest.raises(TableError, match="7 channels") as raised:
+        measure_importance(df.trace(Pair(), INPUTS), task, RECIPE, method=method)
+    assert "--method" not in str(raised.value)
+
+
+@pytest.mark.parametrize("method", ["brief", "recalibrated"])
 def test_a_score_that_fails_says_nothing_about_the_loss(method):
     task = FunctionTask(loss=TinyTask().loss, score=lambda *_: {}["missing"])
     with pytest.raises(TableError, match="KeyError: 'missing'") as raised:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 import depthfold as df
 from depthfold.core import Environment
@@ -14,7 +15,7 @@ from depthfold.pipeline.shipping import export_files, int8_names, model_card, wi
 from depthfold.reporting import Findings
 from depthfold.tasks import Preprocessing
 from lacking import needs
-from merged import classifier, merged
+from merged import classifier, merged, picture
 from runs import loaded_run, measured_run
 
 PREPROCESSING = Preprocessing(
@@ -102,6 +103,29 @@ def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     exec(text.partition("```python\n")[2].partition("```")[0], names)
     found = torch.as_tensor(names["outputs"][0] if name == "m.onnx" else names["outputs"])
     torch.testing.assert_close(found, shallow(images), rtol=1e-4, atol=1e-5)
+
+
+class Guided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = classifier()
+
+    def forward(self, image, *, guide):
+        return self.body(image * guide)
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
+def test_code_of_a_card_feeds_every_input(tmp_path, monkeypatch, name):
+    shallow = merged(Guided().eval(), {"image": picture(), "guide": torch.rand(2, 1, 9, 8)})
+    (written,) = write_cards(shallow, [df.export(shallow, tmp_path / name)], None)
+    code = written.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    assert "# In this order: image, guide\n" in code
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(code.replace("zeros(", "ones("), names)
+    found = torch.as_tensor(names["outputs"][0] if name == "m.onnx" else names["outputs"])
+    wanted = shallow(torch.ones(2, 3, 9, 8), torch.ones(2, 1, 9, 8))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def export(
     form, backend = _format(path, device_of(shallow))
     settings = _int8_settings(int8, task, path, shallow)
     _check_precision(path, dtype_of(shallow), check)
-    inputs = _tensors(shallow, _arguments(shallow, origin.blueprint, at, example_inputs))
+    inputs = positional_tensors(shallow, _arguments(shallow, origin.blueprint, at, example_inputs))
     images = images_of(task, raw_images, inputs)
     quantised = None
     with disable_autocast(device_of(shallow)), write_errors(path), put_all_in_place(path) as partial:
@@ -311,9 +311,20 @@ def _arguments(shallow: nn.Module, blueprint: Blueprint, at: str, example_inputs
     return real.like(shallow).random(seed=0)
 
 
-def _tensors(shallow: nn.Module, given: ExampleInputs) -> Inputs:
+def inputs_of_file(shallow: nn.Module) -> Inputs:
+    """Return inputs of the sizes that an exported file takes by default, in order."""
+    _, origin, at = shallow_parts(shallow)
+    return positional_tensors(shallow, _arguments(shallow, origin.blueprint, at, None))
+
+
+def positional_tensors(
+    network: nn.Module,
+    given: ExampleInputs,
+    *,
+    fix: str = "Export a part of the network that accepts tensors, or a module that wraps it.",
+) -> Inputs:
     """Return the arguments in order. Raise InvalidValue if they are not tensors with a batch dimension."""
-    signature = inspect.signature(shallow.forward)
+    signature = inspect.signature(network.forward)
     try:
         bound = signature.bind(*given.args, **given.named)
     except TypeError as error:
@@ -324,7 +335,6 @@ def _tensors(shallow: nn.Module, given: ExampleInputs) -> Inputs:
     if bound.kwargs or not found or not all(isinstance(value, Tensor) for value in found) or not batched(found)[0]:
         raise InvalidValue(
             "An exported file accepts only positional tensors whose first dimension is the batch, found "
-            f"{', '.join(type(value).__name__ for value in found) or 'nothing'} for forward{signature}. Export a part "
-            "of the network that accepts tensors, or a module that wraps it."
+            f"{', '.join(type(value).__name__ for value in found) or 'nothing'} for forward{signature}. {fix}"
         )
     return tuple(found)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from depthfold.backends import disable_autocast
 from depthfold.core import BlockOption
-from depthfold.errors import NotFinite
+from depthfold.errors import NotFinite, lacks_memory, spoils_device
 from depthfold.importance.definition import importance_student
 from depthfold.importance.fit import fit_block
 from depthfold.importance.local import train_locally
@@ -24,7 +24,9 @@ from depthfold.rewriting import rewrite
 from depthfold.tracing import TracedNetwork, fork_rng, free_weights
 from depthfold.training import (
     OutputTask,
+    Step,
     Task,
+    autocast,
     derive_seed,
     device_context,
     recalibrate,
@@ -150,7 +152,7 @@ class EntryWorker:
             return Result(score=score, curve=[], seconds=0.0)
         started, student = time.perf_counter(), rewrite(self.traced, self.traced.vanilla).to(self.device)
         try:
-            with self._what_a_loss_needs():
+            with self._what_a_loss_needs(seed):
                 loss = self._distil(student, seed) if self.method.name == "brief" else None
                 self._recalibrate(student, seed, loss)
             return self._scored(student, seed, loss, started)
@@ -158,17 +160,31 @@ class EntryWorker:
             free_weights(student)
 
     @contextlib.contextmanager
-    def _what_a_loss_needs(self) -> Iterator[None]:
+    def _what_a_loss_needs(self, seed: int) -> Iterator[None]:
         """Add to an error of the task's loss what this method needs and "trained" does not."""
         try:
             yield
         except Exception as error:
+            if lacks_memory(error) or spoils_device(error) or not self._can_train(seed):
+                raise
             teacher = " and with a teacher" if self.method.name == "brief" else ""
             error.add_note(
                 f'With the method "{self.method.name}", the loss also runs on a network in evaluation mode{teacher}, '
                 'which "trained" does not need (--method trained)'
             )
             raise
+
+    def _can_train(self, seed: int) -> bool:
+        """Return whether the task's loss runs as in "trained": in training mode, and without a teacher."""
+        model, recipe = rewrite(self.traced, self.traced.vanilla).to(self.device).train(), self.method.recipe
+        try:
+            with fork_rng(self.device), autocast(recipe, self.device):
+                self.task.loss(model, Step(number=0, seed=seed, recipe=recipe, device=self.device))
+        except Exception:  # noqa: BLE001 - whatever the loss raises
+            return False
+        finally:
+            free_weights(model)
+        return True
 
     def _measure(self, option: BlockOption, seed: int) -> Result:
         started, name, (block, dropped) = time.perf_counter(), self.method.name, option

@@ -18,7 +18,14 @@ from depthfold.pipeline import artefacts, shipping
 from depthfold.pipeline.evaluation import Networks, Solution, evaluate, score_original
 from depthfold.pipeline.feasibility import LatencyCheck
 from depthfold.pipeline.options import Options
-from depthfold.pipeline.preflight import check_drops, check_images, check_latency, checked_inputs, checked_options
+from depthfold.pipeline.preflight import (
+    check_drops,
+    check_export_inputs,
+    check_images,
+    check_latency,
+    checked_inputs,
+    checked_options,
+)
 from depthfold.progress import Progress
 from depthfold.reporting import Findings
 from depthfold.rewriting import rewrite
@@ -80,6 +87,7 @@ def compress(
     inputs = checked_inputs(model, task, target, options, example_inputs, traced)
     checked = check_images(task, run, progress)
     traced = traced or trace(model, inputs, ignore=options.ignore, at=options.at)
+    check_export_inputs(traced, options.exports)
     if options.latency is not None:
         check_latency(options.latency, traced, target)
     if options.importance is not None:

@@ -25,7 +25,7 @@ from depthfold.core import (
     require_moves,
 )
 from depthfold.errors import DataError, InvalidValue, TableError, lacks_memory, spoils_device
-from depthfold.exporting import FORMATS, images_of
+from depthfold.exporting import FORMATS, images_of, positional_tensors
 from depthfold.importance import Method
 from depthfold.jobs import Executor, Processes, RayCluster, check_is_executor
 from depthfold.pipeline.options import Options
@@ -221,6 +221,18 @@ def check_exports(names: Iterable[str]) -> None:
             )
 
 
+def check_export_inputs(traced: TracedNetwork, exports: Iterable[str]) -> None:
+    """Raise InvalidValue if files are wanted, and no file can take the inputs of the network."""
+    if not tuple(exports):
+        return
+    whole, blueprint = traced.model, traced.blueprint
+    positional_tensors(
+        traced.graph if whole is None else whole,
+        blueprint.inputs if whole is None else blueprint.example,
+        fix="Write no files, with exports=(), or compress a module that wraps it and takes tensors.",
+    )
+
+
 def check_raw_images(task: Task, layout: Layout | None, inputs: Any) -> None:
     """Raise InvalidValue if the exported files cannot take raw images of this task."""
     if layout is not None:
@@ -301,14 +313,21 @@ def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances:
     if importances:
         task.count("holdout")
     task.count("test")
-    wanted, found = _channels(inputs), task.example().shape[1]
-    if wanted is not None and wanted != found:
+    image, (found, *size) = _image(inputs), task.example().shape[1:]
+    if image is not None and image.shape[1] != found:
         raise DataError(
-            f"The images of the task have {count(found, 'channel')}, and the example inputs of the model have {wanted}."
-            f" Give inputs and a model of {count(found, 'channel')}, or other data."
+            f"The images of the task have {count(found, 'channel')}, and the example inputs of the model have "
+            f"{image.shape[1]}. Give inputs and a model of {count(found, 'channel')}, or other data."
         )
     if isinstance(model, nn.Module):  # trace() refuses anything else
         _check_scores(model, task)
+    # Files would take the measured size, and their cards would state that of the task.
+    if image is not None and [*image.shape[2:]] != size:
+        measured = tuple(image.shape[2:])
+        raise DataError(
+            f"The images of the task are {_sides(size)}, and the example inputs of the model {_sides(measured)}. Give "
+            f"example inputs of {_sides(size)}, or resize the images with size={measured} of the task."
+        )
 
 
 def check_images(
@@ -343,9 +362,13 @@ def _check_scores(model: nn.Module, task: ClassificationTask) -> None:
     class_scores(output, task.classes)
 
 
-def _channels(inputs: Any) -> int | None:
-    """Return the channels of a batch of images; None if the inputs are something else."""
+def _sides(size: Iterable[int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _image(inputs: Any) -> Tensor | None:
+    """Return a batch of images; None if the inputs are something else."""
     given = ExampleInputs.of(inputs)
     values = (*given.args, *given.named.values())
     first = values[0] if len(values) == 1 else None
-    return first.shape[1] if isinstance(first, Tensor) and first.ndim == 4 else None
+    return first if isinstance(first, Tensor) and first.ndim == 4 else None

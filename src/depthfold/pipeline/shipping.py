@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -13,7 +14,7 @@ from depthfold.backends import Backend, Layout, get
 from depthfold.backends.onnxruntime import OnnxRuntime
 from depthfold.backends.openvino import HINTS, OpenVino
 from depthfold.errors import InvalidValue
-from depthfold.exporting import Exported, Int8, export
+from depthfold.exporting import Exported, Int8, export, inputs_of_file
 from depthfold.merging import shallow_parts
 from depthfold.reporting import Findings, Int8File
 from depthfold.store import put_in_place
@@ -118,7 +119,7 @@ def model_card(shallow: nn.Module, exported: Exported, findings: Findings | None
     lines += ["```", str(origin.plan), "```", ""]
     if exported.images is not None:
         lines += _images(exported.images.preprocessing, exported.images.layout)
-    lines += ["## How to run it", "", "```python", *_code(exported, findings), "```", ""]
+    lines += ["## How to run it", "", "```python", *_code(shallow, exported, findings), "```", ""]
     if exported.error is not None and exported.int8 is not None:
         lines += [f"The float32 file that this file was made from is within {exported.error:.1e} of PyTorch.", ""]
     elif exported.error is not None:
@@ -157,26 +158,47 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.6g}" for value in values)
 
 
-def _code(exported: Exported, findings: Findings | None) -> Iterator[str]:
-    """Yield code that runs the file on a batch of its images."""
-    name = exported.path.name
-    if exported.path.suffix == _ONNX:
+def _code(shallow: nn.Module, exported: Exported, findings: Findings | None) -> Iterator[str]:
+    """Yield code that runs the file on a batch of its images, or on all of its inputs if there are several."""
+    name, suffix = exported.path.name, exported.path.suffix
+    library = "torch" if suffix == ".pt2" else "numpy"
+    example = _several_inputs(shallow, library)
+    given = "inputs" if example else "[images]"
+    if example and suffix in (_ONNX, ".xml"):
+        yield "import numpy"
+    if suffix == _ONNX:
         yield "import onnxruntime\n"
+        yield from example
         yield f'session = onnxruntime.InferenceSession("{name}")'
-        yield "outputs = session.run(None, {session.get_inputs()[0].name: images})  # a NumPy array"
-    elif exported.path.suffix == ".pt2":
+        yield "names = [each.name for each in session.get_inputs()]"
+        yield f"outputs = session.run(None, dict(zip(names, {given})))  # a list of NumPy arrays"
+    elif suffix == ".pt2":
         yield "import torch\n"
-        yield f'outputs = torch.export.load("{name}").module()(images)  # a tensor'
-    elif exported.path.suffix == ".xml":
+        yield from example
+        yield f'outputs = torch.export.load("{name}").module()(*{given})  # as the network returns them'
+    elif suffix == ".xml":
         precision = _openvino_precision(exported, findings)
         yield "import openvino\n"
+        yield from example
         yield f"# Without the hint, OpenVINO may compute in another precision than {precision}."
         yield f'hint = {{"INFERENCE_PRECISION_HINT": "{HINTS[precision]}"}}'
-        yield f'outputs = openvino.Core().compile_model("{name}", "CPU", hint)([images])[0]  # a NumPy array'
+        yield f'outputs = openvino.Core().compile_model("{name}", "CPU", hint)({given})[0]  # a NumPy array'
     else:
         yield "import tensorrt\n"
         yield "runtime = tensorrt.Runtime(tensorrt.Logger())"
         yield f'engine = runtime.deserialize_cuda_engine(open("{name}", "rb").read())'
+
+
+def _several_inputs(shallow: nn.Module, library: str) -> list[str]:
+    """Return code that makes inputs of the right shapes, or none for a file with one input."""
+    inputs = inputs_of_file(shallow)
+    if len(inputs) == 1:
+        return []
+    made = [
+        f"    {library}.zeros({(*each.shape,)}, dtype={library}.{str(each.dtype).removeprefix('torch.')}),"
+        for each in inputs
+    ]
+    return [f"# In this order: {', '.join(inspect.signature(shallow.forward).parameters)}", "inputs = [", *made, "]"]
 
 
 def _openvino_precision(exported: Exported, findings: Findings | None) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
@@ -69,14 +70,14 @@ def teacher_on(
         yield
 
 
-def outputs_of(teacher: nn.Module | None) -> Callable[[Tensor], Tensor] | None:
-    """Return a function that runs the teacher without gradients."""
+def outputs_of(teacher: nn.Module | None) -> Callable[..., Any] | None:
+    """Return a function that runs the teacher without gradients. It is called as the model is."""
     if teacher is None:
         return None
 
-    def outputs(inputs: Tensor) -> Tensor:
+    def outputs(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
-            return teacher(inputs)  # type: ignore[no-any-return]
+            return teacher(*args, **kwargs)
 
     return outputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Step:
     seed: int
     recipe: Recipe
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    teacher: Callable[[Tensor], Tensor] | None = None
+    teacher: Callable[..., Any] | None = None
     rank: int = 0
     world_size: int = 1
 
@@ -45,8 +45,8 @@ class Task(Protocol):
     """The loss that a model is trained with, and its score.
 
     `loss` draws the batch of a step, moves it to the device of the step and returns the loss. It runs under autocast if
-    the recipe asks for it, and uses `step.teacher`, if there is one, for distillation. `score` is higher for a better
-    model; the model is in evaluation mode, and gradients are off.
+    the recipe asks for it, and uses `step.teacher`, if there is one, for distillation: it is called as the model is.
+    `score` is higher for a better model; the model is in evaluation mode, and gradients are off.
 
     A task that also makes its batch separately is a BatchTask; on a GPU it trains faster.
 
