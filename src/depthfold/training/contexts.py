@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from depthfold.backends import set_channels_last
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
 from depthfold.training.recipe import Precision
@@ -33,7 +34,7 @@ def channels_last(model: nn.Module, *, enabled: bool) -> Iterator[None]:
         yield
         return
     contiguous = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_contiguous()]
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    set_channels_last(model)
     try:
         yield
     finally:
