@@ -119,6 +119,7 @@ class Stepper:
                 "No parameter of the model requires a gradient, so there is nothing to train. Call requires_grad_() on "
                 "those to be trained."
             )
+        _check_types(model, recipe)
         self._fused = fuses_update(recipe, context)
         self.optimizer = torch.optim.SGD(
             self.parameters,
@@ -259,6 +260,20 @@ def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> N
     """Copy the tensors of the same names into the targets."""
     for name, tensor in targets.items():
         tensor.copy_(sources[name])
+
+
+def _check_types(model: nn.Module, recipe: Recipe) -> None:
+    """Raise InvalidValue for weights in half precision that PyTorch cannot train with the precision of the recipe.
+
+    It does not unscale float16 gradients, and its batch norms do not combine float16 and bfloat16.
+    """
+    refused = set(HALF.values()) - ({torch.bfloat16} if recipe.precision == "bfloat16" else set())
+    for name, parameter in model.named_parameters():
+        if recipe.precision in HALF and parameter.requires_grad and parameter.dtype in refused:
+            raise InvalidValue(
+                f"The model's weights are {str(parameter.dtype).removeprefix('torch.')} ({name}), but training with "
+                f"precision {recipe.precision} needs float32 weights. Convert them with model.float()."
+            )
 
 
 def _check_loss(loss: object) -> None:
