@@ -3,7 +3,7 @@
     python examples/detector_backbone.py
 
 It takes half a minute. A detector cannot be traced as a whole if its forward depends on the values that it finds, but
-its backbone can. For the detectors of torchvision, use at="backbone.body":
+its backbone can. For the detectors of torchvision, use at="backbone" (SSD, SSDLite) or at="backbone.body" (the others):
 
     traced = df.trace(torchvision.models.detection.fasterrcnn_mobilenet_v3_large_fpn(), images, at="backbone.body")
 """

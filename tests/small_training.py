@@ -32,6 +32,28 @@ class SmallNet(nn.Module):
         return self.frozen(self.tied(F.relu(self.mix(self.dropout(x)))))
 
 
+class Heads(SmallNet):
+    """A network with a head that the loss ignores, and one that only the first process uses, in a method."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.norm = nn.Identity()
+        torch.manual_seed(0)
+        self.every, self.unused, self.some = (nn.Conv2d(2, 3, 1) for _ in range(3))
+
+    def forward(self, x):
+        return {"every": self.every(x).mean((2, 3)), "unused": self.unused(x)}
+
+    def loss(self, step):
+        x, y = batch_of(step)
+        value = F.cross_entropy(self(x)["every"] + super().forward(x), y)
+        return value + step.world_size * self.some(torch.ones(1, 2, 1, 1)).mean() if step.rank == 0 else value
+
+
+def score_of_heads(model, split):
+    return 0.0
+
+
 def batch_of(step):
     """Return this process's part of the batch. The whole batch does not depend on the number of processes."""
     generator = torch.Generator().manual_seed(step.seed * 1000 + step.number)

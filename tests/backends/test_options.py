@@ -47,6 +47,16 @@ def watched():
     return Watched(), found
 
 
+def test_channels_last_of_volumes():
+    module, found = nn.Sequential(nn.Conv3d(2, 3, 3), nn.Flatten(2), nn.Unflatten(2, (3, 9)), nn.Conv2d(3, 2, 3)), []
+    for conv in (module[0], module[3]):
+        conv.register_forward_pre_hook(lambda conv, given: found.append((conv.weight, *given)))
+    get("pytorch:channels_last=true").compile(module, (torch.randn(2, 2, 5, 5, 5),))()
+    (volumes, x), (images, _), *_ = found
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last_3d) for tensor in (volumes, x))
+    assert images.is_contiguous(memory_format=LAST)
+
+
 @pytest.mark.parametrize("precision", TYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_pytorch_uses_precision_and_memory_format_of_its_options(precision, channels_last, watched):

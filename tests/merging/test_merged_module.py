@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import depthfold as df
 from depthfold.errors import InvalidValue
@@ -128,6 +129,27 @@ def test_other_modules_are_refused():
     for thing in (conv(), folded()[1], None, "student"):
         with pytest.raises(df.DepthfoldError, match=r"is not a rewritten network.* Pass the result of rewrite\("):
             df.merge(thing)
+
+
+def test_pruned_student_is_refused():
+    student = df.rewrite(traced := df.trace(nn.Sequential(conv(), nn.ReLU(), conv()), image()), traced.vanilla)
+    pruned = student.get_submodule("0")
+    prune.l1_unstructured(pruned, "weight", 0.5)
+    student(image())
+    with pytest.raises(InvalidValue, match=r"weights of 0, .*prune\.remove\(module, 'weight'\)"):
+        df.merge(student)
+    prune.remove(pruned, "weight")
+    agree(df.merge(student)(image()), student.eval()(image()), 1e-5)
+
+
+@pytest.mark.parametrize("compute", [nn.utils.weight_norm, lambda part: prune.l1_unstructured(part, "weight", 0.5)])
+def test_computed_weights_outside_all_segments_stay(compute):
+    model = nn.Sequential(conv(), conv(), nn.ReLU(), conv(), nn.ReLU(), conv())
+    compute(model[3])
+    traced = df.trace(model, image())
+    student = df.rewrite(traced, traced.vanilla)
+    student(image()).sum().backward()  # leaves a weight with a gradient history
+    agree(df.merge(student)(image()), student.eval()(image()), 1e-5)
 
 
 def test_compiled_student_is_refused_and_what_was_compiled_is_merged():

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.prune import l1_unstructured, random_unstructured
 
 import depthfold as df
 from depthfold.errors import PlanError, TraceError
@@ -218,6 +219,8 @@ def test_attributes_that_the_rest_of_the_model_reads_are_refused():
         (spectral_norm(conv()), "remove_parametrizations(module, 'weight')"),
         (old_weight_norm(conv()), "remove_weight_norm(module)"),
         (torch.nn.utils.spectral_norm(conv()), "remove_spectral_norm(module)"),
+        (l1_unstructured(conv(), "weight", 0.5), "torch.nn.utils.prune.remove(module, 'weight')"),
+        (l1_unstructured(random_unstructured(conv(), "bias", 0.5), "bias", 0.9), "prune.remove(module, 'bias')"),
     ],
 )
 def test_refusals_of_computed_weights_name_the_fix(part, call):

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from depthfold.training import Recipe, train
-from small_training import TASK, SmallNet
+from depthfold.training import FunctionTask, Recipe, train
+from small_training import TASK, Heads, SmallNet, score_of_heads
 
 RECIPE = Recipe(steps=8, batch=8, lr=0.1, checkpoint=3, evaluate=4, ema=0.8)
 
@@ -26,7 +26,7 @@ SCRIPT = """
     sys.path[:0] = [{tests!r}]
     from pathlib import Path
     from safetensors.torch import save_file
-    from small_training import TASK, SmallNet, failing_at, loss, score
+    from small_training import TASK, Heads, SmallNet, failing_at, loss, score, score_of_heads
     from torch import nn
     from depthfold.errors import DepthfoldError
     from depthfold.training import FunctionTask, Recipe, train
@@ -57,6 +57,10 @@ SCRIPT = """
     plain.norm = nn.Identity()
     result["plain"] = train(plain, TASK, recipe.replace(features=0.7), teacher=SmallNet(seed=9)).score
     keep("plain", plain)
+
+    heads = Heads()
+    train(heads, FunctionTask(loss=Heads.loss, score=score_of_heads), recipe)
+    keep("heads", heads)
 
     whole, folder = SmallNet(), out / f"folder-{{rank}}"
     result["whole"] = [point.loss for point in train(whole, TASK, recipe).curve]
@@ -109,7 +113,7 @@ def result(out, rank):
     return json.loads((out / f"result-{rank}.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["plain", "whole", "resumed"])
+@pytest.mark.parametrize("name", ["plain", "heads", "whole", "resumed"])
 def test_both_processes_have_the_same_weights(name, out):
     one, two = (load_file(out / f"{name}-{rank}.st") for rank in range(2))
     assert all(torch.equal(one[key], two[key]) for key in one)
@@ -124,6 +128,16 @@ def test_weights_match_one_process_with_the_whole_batch(out):
     for name, tensor in model.state_dict().items():
         assert torch.allclose(found[name], tensor, atol=1e-6), name
     assert not torch.allclose(found["conv.weight"], SmallNet().conv.weight, atol=1e-3)
+
+
+def test_loss_may_use_any_part_of_the_model(out):
+    model = Heads()
+    train(model, FunctionTask(loss=Heads.loss, score=score_of_heads), RECIPE, device="cpu")
+    found = load_file(out / "heads-0.st")
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(found[name], tensor, atol=1e-6), name
+    assert torch.equal(model.unused.weight, Heads().unused.weight)  # as without a gradient: no weight decay
+    assert not torch.allclose(model.every.weight, Heads().every.weight, atol=1e-3)
 
 
 def test_resumed_training_ends_with_the_same_weights(out):

@@ -222,6 +222,20 @@ def test_channels_last_is_undone_afterwards():
     assert model.conv.weight.is_contiguous()
 
 
+def test_channels_last_of_volumes():
+    formats, model = [], nn.Sequential(nn.Conv3d(2, 3, 3), nn.Flatten(2), nn.Unflatten(2, (3, 9)), nn.Conv2d(3, 2, 3))
+
+    def watching(model, step):
+        formats.append(model[0].weight.is_contiguous(memory_format=torch.channels_last_3d))
+        formats.append(model[3].weight.is_contiguous(memory_format=torch.channels_last))
+        return model(torch.ones(2, 2, 5, 5, 5)).mean()
+
+    task = FunctionTask(loss=watching, score=lambda model, split: 0.0)
+    train(model, task, RECIPE.replace(channels_last=True))
+    assert formats == [True] * 24
+    assert model[0].weight.is_contiguous()
+
+
 def test_nan_loss_stops_the_training():
     def breaking(model, step):
         return loss(model, step) * (math.nan if step.number == 6 else 1)

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
-from depthfold.errors import MissingDependency, NotFinite
+from depthfold.errors import InvalidValue, MissingDependency, NotFinite
 from depthfold.training import FunctionTask, Recipe, Step, device, train
 from depthfold.training.stepper import learning_rate
 from small_training import TASK, SmallNet, batch_of, equal, loss, score
@@ -52,6 +52,17 @@ def test_recipe_sets_the_precision(precision):
     dtype = getattr(torch, precision)
     expected = {("student", dtype), ("teacher", dtype), ("score", torch.float32)}
     assert dtypes(RECIPE.replace(precision=precision), teacher=SmallNet(seed=4)) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(torch.float16, "float16"), (torch.float16, "bfloat16"), (torch.bfloat16, "float16")],
+    ids=str,
+)
+def test_half_weights_need_their_own_precision(dtype, precision):
+    said = rf"are {str(dtype)[6:]}.* \(conv\.weight\).*precision {precision}.*float32.*model\.float\(\)"
+    with pytest.raises(InvalidValue, match=said):
+        train(SmallNet().to(dtype), TASK, RECIPE.replace(precision=precision))
 
 
 def test_precision_can_change_within_a_process():

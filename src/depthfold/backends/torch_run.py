@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from depthfold.backends.base import Inputs, backend_errors, check_threads, flatten, on_cpu, private_copy
 from depthfold.backends.cuda import capture_cuda_graph, cuda_settings
 from depthfold.backends.machine import device_name, make_environment, thread_count
+from depthfold.backends.memory_format import channels_last, set_channels_last
 from depthfold.backends.precision import disable_autocast
 from depthfold.backends.registry import describe_target
 from depthfold.core import Environment
@@ -65,13 +66,12 @@ class TorchOptions:
         module, inputs = private_copy(module, inputs)
         module = module.to(self.device, _TYPES[self.precision])
         if self.channels_last:
-            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            set_channels_last(module)
         return module, tuple(map(self._moved, inputs))
 
     def _moved(self, tensor: Tensor) -> Tensor:
         tensor = tensor.to(self.device, _TYPES[self.precision] if tensor.is_floating_point() else tensor.dtype)
-        last = self.channels_last and tensor.dim() == 4
-        return tensor.contiguous(memory_format=torch.channels_last) if last else tensor.contiguous()
+        return channels_last(tensor) if self.channels_last else tensor.contiguous()
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:

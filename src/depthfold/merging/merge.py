@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from depthfold.algebra import Kernel
 from depthfold.core import Drops, Span, as_pad_argument
-from depthfold.errors import VerificationError
+from depthfold.errors import InvalidValue, VerificationError
 from depthfold.merging.cleaning import (
     drop_unused,
     fold_remaining_norms,
@@ -28,7 +27,8 @@ from depthfold.merging.verify import verify
 from depthfold.tracing import Blueprint, student_parts
 from depthfold.tracing.forward import exclude_unsaved_buffers
 from depthfold.tracing.functional import replace_module, use_plain_convolutions
-from depthfold.tracing.modules import activation_kind, fused_activation
+from depthfold.tracing.modules import activation_kind, called_module, fused_activation, weight_hook_removal
+from depthfold.tracing.request import copy_model
 from depthfold.tracing.shapes import module_padding, module_shape
 from depthfold.tracing.traced import INSERTED
 
@@ -87,6 +87,7 @@ def merge(student: nn.Module) -> nn.Module:
     part, origin, _ = student_parts(student)
     blueprint = origin.blueprint
     nodes = {node.name: node for node in part.graph.nodes}
+    _check_weights(part, nodes, blueprint)
 
     def exact(span: Span, like: torch.Tensor) -> nn.Module:
         return as_module(segment_kernel(part, nodes, blueprint, span, origin.plan.dropped), like)
@@ -100,6 +101,17 @@ def merge(student: nn.Module) -> nn.Module:
             "model."
         )
     return shallow
+
+
+def _check_weights(part: fx.GraphModule, nodes: Mapping[str, fx.Node], blueprint: Blueprint) -> None:
+    """Raise InvalidValue if a hook computes the weights of a layer, since they may be out of date until a forward."""
+    for name in (name for site in blueprint.sites for name in (site.conv, *site.affine)):
+        layer = called_module(part, nodes[name])
+        if layer is not None and (call := weight_hook_removal(layer)):
+            raise InvalidValue(
+                f"A hook computes the weights of {nodes[name].target}, which a merged layer would lose. Make them "
+                f"plain parameters first: {call}."
+            )
 
 
 def sketch(student: nn.Module) -> nn.Module:
@@ -120,7 +132,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     """Return the student with a convolution in place of every segment. Segments without layers disappear."""
     part, origin, path = student_parts(student)
     blueprint, dropped = origin.blueprint, origin.plan.dropped
-    graph = copy.deepcopy(part).eval()
+    graph = copy_model(part).eval()
     ends = {name for site in blueprint.sites for name in (site.conv, *site.affine, *site.additions)}
     removed = remove_no_ops(graph, but=ends) | replace_guards_with_assertions(graph)
     use_plain_convolutions(graph)
@@ -141,7 +153,7 @@ def build_shallow(student: nn.Module, convolution_for: ConvolutionFor) -> nn.Mod
     graph.meta = {Shallow.KEY: Shallow(blueprint, origin.plan, compared)}
     if not path:
         return graph
-    whole = copy.deepcopy(student).eval()
+    whole = copy_model(student).eval()
     whole.set_submodule(path, graph)
     return whole
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.prune import BasePruningMethod
 
 from depthfold.algebra import NormStatistics
 
@@ -96,6 +97,20 @@ def is_hooked(module: nn.Module) -> bool:
 def is_hooked_inside(module: nn.Module) -> bool:
     """Return True if the module or one inside it has forward hooks."""
     return any(is_hooked(part) for part in module.modules())
+
+
+# The classes of PyTorch's old-style hooks, and the functions that remove them.
+_REMOVAL = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
+
+
+def weight_hook_removal(module: nn.Module) -> str | None:
+    """Return the call that removes a hook of PyTorch that computes the module's weights, or None without one."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod):
+            return f"torch.nn.utils.prune.remove(module, {hook._tensor_name!r})"
+        if call := _REMOVAL.get(type(hook).__name__):
+            return f"torch.nn.utils.{call}(module)"
+    return None
 
 
 def is_plain(module: nn.Module) -> bool:

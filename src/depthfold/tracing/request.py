@@ -7,7 +7,7 @@ import copy
 import glob
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from depthfold.support.text import did_you_mean
 from depthfold.tracing.modules import is_hooked
 from depthfold.tracing.rules import Ignore, is_ignored
 from depthfold.tracing.tracer import describe_error
+
+Model = TypeVar("Model", bound=nn.Module)
 
 # Wrappers, and the attribute that holds the wrapped model.
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -110,7 +112,7 @@ def modules_outside(model: nn.Module, at: str | None) -> dict[int, str]:
     return found
 
 
-def copy_model(model: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+def copy_model(model: Model, shared: Mapping[int, Any] | None = None) -> Model:
     """Return a copy of the model. Objects in `shared`, by id, are not copied."""
     # Tensors that are computed from others (old-style weight norm) have a gradient history and cannot be copied. Every
     # forward computes them again, so a detached copy suffices.

@@ -12,7 +12,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from depthfold.tracing.functional import FunctionalConv
-from depthfold.tracing.modules import computes_batch_norm, computes_convolution, is_hooked_inside
+from depthfold.tracing.modules import (
+    computes_batch_norm,
+    computes_convolution,
+    is_hooked_inside,
+    weight_hook_removal,
+)
 
 Reason = tuple[str, str]  # (code, sentence)
 Ignore = Iterable[str | type[nn.Module]]
@@ -52,16 +57,11 @@ def _parametrised(site: Site) -> Reason | None:
     return None
 
 
-# The classes of PyTorch's old-style hooks, and the functions that remove them.
-_REMOVAL = {"WeightNorm": "remove_weight_norm", "SpectralNorm": "remove_spectral_norm"}
-
-
 def _hooked(site: Site) -> Reason | None:
     if not is_hooked_inside(site.module):
         return None
-    for hook in site.module._forward_pre_hooks.values():
-        if call := _REMOVAL.get(type(hook).__name__):
-            return "hooked", f"a hook computes its weights; torch.nn.utils.{call}(module) makes them plain parameters"
+    if call := weight_hook_removal(site.module):
+        return "hooked", f"a hook computes its weights; {call} makes them plain parameters"
     return "hooked", "it has forward hooks, which a merged layer would lose"
 
 

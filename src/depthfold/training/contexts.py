@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from depthfold.backends import set_channels_last
 from depthfold.errors import InvalidValue
 from depthfold.tracing import device_of
 from depthfold.training.recipe import Precision
@@ -34,7 +35,7 @@ def channels_last(model: nn.Module, *, enabled: bool) -> Iterator[None]:
         yield
         return
     contiguous = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_contiguous()]
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    set_channels_last(model)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,6 +61,27 @@ class DeviceContext:
             dist.all_reduce(values)
             values /= self.world_size
         return values
+
+    @torch.no_grad()
+    def average_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Replace the gradients with their means over the processes. A parameter that no process used keeps none.
+
+        DistributedDataParallel would only do this for a loss that calls the model, and nothing else of it. It would
+        also need to know whether the loss leaves out parameters.
+        """
+        if self.world_size == 1:
+            return
+        used = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=self.device)
+        chosen = [parameter for parameter, share in zip(parameters, self.mean(used).tolist(), strict=True) if share]
+        for parameter in chosen:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for dtype in {parameter.dtype: None for parameter in chosen}:  # in the same order in all processes
+            gradients = [each.grad for each in chosen if each.dtype == dtype and each.grad is not None]
+            flat = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            means = flat.split([gradient.numel() for gradient in gradients])  # type: ignore[no-untyped-call]
+            for gradient, mean in zip(gradients, means, strict=True):
+                gradient.copy_(mean.view_as(gradient))
 
 
 def device_context(device: str | torch.device | None = None) -> DeviceContext:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from depthfold.errors import InvalidValue
@@ -120,6 +119,7 @@ class Stepper:
                 "No parameter of the model requires a gradient, so there is nothing to train. Call requires_grad_() on "
                 "those to be trained."
             )
+        _check_types(model, recipe)
         self._fused = fuses_update(recipe, context)
         self.optimizer = torch.optim.SGD(
             self.parameters,
@@ -137,9 +137,9 @@ class Stepper:
         if recipe.precision in HALF:
             self.autocast["dtype"] = HALF[recipe.precision]
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=recipe.precision == "float16")
+        context.broadcast((*model.parameters(), *model.buffers()))  # all processes start with the same weights
         self.average = AveragedWeights(model, recipe.ema) if recipe.ema is not None else None
         self._not_finite_at_start = _not_finite(weights(model))
-        self._trained = self._distributed()
         self.add_to_loss: Callable[[Tensor], Tensor] = lambda loss: loss  # set if the recipe matches features
 
     def train_mode(self) -> None:
@@ -164,10 +164,11 @@ class Stepper:
     def step(self, loss_of: Callable[[nn.Module], Tensor]) -> Tensor:
         """Take one step with the loss of the model, and return the loss, still on the device."""
         with torch.autocast(**self.autocast):
-            loss = loss_of(self._trained)
+            loss = loss_of(self.model)
             _check_loss(loss)
             loss = self.add_to_loss(loss)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.context.average_gradients(self.parameters)
         if self.recipe.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
@@ -246,12 +247,6 @@ class Stepper:
         tensors = {name: each for name, each in self.tensors().items() if name.partition(".")[2] not in ignored}
         return scale >= SMALLEST_SCALE and not _not_finite(tensors)
 
-    def _distributed(self) -> nn.Module:
-        if self.context.world_size == 1:
-            return self.model
-        devices = None if self.context.device.type == "cpu" else [self.context.device]
-        return DistributedDataParallel(self.model, device_ids=devices)
-
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of the tensors with a value that is not finite, with one transfer from the device."""
@@ -265,6 +260,20 @@ def copy_into(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> N
     """Copy the tensors of the same names into the targets."""
     for name, tensor in targets.items():
         tensor.copy_(sources[name])
+
+
+def _check_types(model: nn.Module, recipe: Recipe) -> None:
+    """Raise InvalidValue for weights in half precision that PyTorch cannot train with the precision of the recipe.
+
+    It does not unscale float16 gradients, and its batch norms do not combine float16 and bfloat16.
+    """
+    refused = set(HALF.values()) - ({torch.bfloat16} if recipe.precision == "bfloat16" else set())
+    for name, parameter in model.named_parameters():
+        if recipe.precision in HALF and parameter.requires_grad and parameter.dtype in refused:
+            raise InvalidValue(
+                f"The model's weights are {str(parameter.dtype).removeprefix('torch.')} ({name}), but training with "
+                f"precision {recipe.precision} needs float32 weights. Convert them with model.float()."
+            )
 
 
 def _check_loss(loss: object) -> None:
