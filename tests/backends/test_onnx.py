@@ -244,3 +244,19 @@ def test_interruption_inside_an_import_of_the_exporter_is_not_an_error_of_the_mo
     monkeypatch.setattr(torch.onnx, "export", interrupted)
     with pytest.raises(KeyboardInterrupt), backend_errors("It cannot be built"):
         export_with_pytorch(nn.Conv2d(3, 3, 1), (torch.zeros(1, 3, 4, 4),))
+
+
+def test_interruption_that_was_handled_before_hides_no_error():
+    def run():
+        raise ValueError("too narrow")
+
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with (
+            pytest.raises(BackendError, match=r"^It cannot be built: too narrow$"),
+            backend_errors("It cannot be built"),
+        ):
+            run()
+        with pytest.raises(BackendError, match="PyTorch cannot export this module to ONNX"):
+            export_with_pytorch(nn.Conv2d(3, 3, 1), (torch.zeros(1, 7, 4, 4),))

@@ -130,8 +130,17 @@ def test_layers_that_cannot_get_narrower_are_refused():
         with pytest.raises(InvalidValue, match=rf"^The channels of '{name}' belong to a convolution with 2 groups"):
             narrow(grouped, SMALL, {name: 4})
     assert narrow(grouped, SMALL, {"0": 8, "1": 8})(SMALL).shape == grouped(SMALL).shape
-    with pytest.raises(InvalidValue, match=r"^The channels of 'all' are joined with others and then added"):
+    with pytest.raises(InvalidValue, match=r"^The channels of 'all' are joined or split"):
         uniform_width(Joined(), SMALL, 0.5)
+
+
+def test_layers_in_front_of_a_flatten_get_narrower():
+    vgg = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(8), nn.Flatten(), nn.Linear(8 * 16, 10))
+    found = uniform_width(vgg, SMALL, 0.5)
+    assert (found[0].out_channels, found[4].in_features) == (4, 4 * 16)
+    kept = vgg[0].weight.detach().abs().sum((1, 2, 3)).argsort(stable=True)[4:].sort().values
+    columns = torch.cat([torch.arange(16) + 16 * channel for channel in kept])
+    torch.testing.assert_close(found[4].weight, vgg[4].weight[:, columns])
 
 
 def test_output_keeps_its_shape():

@@ -78,6 +78,12 @@ def test_share_in_the_message_is_accepted_as_budget() -> None:
         frontier(original=0.5).at("1ms")
 
 
+def test_share_in_the_message_is_not_rounded_up_if_it_is_exact() -> None:
+    for tenths in range(7, 5000):
+        with pytest.raises(BudgetError, match=rf"\({tenths // 10}\.{tenths % 10}% of the original\)"):
+            frontier(original=7.0 * 1000 / tenths).at("1e-9ms")
+
+
 def test_plan_of_no_time_meets_every_budget() -> None:
     solved = solve(latency_table({(0, 1): 0.0}), importance_table({(0, 1, 1, 1): 0.0}))
     assert [solved.at(budget).latency for budget in ("5e-324ms", "0.1%", "1000x")] == [0.0] * 3

@@ -43,6 +43,9 @@ def test_computed_times_do_not_depend_on_the_clock(monkeypatch):
     measured, computed = Scripted("a", [], 1.0), Scripted("b", [], 1.0)
     computed.computed = True
     assert (len(timer.run_once(measured)), len(timer.run_once(computed))) == (2, 30)
+    nothing = Scripted("c", [], 0.0)
+    nothing.computed = True
+    assert len(timer.run_once(nothing)) == 30_000
 
 
 def test_known_rounds_are_not_repeated():

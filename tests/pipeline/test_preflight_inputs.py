@@ -37,17 +37,19 @@ def task(**options):
 def test_images_of_another_size_than_the_measured_one_are_refused(tmp_path):
     other = torch.rand(1, 1, 12, 10)
 
-    def compress(given, **inputs):
-        options = df.Options(exports=("m.pt2",))
+    def compress(given, exports=("m.pt2",), **inputs):
+        options = df.Options(exports=exports)
         df.compress(model(), given, "cost_model", "80%", run=tmp_path / "run", options=options, **inputs)
 
-    with pytest.raises(DataError, match=r"are 8x8, and .* model 12x10\. Give .* of 8x8, .* with size=\(12, 10\) of"):
+    with pytest.raises(DataError, match=r"are 8x8, and .* model 12x10\. Give .* of 8x8, .* images to 12x10\."):
         compress(task(), example_inputs=other)
     with pytest.raises(DataError, match="task are 8x8"):
         compress(task(), traced=df.trace(model(), other))
     assert not (tmp_path / "run").exists()
     with pytest.raises(MeasuredTooEarly):
         compress(task(size=(12, 10)), example_inputs=other)
+    with pytest.raises(MeasuredTooEarly):  # without files, nothing would contradict itself
+        compress(task(), exports=(), example_inputs=other)
 
 
 class OfLists(nn.Module):

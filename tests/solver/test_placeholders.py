@@ -6,7 +6,7 @@ import pytest
 
 from depthfold.core import FlaggedSpan, ImportanceTable, LatencyTable, Score, Span, Timing
 from depthfold.core.latency_table import LONGEST
-from depthfold.errors import TableError
+from depthfold.errors import InvalidValue, TableError
 from depthfold.solver import solve
 from structures import mobilenet_v2
 from tables import importance_table, latency_table, plausible_tables, timing
@@ -52,6 +52,13 @@ def test_one_harmful_block_among_harmless_ones_is_accepted() -> None:
     values = {(0, 1): 0.0, (1, 2): 0.0, (2, 3): 0.0, (0, 2): -1e-7, (1, 3): -1.1e-7, (0, 3): -0.5}
     frontier = solve(latency_table(times), importance_table({(*ends, 1, 1): v for ends, v in values.items()}))
     assert [(p.latency, p.importance) for p in frontier.points] == [(1.8, -0.5), (2.5, -1e-7), (3.0, 0.0)]
+
+
+def test_alpha_that_shifts_importances_out_of_range_is_refused() -> None:
+    latency, importance = tables()
+    for alpha in (1e18, 1e308):
+        with pytest.raises(InvalidValue, match=r"^alpha must not shift importances by more than 1e\+12, found 1e\+"):
+            solve(latency, importance, alpha=alpha)
 
 
 def test_base_score_on_another_scale_is_accepted() -> None:

@@ -61,6 +61,7 @@ SCRIPT = """
     heads = Heads()
     train(heads, FunctionTask(loss=Heads.loss, score=score_of_heads), recipe)
     keep("heads", heads)
+    result["centres"] = heads.centres
 
     whole, folder = SmallNet(), out / f"folder-{{rank}}"
     result["whole"] = [point.loss for point in train(whole, TASK, recipe).curve]

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -123,22 +124,28 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32 if reduced else tensor.dtype, copy=True)
 
 
-def raise_interruption(error: BaseException) -> None:
-    """Raise the Ctrl-C that an error followed, if there was one.
+def raise_interruption(error: BaseException, handled: BaseException | None) -> None:
+    """Raise the Ctrl-C that an error followed, unless it is one that was being handled before.
 
     If it comes while a library is imported, the library may fail with an error of its own, which would say that the
     module cannot run.
     """
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        before = waiting.pop()
-        if before is None or id(before) in seen:
-            continue
-        if isinstance(before, KeyboardInterrupt):
+    earlier = set(map(id, _chain(handled)))
+    for before in _chain(error):
+        if isinstance(before, KeyboardInterrupt) and id(before) not in earlier:
             raise before from None
-        seen.add(id(before))
-        waiting += [before.__cause__, before.__context__]
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """Return an error, its causes, and the errors that were being handled when these were raised."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and not any(one is other for other in found):
+            found.append(one)
+            waiting += [one.__cause__, one.__context__]
+    return found
 
 
 @contextlib.contextmanager
@@ -147,12 +154,13 @@ def backend_errors(what: str) -> Iterator[None]:
 
     If the device is unusable afterwards, raise SpoiledDevice, because the error says nothing about the module.
     """
+    handled = sys.exception()
     try:
         yield
     except SpoiledDevice:
         raise
     except Exception as error:
-        raise_interruption(error)
+        raise_interruption(error, handled)
         text = f"{what}: {one_line(error)}"
         if spoils_device(error):
             raise SpoiledDevice(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import warnings
 from collections.abc import Sequence
 from inspect import signature
@@ -258,11 +259,11 @@ def export_with_pytorch(module: nn.Module, inputs: Inputs, dynamic_batch: bool =
     """Return an onnx.ModelProto from PyTorch's exporter. Its warnings are for developers and are not shown."""
     with backend_errors("PyTorch cannot export this module to ONNX"), quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shapes = dynamic_shapes(inputs) if dynamic_batch else None
+        shapes, handled = dynamic_shapes(inputs) if dynamic_batch else None, sys.exception()
         try:
             program = torch.onnx.export(module, inputs, dynamo=True, verbose=False, dynamic_shapes=shapes)
         except torch.onnx.OnnxExporterError as error:
-            raise_interruption(error)
+            raise_interruption(error, handled)
             raise _first_cause(error) from None  # the message of the exporter starts with advice for developers
         if program is None:
             raise BackendError("PyTorch's ONNX exporter returned no model. Measure with pytorch, and export to .pt2.")

@@ -61,15 +61,17 @@ def narrow(model: nn.Module, example: Any, widths: Mapping[str, int]) -> nn.Modu
 def _check_can_be_narrowed(name: str, group: Any, channels: int) -> None:
     for dependency, indices in group:
         part = dependency.target.module
-        if isinstance(part, nn.Conv2d) and 1 < part.groups < part.out_channels:
+        if not isinstance(part, nn.Conv2d):
+            continue  # others may have an index for each pixel, as after a flatten
+        if 1 < part.groups < part.out_channels:
             raise InvalidValue(
                 f"The channels of {name!r} belong to a convolution with {part.groups} groups, which cannot get "
                 "narrower. Name other convolutions."
             )
         if len(indices) != channels:
             raise InvalidValue(
-                f"The channels of {name!r} are joined with others and then added to something, so none of them can be "
-                "removed alone. Name other convolutions."
+                f"The channels of {name!r} are joined or split, so that they cannot be removed one by one. Name other "
+                "convolutions."
             )
 
 

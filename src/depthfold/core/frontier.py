@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Self, overload
 
-from depthfold.core.budget import LARGEST, Budget
+from depthfold.core.budget import LARGEST, ROUNDING, Budget
 from depthfold.core.drops import NOTHING, Drops
 from depthfold.core.environment import Environment
 from depthfold.core.plan import Plan, Segment, SolvedPlan
@@ -214,7 +214,7 @@ class Frontier(Document):
         """Return the latency in per cent, rounded up so that a budget of it admits the plan; empty if too large."""
         if not self.original or latency > LARGEST["share"] * self.original:
             return ""
-        tenths = max(math.ceil(1000 * latency / self.original), 1)
+        tenths = max(math.ceil(1000 * latency / self.original * (1 - ROUNDING)), 1)
         return f" ({tenths / 10:.1f}% of the original)"
 
     def _known(self) -> _Segments:

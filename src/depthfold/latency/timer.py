@@ -82,7 +82,7 @@ class Timer:
 
         while len(samples) < self.samples or elapsed() < self.round_seconds:
             seconds = candidate.seconds()
-            total += seconds
+            total += max(seconds, 1e-6)  # a cost model may say 0
             samples.append(1000 * seconds)
         return tuple(samples)
 

@@ -106,7 +106,7 @@ def merge(student: nn.Module) -> nn.Module:
 def _check_weights(part: fx.GraphModule, nodes: Mapping[str, fx.Node], blueprint: Blueprint) -> None:
     """Raise InvalidValue if a hook computes the weights of a layer, since they may be out of date until a forward."""
     for name in (name for site in blueprint.sites for name in (site.conv, *site.affine)):
-        layer = called_module(part, nodes[name])
+        layer = called_module(part, nodes[name]) if name in nodes else None  # those of dropped branches are gone
         if layer is not None and (call := weight_hook_removal(layer)):
             raise InvalidValue(
                 f"A hook computes the weights of {nodes[name].target}, which a merged layer would lose. Make them "

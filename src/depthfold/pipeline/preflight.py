@@ -123,7 +123,7 @@ def checked_inputs(
         check_network(traced, model, options)
     inputs = inputs_of(task, example_inputs, traced)
     check_raw_images(task, options.raw_images, inputs)
-    check_task_data(task, model, inputs, importances=measures_importance)
+    check_task_data(task, model, inputs, importances=measures_importance, exports=bool(options.exports))
     _check_recipes(task, options)
     return inputs
 
@@ -301,7 +301,7 @@ def inputs_of(task: Task, example_inputs: Any, traced: TracedNetwork | None = No
     )
 
 
-def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances: bool) -> None:
+def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances: bool, exports: bool) -> None:
     """Raise DataError or InvalidValue if a split is missing, or if the images or classes do not fit the model.
 
     A task of the user's own is not scored here, because that may take long.
@@ -322,11 +322,11 @@ def check_task_data(task: object, model: nn.Module, inputs: Any, *, importances:
     if isinstance(model, nn.Module):  # trace() refuses anything else
         _check_scores(model, task)
     # Files would take the measured size, and their cards would state that of the task.
-    if image is not None and [*image.shape[2:]] != size:
+    if exports and image is not None and [*image.shape[2:]] != size:
         measured = tuple(image.shape[2:])
         raise DataError(
             f"The images of the task are {_sides(size)}, and the example inputs of the model {_sides(measured)}. Give "
-            f"example inputs of {_sides(size)}, or resize the images with size={measured} of the task."
+            f"example inputs of {_sides(size)}, or let the task resize its images to {_sides(measured)}."
         )
 
 

@@ -194,10 +194,8 @@ def _several_inputs(shallow: nn.Module, library: str) -> list[str]:
     inputs = inputs_of_file(shallow)
     if len(inputs) == 1:
         return []
-    made = [
-        f"    {library}.zeros({(*each.shape,)}, dtype={library}.{str(each.dtype).removeprefix('torch.')}),"
-        for each in inputs
-    ]
+    types = [str(each.dtype) if library == "torch" else repr(str(each.dtype).removeprefix("torch.")) for each in inputs]
+    made = [f"    {library}.zeros({(*each.shape,)}, dtype={kind})," for each, kind in zip(inputs, types, strict=True)]
     return [f"# In this order: {', '.join(inspect.signature(shallow.forward).parameters)}", "inputs = [", *made, "]"]
 
 

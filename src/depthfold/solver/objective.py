@@ -56,7 +56,11 @@ def _shift(importances: Mapping[FlaggedSpan, float], alpha: float) -> float:
             "alpha needs the mean of the entries of a single layer, and the importance table has no score of one. "
             "Measure them, or leave out alpha."
         )
-    return checked_alpha(alpha) * fmean(single)
+    if not (shift := checked_alpha(alpha) * fmean(single)) or abs(shift) <= LARGEST:
+        return shift
+    raise InvalidValue(
+        f"alpha must not shift importances by more than {LARGEST:g}, found {alpha!r}. The paper uses 1.2 to 1.8."
+    )
 
 
 def checked_alpha(alpha: object) -> float:

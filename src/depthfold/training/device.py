@@ -50,10 +50,7 @@ class DeviceContext:
         """Copy the main process's tensors into those of all processes."""
         if self.world_size == 1:
             return
-        for tensor in tensors:
-            contiguous = tensor.detach().contiguous()
-            dist.broadcast(contiguous, src=0)
-            tensor.detach().copy_(contiguous)
+        _together(tensors, lambda flat: dist.broadcast(flat, src=0))
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over the processes."""
@@ -76,12 +73,22 @@ class DeviceContext:
         for parameter in chosen:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for dtype in {parameter.dtype: None for parameter in chosen}:  # in the same order in all processes
-            gradients = [each.grad for each in chosen if each.dtype == dtype and each.grad is not None]
-            flat = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-            means = flat.split([gradient.numel() for gradient in gradients])  # type: ignore[no-untyped-call]
-            for gradient, mean in zip(gradients, means, strict=True):
-                gradient.copy_(mean.view_as(gradient))
+        _together([each.grad for each in chosen if each.grad is not None], self.mean)
+
+
+@torch.no_grad()
+def _together(tensors: Iterable[Tensor], change: Callable[[Tensor], object]) -> None:
+    """Change tensors in place as one tensor for each dtype and device, because each call between processes has a cost.
+
+    The order is that of the tensors, so it is the same in all processes.
+    """
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for group in groups.values():
+        change(flat := torch.cat([tensor.reshape(-1) for tensor in group]))
+        for tensor, part in zip(group, flat.split([each.numel() for each in group]), strict=True):  # type: ignore[no-untyped-call]
+            tensor.copy_(part.view_as(tensor))
 
 
 def device_context(device: str | torch.device | None = None) -> DeviceContext:

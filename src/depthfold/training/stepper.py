@@ -163,6 +163,7 @@ class Stepper:
 
     def step(self, loss_of: Callable[[nn.Module], Tensor]) -> Tensor:
         """Take one step with the loss of the model, and return the loss, still on the device."""
+        self.context.broadcast(self.model.buffers())  # a forward in training mode may read them
         with torch.autocast(**self.autocast):
             loss = loss_of(self.model)
             _check_loss(loss)
