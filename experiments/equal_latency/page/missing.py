@@ -10,10 +10,11 @@ from experiments.equal_latency.candidates import AMC, FIXED, KEPT_BLOCKS, ORIGIN
 from experiments.equal_latency.merging_steps import SHARES
 from experiments.equal_latency.page.analyses import budget, cells
 from experiments.equal_latency.page.text import SECTIONS
-from experiments.equal_latency.results import RESULTS, TITLES, NetworkResults
+from experiments.equal_latency.results import OURS, RESULTS, TITLES, NetworkResults
 from experiments.gpu_runs import rows
 from experiments.subjects import SUBJECTS
 
+UNDISTILLED = "without distillation"
 NO_PLAN, UNTRAINED, UNTIMED = "none meets the budget", "not trained yet", "not timed yet"
 
 
@@ -58,10 +59,9 @@ def missing(found: list[NetworkResults]) -> str:
             wanted.remove(ORIGINAL)
         rest = [_absent(results, method) for method in wanted if not results.has(method)]
         rest += _budgets(results)
-        if section.network == "mobilenet_v2" and not any(
-            "without distillation" in one.variants for one in results.measured
-        ):
-            rest.append("fine-tuning without distillation")
+        if section.network == "mobilenet_v2":
+            varied = {one.method for one in results.measured if UNDISTILLED in one.variants}
+            rest += [f"{TITLES[method]} {UNDISTILLED}" for method in (OURS, "channels, Taylor") if method not in varied]
         rest += _seeds(results)
         if rest:
             lines.append(cells(section.name, "; ".join(rest)))
