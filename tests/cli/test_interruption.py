@@ -53,6 +53,13 @@ def test_interruption_during_imports(name, workshop):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
 
 
+def test_the_package_runs_like_the_console_script():
+    command = [sys.executable, "-m", "depthfold", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("depthfold ")
+
+
 def test_an_ignored_sigint_stays_ignored():
     done = start("typer", "SIG_IGN", "--version")
     assert done.returncode == 0, done.stderr

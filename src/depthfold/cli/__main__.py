@@ -1,5 +1,0 @@
-"""Run `python -m depthfold.cli` like the console script."""
-
-from depthfold.cli import main
-
-main()
