@@ -3,13 +3,15 @@
 import re
 import runpy
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import depthfold as df
-from cli_workshop import depthfold
+from cli_workshop import NET, depthfold
 from depthfold.cli.commands import app
 from depthfold.settings import declarations
 
@@ -71,7 +73,7 @@ def test_a_documented_user_file_can_be_compressed(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(blocks("own-model.md", "toml")[0])
     monkeypatch.chdir(tmp_path)
     runpy.run_path("mine.py", run_name="__main__")  # as `python mine.py` does: it trains the network
-    _, inspect, compress = commands("own-model.md")  # the first needs a folder of images
+    _, inspect, compress, *_ = commands("own-model.md")  # the first needs a folder of images
     assert "Sequential: 4 layers, 4 activations" in depthfold(*inspect).stdout
     # As on the page, except for the target: tests do not depend on measured latencies.
     done = depthfold(*compress, "--target", "cost_model")
@@ -82,3 +84,39 @@ def test_a_documented_user_file_can_be_compressed(tmp_path, monkeypatch):
     assert findings.score_before.images == 400
     assert findings.score_before.score > 0.95 and findings.score_after.score > 0.95  # a guess is right in 25 %
     assert Path("out/report.html").stat().st_size > 40_000 and Path("out/model.onnx").exists()
+
+
+def test_documented_commands_measure_on_one_machine_and_train_on_another(tmp_path, monkeypatch):
+    """Each machine has only its own folder while it works."""
+    device, server = tmp_path / "device", tmp_path / "server"
+    device.mkdir()
+    (device / "net.py").write_text(NET)
+    torch.save(runpy.run_path(str(device / "net.py"))["model"]().state_dict(), device / "mine.pt")
+    (device / "few.toml").write_text("steps = 3\nbatch = 8\n")
+    shutil.copytree(device, server)
+    own = {
+        "mine.py:network": ["net.py:model"],
+        "imagefolder:photos": ["net.py:data"],
+        "3x224x224": ["1x8x8"],
+        "onnxruntime": ["cost_model"],
+        "75%": ["80%"],
+        "model.onnx": ["model.pt2"],
+        "importance": ["importance", "--importance-recipe", "few.toml"],
+        "finetune": ["finetune", "--recipe", "few.toml"],
+    }
+    steps = [step for step in commands("own-model.md") if "--run" in step and step[0] != "compress"]
+    trains = {"importance", "finetune", "merge", "export", "report"}
+    assert {step[0] for step in steps} == {*trains, "latency", "solve", "profile"}
+    here = device
+    for step in steps:
+        there, here = here, server if step[0] in trains else device
+        if there != here and (there / "out").exists():
+            shutil.copytree(there / "out", here / "out", dirs_exist_ok=True)
+        away = there.rename(tmp_path / "switched off") if there != here else None
+        monkeypatch.chdir(here)
+        done = depthfold(*(argument for each in step for argument in own.get(each, [each])))
+        assert done.exit_code == 0, (step, done.output)
+        if away:
+            away.rename(there)
+    assert "times as fast" in done.stdout
+    assert "latency" in (device / "out" / "report.html").read_text()
