@@ -17,7 +17,7 @@ from typing import Literal
 from playwright.sync_api import sync_playwright
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
-WIDTH, HEIGHT, SCALE = 880, 700, 1.2
+WIDTH, HEIGHT, SCALE = 880, 228, 1.2
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 

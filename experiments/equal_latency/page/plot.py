@@ -42,7 +42,7 @@ def draw(results: NetworkResults, title: str, folder: Path) -> None:
 
 
 def draw_for_readme(results: NetworkResults, title: str, folder: Path) -> None:
-    """Write results-readme-light.svg and -dark.svg: as in the README's table, the best at each budget, and rivals."""
+    """Write readme-NAME-light.svg and -dark.svg: as in the README's table, the best at each budget, and rivals."""
     both = (("depthfold", OURS, DEPTHFOLD), ("channel pruning", MAGNITUDE, PRUNED))
     series = [
         (label, style, [one.network for share in SHARES if (one := most_accurate(results, methods, share))])
@@ -51,7 +51,7 @@ def draw_for_readme(results: NetworkResults, title: str, folder: Path) -> None:
     rest = [(method, [one for one in finished(results) if one.method == method]) for method in (RULE, PUBLISHED)]
     tuned = [results.tuned] if results.tuned and results.tuned.profile else []
     series += [(TITLES[method], method, found) for method, found in [*rest, (ORIGINAL, tuned)]]
-    _draw(results, series, title, folder / "results-readme")
+    _draw(results, series, title, folder / f"readme-{results.name}")
 
 
 def _draw(results: NetworkResults, series: list[Series], title: str, path: Path) -> None:
@@ -62,7 +62,10 @@ def _draw(results: NetworkResults, series: list[Series], title: str, path: Path)
             figure = Figure(figsize=(5.2, 4.3), layout="constrained")
             axes = figure.subplots()
             _lines(axes, results, series)
-            axes.set(xlabel="measured latency, ms", ylabel="test accuracy, % (bars: range of the seeds)")
+            axes.set(
+                xlabel="measured latency, ms (further left: faster)",
+                ylabel="test accuracy, % (bars: range of the seeds)",
+            )
             axes.set_title(title.replace(", ", ",\n"))
             axes.grid(color=grid, linewidth=0.6)
             axes.spines[:].set_color(grid)

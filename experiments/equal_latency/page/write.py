@@ -29,8 +29,9 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=\| 2\.9 times \|\n(?:\| --- ){7}\|\n)(?:\|.*\n)*")
-README_PLOT = "mobilenet_v2"
+ROWS = re.compile(r"(?<=times \| pruning \|\n\| --- \| --- (?:\| ---: ){6}\|\n)(?:\|.*\n)*")
+README_SHARES = SHARES[:3]
+README_PLOTS = ("mobilenet_v2", "efficientnet_lite0-on-onnxruntime")
 NONE, UNKNOWN = "none", "?"  # in the README's table: no network meets the budget; not measured
 
 
@@ -223,23 +224,22 @@ def _seeds(one: Measured) -> str:
 
 
 def readme_rows() -> str:
-    """Return the rows of the README's table: what depthfold and channel pruning lose at each budget."""
-    return "".join(f"{_readme_row(results)}\n" for results in _results())
+    """Return the rows of the README's table, without networks for which channel pruning was not measured."""
+    compared = (results for results in _results() if any(map(results.has, PRUNED)))
+    return "".join(f"{_readme_row(results)}\n" for results in compared)
 
 
 def _readme_row(results: NetworkResults) -> str:
-    section, tuned = SECTIONS[results.name], results.tuned
-    assert tuned is not None, f"the original of {results.name} was not fine-tuned"
-    both = [[_change(results, methods, share) for methods in (DEPTHFOLD, PRUNED)] for share in SHARES]
-    changes = (ours if ours == pruned and ours in (NONE, UNKNOWN) else f"{ours} / {pruned}" for ours, pruned in both)
-    return cells(section.title, section.measured_on, f"{tuned.mean:.2f}", *changes)
+    section = SECTIONS[results.name]
+    changes = (_change(results, methods, share) for share in README_SHARES for methods in (DEPTHFOLD, PRUNED))
+    return cells(section.title, section.measured_on, *changes)
 
 
 def _change(results: NetworkResults, methods: Collection[str], share: str) -> str:
     """Return the change of accuracy at a budget, in points, beside the original fine-tuned with the same recipe."""
     if found := most_accurate(results, methods, share):
         change = -Decimal(f"{found.lost:.4f}").quantize(Decimal("0.1"), ROUND_HALF_UP)  # -0.55 is not exact as a float
-        return f"{change:+}" if change else "0.0"
+        return f"{change:+}".replace("-", "\N{MINUS SIGN}") if change else "0.0"
     known = [method for method in methods if results.has(method)]
     none = known and all(why_missing(results, method, share) == NO_PLAN for method in known)
     return NONE if none else UNKNOWN
@@ -323,7 +323,7 @@ def main(root: Path) -> None:
     (root / "docs" / "results.md").write_text(page())
     for results in _results():
         draw(results, SECTIONS[results.name].heading, root / "docs" / "pictures")
-        if results.name == README_PLOT:
+        if results.name in README_PLOTS:
             draw_for_readme(results, SECTIONS[results.name].heading, root / "docs" / "pictures")
     readme = root / "README.md"
     readme.write_text(ROWS.sub(lambda _: readme_rows(), readme.read_text()))
