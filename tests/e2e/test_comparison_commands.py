@@ -79,3 +79,23 @@ def test_number_of_seeds_can_be_given():
     assert seeds(2) == [[0, 1], [0]]
     assert seeds(3) == [[0, 1, 2], [0, 1, 2]]
     assert seeds(3, variant="without features") == [[0], [0]]
+
+
+def test_patterns_come_with_our_plans_that_are_as_fast():
+    from argparse import Namespace
+
+    from experiments.equal_latency.candidates import PUBLISHED, SEARCHES, Methods
+    from experiments.equal_latency.results import RESULTS
+    from experiments.subjects import SUBJECTS
+
+    subject = SUBJECTS["mobilenet_v2_1.4"]
+    model = subject.build()
+    options = Namespace(
+        run=RESULTS / subject.name, device="cpu", plain_sum=False, what="profile", methods=[PUBLISHED, *SEARCHES]
+    )
+    methods = Methods(subject, model, subject.trace(model), None, None, 1, options)
+    *_, pattern, paper, moves = methods.published()
+    assert [one.method for one in (pattern, paper, moves)] == [PUBLISHED, "paper", "all moves"]
+    assert {one.at for one in (pattern, paper, moves)} == {"DS-F-1.4"}
+    assert max(paper.predicted, moves.predicted) <= pattern.predicted
+    assert moves.plan.dropped and not paper.plan.dropped
