@@ -231,6 +231,7 @@ def test_page_shows_another_fine_tuning_and_the_patterns_of_depthshrinker(varian
     missing = results_page.missing([equal_latency_results.load("mobilenet_v2")])
     assert ("depthfold, all moves without distillation" in missing) == (variant != "without distillation")
     assert "channel pruning, Taylor without distillation" in missing
+    assert "depthfold, the paper's moves at the latency of DS-A-1.0" in missing
     assert f"| 50 % | depthfold, all moves | {trained['merged']:.2f} | {trained['merged'] - 1:.2f} |" in text
     assert "DepthShrinker, published, DS-A-1.0: **+0.50** (1)" in text  # both have the latency of all moves at 50 %
 

@@ -6,7 +6,17 @@ import itertools
 import json
 from collections.abc import Iterator
 
-from experiments.equal_latency.candidates import AMC, FIXED, KEPT_BLOCKS, ORIGINAL, PLAIN, PRUNED, SEARCHED, SEARCHES
+from experiments.equal_latency.candidates import (
+    AMC,
+    FIXED,
+    KEPT_BLOCKS,
+    ORIGINAL,
+    PLAIN,
+    PRUNED,
+    PUBLISHED,
+    SEARCHED,
+    SEARCHES,
+)
 from experiments.equal_latency.merging_steps import SHARES
 from experiments.equal_latency.page.analyses import budget, cells
 from experiments.equal_latency.page.text import SECTIONS
@@ -62,6 +72,7 @@ def missing(found: list[NetworkResults]) -> str:
         if section.network == "mobilenet_v2":
             varied = {one.method for one in results.measured if UNDISTILLED in one.variants}
             rest += [f"{TITLES[method]} {UNDISTILLED}" for method in (OURS, "channels, Taylor") if method not in varied]
+        rest += _at_patterns(results)
         rest += _seeds(results)
         if rest:
             lines.append(cells(section.name, "; ".join(rest)))
@@ -89,6 +100,15 @@ def _budgets(results: NetworkResults) -> Iterator[str]:
         known = "" if score is None else f" (trained, not timed: {score:.2f} %)"
         lacking.setdefault(method, []).append(budget(at) + known)
     yield from (f"{TITLES[method]} at {', '.join(budgets)}" for method, budgets in lacking.items())
+
+
+def _at_patterns(results: NetworkResults) -> Iterator[str]:
+    """Yield our searches that have no network at the latency of some of DepthShrinker's patterns."""
+    known = {(one.method, one.at) for one in results.measured if one.scores and one.profile}
+    patterns = sorted(at for method, at in known if method == PUBLISHED)
+    for method in ("paper", OURS):
+        if lacking := [at for at in patterns if (method, at) not in known]:
+            yield f"{TITLES[method]} at the latency of {', '.join(lacking)}"
 
 
 def _seeds(results: NetworkResults) -> Iterator[str]:
