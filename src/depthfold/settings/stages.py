@@ -339,7 +339,8 @@ def profile_stage(session: Session) -> str:
     run = session.settings.run
     if run is None or not (Path(run) / RESULT).exists():
         return str(profile(session.model, session.inputs, session.target))
-    return side_by_side(before_and_after(session.trace(), _load_result(session), session.target))
+    merged = _load_result(session)
+    return side_by_side(before_and_after(session.trace(), merged, session.target, session.progress))
 
 
 def _importance_recipe(settings: Settings) -> Recipe | None:
