@@ -1,6 +1,7 @@
 """The ONNX writer: its models compute the same as PyTorch, and unsupported modules go through PyTorch's exporter."""
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import onnx
 import onnxruntime
@@ -27,6 +28,11 @@ class Function(nn.Module):
 
     def forward(self, x):
         return self.function(x, self.conv)
+
+
+class Heads(NamedTuple):
+    x: torch.Tensor
+    depth: torch.Tensor
 
 
 class Keyword(nn.Module):
@@ -260,3 +266,25 @@ def test_interruption_that_was_handled_before_hides_no_error():
             run()
         with pytest.raises(BackendError, match="PyTorch cannot export this module to ONNX"):
             export_with_pytorch(nn.Conv2d(3, 3, 1), (torch.zeros(1, 7, 4, 4),))
+
+
+@pytest.mark.parametrize(
+    ("returned", "names"),
+    [
+        (lambda x, conv: {"x": conv(x), "conv": (conv(x).mean(1), None), "same": x}, ["x_", "conv.0", "same"]),
+        (lambda x, conv: {"b": conv(x), "a": {"deep": conv(x) + 1}}, ["b", "a.deep"]),
+        (lambda x, conv: Heads(conv(x), conv(x) + 1), ["x_", "depth"]),
+        (lambda x, conv: (conv(x), F.relu(conv(x))), ["output_0", "output_1"]),
+        (lambda x, conv: conv(x), ["output_0"]),
+    ],
+    ids=["dict", "nested dict", "named tuple", "tuple", "tensor"],
+)
+def test_outputs_have_the_names_that_the_forward_gives_them(returned, names):
+    module, sample = Function(returned).eval(), torch.randn(2, 4, 9, 8)
+    data = onnx_bytes(module, (sample,), dynamic_batch=True)
+    assert [output.name for output in onnxruntime.InferenceSession(data).get_outputs()] == names
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+    for given, found in in_batches(data, sample):
+        with torch.no_grad():
+            wanted = flatten(module(given))
+        assert all(torch.allclose(torch.from_numpy(a), b, atol=1e-5) for a, b in zip(found, wanted, strict=True))

@@ -82,6 +82,9 @@ def test_single_stages_give_the_same_result_as_compress(workshop, compressed, tm
         result = depthfold(command, "--run", run)  # config.toml has the other settings
         assert result.exit_code == 0, result.output
         assert text in result.stdout
+        if command == "finetune":
+            (curve_of_run,) = run.glob("students/*/finetuning/metrics.jsonl")
+            assert result.stdout.strip() == f"Fine-tuned. The metrics are in {curve_of_run.parent}."
     plans = [SolvedPlan.loads((folder / "plan.json").read_text()) for folder in (run, whole)]
     assert plans[0] == plans[1]
     assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()

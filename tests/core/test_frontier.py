@@ -170,6 +170,8 @@ def test_counts_are_singular_or_plural() -> None:
     assert "1 convolution; 1 ms if" in str(one[0])
     assert repr(one) == "<Frontier (unnamed): 1 plan, 1 to 1 ms, exact>"
     assert repr(frontier()) == "<Frontier net: 3 plans, 7 to 10 ms, exact>"
+    plan = "<SolvedPlan 1 convolution, 7 ms predicted, importance -2; Plan: activations at 3; cuts at none>"
+    assert repr(frontier()[0]) == plan
 
 
 def test_plans_remember_their_network() -> None:

@@ -47,6 +47,18 @@ class TwoInputs(nn.Module):
         return x if other is None else x + self.two(other)
 
 
+@pytest.mark.usefixtures("without_memory")
+def test_latencies_and_the_memory_of_each_network_are_steps_of_the_progress():
+    ticks = []
+
+    def progress(what, total, done):
+        ticks.append((what, total, done))
+        return lambda: ticks.append("tick")
+
+    profile_all({"before": nn.Conv2d(3, 4, 1), "after": nn.Conv2d(3, 5, 1)}, X, COST, timer=QUICK, progress=progress)
+    assert ticks == [("latency and memory", 3, 0), "tick", "tick", "tick"]
+
+
 @pytest.mark.parametrize("target", [COST, "pytorch"])
 def test_data_dependent_network_is_profiled_without_memory(target):
     found = profile(DataDependent(), X, target, timer=QUICK)

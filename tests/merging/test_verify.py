@@ -88,6 +88,16 @@ def test_merged_network_runs_once():
     assert len(calls) == 1
 
 
+def test_result_is_one_line_in_a_notebook():
+    student, shallow = folded()
+    found = df.verify(student, shallow)
+    assert repr(found) == f"<Verification ok: {found}>"
+    with torch.no_grad():
+        first_convolution(shallow).weight[0, 0, 2, 2] += 1e-3
+    found = df.verify(student, shallow)
+    assert repr(found) == f"<Verification failed: {found}>"
+
+
 def test_wrong_weight_is_reported_in_the_interior():
     student, shallow = folded()
     with torch.no_grad():

@@ -117,6 +117,16 @@ def test_unreliable_times_of_int8_files_are_marked():
     assert rows["busy.onnx"][3] == "2.00× as fast, unreliable: the INT8 file took 1 to 3 ms"  # noqa: RUF001
 
 
+@pytest.mark.parametrize(("threads", "text"), [(1, "with 1 thread,"), (2, "with 2 threads,"), (None, "alternately,")])
+def test_threads_of_int8_files_are_counted(threads, text):
+    environment = dataclasses.replace(measured_run().environment, threads=threads)
+    file = Int8File(
+        name="m.onnx", split="test", score=9.0, float32_score=9.0, latency=1.0, float32_latency=2.0,
+        environment=environment,
+    )  # fmt: skip
+    assert text in page(measured_run(int8=(file,)))
+
+
 def test_small_counts_are_shown_in_thousands():
     before, after = (profile(1.0, flops=2 * n, parameters=n, depth=3, memory=None) for n in (78_510, 363))
     rows = Document(page(measured_run(before=before, after=after))).rows

@@ -238,8 +238,8 @@ def test_missing_folders_are_refused(tmp_path):
     with pytest.raises(DataError) as error:
         folder(tmp_path, test="test").read("test")
     assert str(error.value) == (
-        f"Expected a folder test in {tmp_path}, found train, val. Give the folder that contains train/ and test/, or "
-        "set their names with train=... and test=..."
+        f"Expected a folder test in {tmp_path}, found train, val. Give the folder that contains train/ and test/, "
+        "rename its folders, or give their names: train=... and test=... of the task in Python."
     )
     with pytest.raises(DataError, match=r"Expected a folder train in .*nowhere, found no folder .*nowhere\. Give"):
         folder(tmp_path / "nowhere").read("train")

@@ -19,6 +19,19 @@ def test_module_used_twice_is_refused_with_the_number_of_calls():
     assert "called 2 times" in refusal(traced, "a").why
 
 
+def test_submodule_used_twice_is_named_as_one_to_trace():
+    trunk = Net(lambda net, x: net.b(F.relu(net.a(x))), a=conv(), b=conv())
+    model = Net(lambda net, x: net.head(F.relu(net.trunk(x) - net.trunk(2 * x))), trunk=trunk, head=conv())
+    why = refusal(df.trace(model, image()), "trunk.a").why
+    assert why == (
+        "it is called 2 times, so its weights cannot be merged into one place; to merge it, trace trunk alone: "
+        "at= (--submodule)"
+    )
+    assert df.trace(model, image(), at="trunk").network.depth == 2
+    once = Net(lambda net, x: net.a(F.relu(net.a(x))), a=conv())
+    assert "trace" not in refusal(df.trace(Net(lambda net, x: net.once(x), once=once), image()), "once.a").why
+
+
 def test_batch_norm_used_twice_is_refused():
     model = Net(
         lambda net, x: net.c(net.norm(net.b(F.relu(net.norm(net.a(x)))))),

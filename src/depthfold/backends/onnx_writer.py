@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -231,12 +232,46 @@ def _onnx_model(module: nn.Module, inputs: Inputs, extra: str, dynamic_batch: bo
     output = _run(module, inputs)
     try:
         larger = flatten(_run(module, with_batch(inputs, len(inputs[0]) + 1))) if dynamic_batch else None
-        return write_model(module, inputs, flatten(output), larger)
+        model = write_model(module, inputs, flatten(output), larger)
     except UnsupportedOp:
         load("onnxscript", extra)
         # A wrapper changes the names of the weights, so it is used only if it is needed.
         plain = all(leaf is None or isinstance(leaf, Tensor) for leaf in tree_leaves(output))
-        return export_with_pytorch(module if plain else _OnlyTensors(module), inputs, dynamic_batch)
+        model = export_with_pytorch(module if plain else _OnlyTensors(module), inputs, dynamic_batch)
+    _name_outputs(model, list(_paths(output)))
+    return model
+
+
+def _paths(output: Any) -> Iterator[str]:
+    """Yield the place of every tensor in the output of a forward, in the order of flatten(): keys, fields, indices."""
+    if isinstance(output, Mapping):
+        items = [(str(key), value) for key, value in output.items()]
+    elif isinstance(output, tuple | list):
+        items = list(zip(getattr(output, "_fields", map(str, range(len(output)))), output, strict=True))
+    else:
+        if isinstance(output, Tensor):
+            yield ""
+        return
+    for name, value in items:
+        yield from (f"{name}.{rest}" if rest else name for rest in _paths(value))
+
+
+def _name_outputs(model: Any, paths: Sequence[str]) -> None:
+    """Give outputs that a forward returns in a dict or a named tuple the names that they have there."""
+    graph = model.graph
+    if len(graph.output) != len(paths) or all(re.fullmatch(r"[\d.]*", path) for path in paths):
+        return
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    import onnx
+
+    for output, path in zip(graph.output, paths, strict=True):
+        name = path
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        graph.node.append(onnx.helper.make_node("Identity", [output.name], [name], name=f"Identity_{name}"))
+        output.name = name
 
 
 class _OnlyTensors(nn.Module):

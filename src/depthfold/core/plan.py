@@ -143,6 +143,11 @@ class SolvedPlan(Document):
     def __str__(self) -> str:
         return self._table().text()
 
+    def __repr__(self) -> str:
+        """Return one line: the segments would fill pages."""
+        what = f"{count(self.convolutions, 'convolution')}, {self.latency:.4g} ms predicted"
+        return f"<SolvedPlan {what}, importance {self.importance:.4g}; {self.plan}>"
+
     def _repr_html_(self) -> str:
         return self._table().html()
 

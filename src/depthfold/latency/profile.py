@@ -26,6 +26,7 @@ from depthfold.core.speedup import quartiles
 from depthfold.errors import BackendError, DepthfoldError, InvalidValue, OutOfMemory
 from depthfold.latency.candidates import closing_all
 from depthfold.latency.timer import Rounds, Timer
+from depthfold.progress import Progress, silent
 from depthfold.support.text import one_line
 from depthfold.tracing import ExampleInputs
 
@@ -38,7 +39,12 @@ def profile(module: nn.Module, example_inputs: Any, target: str | Backend, *, ti
 
 
 def profile_all(
-    modules: Mapping[str, nn.Module], example_inputs: Any, target: str | Backend, *, timer: Timer | None = None
+    modules: Mapping[str, nn.Module],
+    example_inputs: Any,
+    target: str | Backend,
+    *,
+    timer: Timer | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Profile]:
     """Measure several networks, timed in the same rounds so that they are comparable."""
     backend, timer = get(target), timer or Timer(rounds=8)
@@ -57,6 +63,7 @@ def profile_all(
         reason = str(error).removesuffix(".")
         raise type(error)(f"The profile of {name!r} cannot be measured. {reason}.{hint}") from error
 
+    tick = progress("latency and memory", 1 + len(modules), 0)
     with closing_all(compiled):
         for name, module in modules.items():
             try:
@@ -66,6 +73,7 @@ def profile_all(
             except BackendError as error:
                 refuse(name, error)
         timer.measure(compiled, rounds, fail=refuse)
+    tick()
     profiles = {}
     for name, module in modules.items():
         memory, reason = peak_memory(module, given[name], environment)
@@ -75,6 +83,7 @@ def profile_all(
             parameters=sum(p.numel() for p in module.parameters()),
             depth=sum(isinstance(part, _ConvNd) for part in module.modules()), memory=memory, memory_reason=reason,
         )  # fmt: skip
+        tick()
     return profiles
 
 

@@ -83,6 +83,10 @@ class Verification:
         wrong = [s for s in self.segments if not max(s.border, s.interior) <= self.tolerance]
         return text if not wrong else text + f"; first wrong segment {wrong[0].span}"
 
+    def __repr__(self) -> str:
+        """Return one line: the errors of all segments would fill pages."""
+        return f"<Verification {'ok' if self.ok else 'failed'}: {self}>"
+
 
 def lowest_precision(module: nn.Module) -> torch.dtype:
     """Return the dtype of the parameters with the lowest precision, which limits the precision of the outputs."""

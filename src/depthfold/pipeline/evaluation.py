@@ -70,7 +70,7 @@ def evaluate(
     """Verify the merged network, measure and score it and the original, and return everything that a report shows."""
     traced, chosen_in = networks.traced, artefacts.chosen_in(RunFolder.at(folder))
     verification = verify(networks.student, networks.shallow)
-    profiles = before_and_after(traced, networks.shallow, target)
+    profiles = before_and_after(traced, networks.shallow, target, progress)
     score_before, score_after = scores(networks.model, networks.shallow, task, progress)
     # A run that a command started can be resumed with this one.
     command = f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
@@ -98,11 +98,15 @@ def training_curve(folder: Path) -> tuple[TrainingPoint, ...]:
     return tuple(TrainingPoint(step=line["step"], loss=line["loss"], score=line["score"]) for line in lines)
 
 
-def before_and_after(traced: TracedNetwork, shallow: nn.Module, target: str | Backend) -> dict[str, Profile]:
+def before_and_after(
+    traced: TracedNetwork, shallow: nn.Module, target: str | Backend, progress: Progress | None = None
+) -> dict[str, Profile]:
     """Measure both networks alternately on the target, the original with its batch norms folded."""
     after = shallow.get_submodule(traced.blueprint.at) if traced.blueprint.at else shallow
     both = {"before": sketch(rewrite(traced, traced.network.vanilla)), "after": after}
-    return profile_all(both, traced.example_tensors(), target)
+    with contextlib.ExitStack() as stack:
+        shown = progress or stack.enter_context(progress_bars("Before and after"))
+        return profile_all(both, traced.example_tensors(), target, progress=shown)
 
 
 def scores(

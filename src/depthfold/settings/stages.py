@@ -26,6 +26,7 @@ from depthfold.core import (
 )
 from depthfold.errors import CheckpointError, DataError, DepthfoldError, RunError
 from depthfold.exporting import Exported, load
+from depthfold.finetuning import FOLDER as FINETUNING
 from depthfold.finetuning import finetune, finetuned
 from depthfold.importance import Method
 from depthfold.latency import measure_latency, profile, side_by_side
@@ -207,14 +208,14 @@ def plan_stage(session: Session, frontier: Frontier) -> SolvedPlan:
 
 
 def finetune_stage(session: Session) -> Path:
-    """Fine-tune the student of the chosen plan and return its folder."""
+    """Fine-tune the student of the chosen plan and return the folder of its metrics."""
     settings, task = session.settings, session.training_task()
     with session.folder.lock():
         plan, _ = _chosen_plan(settings)
         traced, place = session.claim(), _student_folder(settings, plan)
         student, teacher = rewrite(traced, plan), rewrite(traced, traced.vanilla) if settings.distil else None
         finetune(student, task, make_recipe(settings.recipe), teacher=teacher, run=place, progress=session.progress)
-        return place
+        return place / FINETUNING
 
 
 def merge_stage(session: Session) -> Verification:
@@ -339,7 +340,7 @@ def profile_stage(session: Session) -> str:
     run = session.settings.run
     if run is None or not (Path(run) / RESULT).exists():
         return str(profile(session.model, session.inputs, session.target))
-    return side_by_side(before_and_after(session.trace(), _load_result(session), session.target))
+    return side_by_side(before_and_after(session.trace(), _load_result(session), session.target, session.progress))
 
 
 def _importance_recipe(settings: Settings) -> Recipe | None:

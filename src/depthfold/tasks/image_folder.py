@@ -287,7 +287,8 @@ class ImageFolder:
             there = ", ".join(_folders(self.path)) or "none" if self.path.is_dir() else f"no folder {self.path}"
             raise DataError(
                 f"Expected a folder {name} in {self.path}, found {there}. Give the folder that contains {self.train}/ "
-                f"and {self.test}/, or set their names with train=... and test=..."
+                f"and {self.test}/, rename its folders, or give their names: train=... and test=... of the task "
+                "in Python."
             )
         return self.path / name
 

@@ -33,6 +33,18 @@ def count_calls(graph: fx.GraphModule) -> Counter[int]:
     return Counter(id(part) for module in called for part in module.modules())
 
 
+def _enclosing(node: fx.Node) -> list[str]:
+    """Return the paths of the modules around an operation, from the outermost one on."""
+    return [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+
+
+def _count_enclosing_calls(graph: fx.GraphModule) -> Counter[str]:
+    """Return the number of calls of each submodule by its path. The keys of the stacks differ between calls."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in graph.graph.nodes)
+    found = {(key, str(path)) for stack in stacks for key, (path, _) in stack.items()}
+    return Counter(path for _, path in found)
+
+
 def paths_read_by_code(graph: fx.GraphModule) -> set[str]:
     """Return the paths of the modules with parameters that code reads directly, in themselves or in modules inside."""
     targets = (str(node.target).split(".") for node in graph.graph.nodes if node.op == "get_attr")
@@ -130,7 +142,7 @@ def assign_roles(
 ) -> dict[fx.Node, Role]:
     """Return the role of every node. `elsewhere` has the paths of modules outside it by id."""
     modules = dict(graph.named_modules(remove_duplicate=False))
-    calls = count_calls(graph)
+    calls, repeated = count_calls(graph), _count_enclosing_calls(graph)
     read = paths_read_by_code(graph)
 
     def role(node: fx.Node) -> Role:
@@ -142,7 +154,9 @@ def assign_roles(
             size = sizes.get(node.all_input_nodes[0]) if node.all_input_nodes else None
             rank = None if size is None else len(size)
             read_by_code, outside = str(node.target) in read, elsewhere.get(id(module))
-            return _module_role(path, Site(module, calls[id(module)], rank, outside, read_by_code), opaque)
+            times = calls[id(module)]
+            around = next((outer for outer in _enclosing(node) if outer != path and repeated[outer] == times), "")
+            return _module_role(path, Site(module, times, rank, outside, read_by_code, around), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)
         return _other(node.name, (node.op, f"it is {_SPECIAL.get(node.op, 'not an operation')}"))
@@ -163,8 +177,7 @@ def display_name(node: fx.Node) -> str:
 
 def enclosing_module(node: fx.Node) -> str:
     """Return the path of the module whose forward contains the operation."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(stack.values()))[0]) if stack else ""
+    return next(reversed(_enclosing(node)), "")
 
 
 def _module_role(path: str, site: Site, opaque: Mapping[str, Reason]) -> Role:

@@ -32,6 +32,7 @@ class Site:
     rank: int | None  # the number of dimensions of its input, including batch and channels
     elsewhere: str | None = None  # its path outside the traced part, if it has one
     read: bool = False  # True if other code reads its parameters
+    around: str = ""  # the path of the outermost submodule around it that is called as often
 
 
 def is_ignored(path: str, ignore: Iterable[str]) -> bool:
@@ -43,7 +44,8 @@ def is_ignored(path: str, ignore: Iterable[str]) -> bool:
 
 def _shared(site: Site) -> Reason | None:
     if site.calls > 1:
-        return "used-twice", f"it is called {site.calls} times, so its weights cannot be merged into one place"
+        alone = f"; to merge it, trace {site.around} alone: at= (--submodule)" if site.around else ""
+        return "used-twice", f"it is called {site.calls} times, so its weights cannot be merged into one place{alone}"
     if site.elsewhere:
         return "used-twice", f"the model also has it as {site.elsewhere}; delete that attribute if nothing uses it"
     return None
