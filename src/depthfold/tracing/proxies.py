@@ -144,11 +144,14 @@ class WeightProxy(ParameterProxy):
 
 @contextlib.contextmanager
 def isinstance_of_values() -> Iterator[None]:
-    """Within this context, isinstance() and torch.is_tensor() of a proxy answer for its value.
+    """Within this context, isinstance(), torch.is_tensor() and torch.jit.isinstance() of a proxy answer for its value.
 
-    This does not apply to calls from PyTorch itself, which would pass the proxy to C++ as a tensor.
+    The first two do not for calls from PyTorch itself, which would pass the proxy to C++ as a tensor. torch.as_tensor
+    does that, so it returns the proxy.
     """
     original, is_tensor = builtins.isinstance, torch.is_tensor
+    for_torchscript: Any = torch.jit.isinstance
+    as_tensor: Any = torch.as_tensor
 
     def answer(one: Any, kinds: Any) -> bool:
         if original(one, kinds):
@@ -159,11 +162,24 @@ def isinstance_of_values() -> Iterator[None]:
     def answer_tensor(one: Any) -> bool:
         return is_tensor(one) or (_value_type(one) is not None and not _is_torch(sys._getframe(1)))
 
+    def answer_for_torchscript(one: Any, kind: Any) -> bool:
+        with contextlib.suppress(LookupError):
+            one = value_of(one)
+        return bool(for_torchscript(one, kind))
+
+    def converted(one: Any, dtype: Any = None, device: Any = None) -> Any:
+        if _value_type(one) is None:
+            return as_tensor(one, dtype=dtype, device=device)
+        given = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
+        return one.to(**given) if given else one
+
     builtins.isinstance, torch.is_tensor = answer, answer_tensor  # type: ignore[assignment]
+    torch.jit.isinstance, torch.as_tensor = answer_for_torchscript, converted  # type: ignore[assignment]
     try:
         yield
     finally:
         builtins.isinstance, torch.is_tensor = original, is_tensor
+        torch.jit.isinstance, torch.as_tensor = for_torchscript, as_tensor
 
 
 def _value_type(one: Any) -> type | None:
