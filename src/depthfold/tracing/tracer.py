@@ -24,7 +24,7 @@ from depthfold.tracing.proxies import (
     ValueProxy,
     WeightProxy,
     depends_only_on,
-    isinstance_of_values,
+    functions_of_values,
     value_of,
 )
 
@@ -77,7 +77,7 @@ class FallbackTracer(fx.Tracer):
         return module_qualified_name in self.opaque or is_leaf(m)
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        with isinstance_of_values():
+        with functions_of_values():
             return super().trace(root, concrete_args)
 
     def create_proxy(
