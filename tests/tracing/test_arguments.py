@@ -1,5 +1,7 @@
 """The arguments of trace(), and its errors."""
 
+from types import MethodType
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -347,3 +349,21 @@ def test_context_of_a_forward_is_named_as_the_reason():
         TraceError, match=r"its forward enters a context such as autocast \(test_arguments.py:\d+, `with"
     ):
         df.trace(Autocast(None, a=conv(), b=conv()).eval(), image())
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["one argument", "argument with a default"])
+def test_forward_that_was_replaced_on_the_model(default):
+    """As the package pretrainedmodels does with the networks of torchvision."""
+
+    def forward(net, x):
+        return net.b(F.relu(net.a(x)))
+
+    def forward_with_default(net, x, scale=2):
+        return net.b(F.relu(net.a(x))) * scale
+
+    model = Net(None, a=conv(), b=conv())  # its own forward would fail
+    model.forward = MethodType(forward_with_default if default else forward, model)
+    traced = df.trace(model, image())
+    assert traced.depth == 2
+    with torch.no_grad():
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)
