@@ -367,3 +367,27 @@ def test_forward_that_was_replaced_on_the_model(default):
     assert traced.depth == 2
     with torch.no_grad():
         agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)
+
+
+def test_submodule_that_cannot_be_traced_after_it_has_written_to_its_list():
+    """As the head of YOLOv5 does."""
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([conv(), conv()])
+
+        def forward(self, maps, named):
+            for n, each in enumerate(self.convs):
+                maps[n] = each(maps[n])
+            named["sum"] = maps[0] + maps[1]
+            return named["sum"] if float(maps[0].mean()) < 1e9 else maps[1]
+
+    model = Net(
+        lambda net, x: net.head([net.b(F.relu(net.a(x))), x], {"sum": x}), a=conv(), b=conv(), head=Head()
+    ).eval()
+    traced = df.trace(model, image())
+    assert traced.depth == 2
+    assert codes(traced)["head"] == "opaque"
+    with torch.no_grad():
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)

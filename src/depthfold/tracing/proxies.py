@@ -21,6 +21,8 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, ParameterProxy
 from torch.utils._pytree import tree_leaves
 
+from depthfold.tracing.interpreter import plain
+
 UNKNOWN = object()  # the value of a proxy whose operation could not be run
 
 # Key in the meta of a node that was an augmented assignment, x += y.
@@ -231,7 +233,7 @@ def _is_torch(frame: Any) -> bool:
 
 def value_of(argument: Any) -> Any:
     """Return an argument with every proxy replaced by its value. Raise LookupError if a value is unknown."""
-    return torch.fx.node.map_aggregate(argument, _value)
+    return plain(torch.fx.node.map_aggregate(argument, _value))
 
 
 def _value(leaf: Any) -> Any:
