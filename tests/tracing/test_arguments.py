@@ -1,5 +1,7 @@
 """The arguments of trace(), and its errors."""
 
+from types import MethodType
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -347,3 +349,45 @@ def test_context_of_a_forward_is_named_as_the_reason():
         TraceError, match=r"its forward enters a context such as autocast \(test_arguments.py:\d+, `with"
     ):
         df.trace(Autocast(None, a=conv(), b=conv()).eval(), image())
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["one argument", "argument with a default"])
+def test_forward_that_was_replaced_on_the_model(default):
+    """As the package pretrainedmodels does with the networks of torchvision."""
+
+    def forward(net, x):
+        return net.b(F.relu(net.a(x)))
+
+    def forward_with_default(net, x, scale=2):
+        return net.b(F.relu(net.a(x))) * scale
+
+    model = Net(None, a=conv(), b=conv())  # its own forward would fail
+    model.forward = MethodType(forward_with_default if default else forward, model)
+    traced = df.trace(model, image())
+    assert traced.depth == 2
+    with torch.no_grad():
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)
+
+
+def test_submodule_that_cannot_be_traced_after_it_has_written_to_its_list():
+    """As the head of YOLOv5 does."""
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([conv(), conv()])
+
+        def forward(self, maps, named):
+            for n, each in enumerate(self.convs):
+                maps[n] = each(maps[n])
+            named["sum"] = maps[0] + maps[1]
+            return named["sum"] if float(maps[0].mean()) < 1e9 else maps[1]
+
+    model = Net(
+        lambda net, x: net.head([net.b(F.relu(net.a(x))), x], {"sum": x}), a=conv(), b=conv(), head=Head()
+    ).eval()
+    traced = df.trace(model, image())
+    assert traced.depth == 2
+    assert codes(traced)["head"] == "opaque"
+    with torch.no_grad():
+        agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)

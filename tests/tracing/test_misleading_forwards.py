@@ -184,6 +184,18 @@ def is_tensor(net, x):
     return net.b(F.relu(net.a(x)) if torch.is_tensor(x) else x)
 
 
+def is_instance_for_torchscript(net, x):
+    return net.b(F.relu(net.a(x)) if torch.jit.isinstance(x, torch.Tensor) else x)
+
+
+def other_than_a_list_for_torchscript(net, x):
+    return net.b(F.relu(net.a(x)) if not torch.jit.isinstance(x, list[torch.Tensor]) else x[0])
+
+
+def as_tensor(net, x):
+    return torch.as_tensor(net.b(F.relu(net.a(torch.as_tensor(x, dtype=torch.float64)))))
+
+
 def is_of_type(net, x):
     return net.b(net.a(x)) if type(x) is torch.Tensor else net.b(x)
 
@@ -250,6 +262,7 @@ WHOLE = [
     relu_statement, residual_written_before_it_is_added, clone_protects, detach_does_not_protect, input_written,
     out_argument, out_into_another, slice_written, slice_iadd, item_assigned, chunk_written, view_written,
     transposed_written, residual_whose_part_is_written, padded_then_written, is_instance, is_tensor, list_or_tensor,
+    is_instance_for_torchscript, other_than_a_list_for_torchscript, as_tensor,
     number_of_dimensions, weight_is_a_parameter, dictionary, list_of_aliases, sum_of_a_list,
 ]  # fmt: skip
 

@@ -328,3 +328,26 @@ def test_tracing_does_not_update_a_batch_norm_that_stays_in_training_mode():
     df.verify(student, df.merge(student))
     for made in (model, student):
         assert made.get_buffer("1.num_batches_tracked") == 0
+
+
+CREATED = {
+    "zeros": lambda x: torch.zeros(x.size(0), 4, 1, 1, dtype=x.dtype) + 1,
+    "ones": lambda x: torch.ones(*x.shape),
+    "empty": lambda x: torch.empty(x.shape[0], 1, 1, 1).fill_(2),
+    "tensor": lambda x: torch.tensor(x.shape)[2],
+    "as_tensor": lambda x: torch.as_tensor([x.size(2), 2.0])[0],
+    "tensor of sizes": lambda x: torch.tensor([x.size(2), x.size(3)], device=x.device)[0],
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["top level", "submodule"])
+@pytest.mark.parametrize("name", CREATED)
+def test_tensor_of_the_size_of_a_value_is_created_at_every_size(name, inside):
+    part = Net(lambda net, x: net.b(F.relu(net.a(x))) * CREATED[name](x), a=conv(), b=conv())
+    model = nn.Sequential(conv(), part) if inside else part
+    traced = df.trace(model, image())
+    assert traced.depth == 2 + inside
+    merged = df.merge(df.rewrite(traced, traced.vanilla))
+    for x in (image(), image(size=17, batch=3)):
+        with torch.no_grad():
+            agree(merged(x), model(x), tolerance=1e-5)

@@ -27,6 +27,7 @@ from depthfold.merging.output_errors import (
 from depthfold.merging.shallow import SegmentNodes, Shallow, shallow_parts
 from depthfold.tracing import Blueprint, ExampleInputs, Student, describe_error, device_of, inputs_at, student_parts
 from depthfold.tracing.checking import fixed_random_numbers, working_graph
+from depthfold.tracing.interpreter import Interpreter
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 OUTPUT = "the outputs"
@@ -190,7 +191,7 @@ def _segment_errors(
     return SegmentErrors(nodes.span, border, inner)
 
 
-class _Recorder(fx.Interpreter):
+class _Recorder(Interpreter):
     """Runs a graph and keeps the values that it computes at the named nodes.
 
     Later nodes read the values in `given` instead of those of the graph if they have the same shape and are finite,

@@ -154,17 +154,19 @@ class _Call:
 def _with_arguments(module: nn.Module, call: _Call) -> Iterator[None]:
     """Give the module a forward that takes only the arguments of the example inputs, within this context.
 
-    torch.fx can fix arguments itself, but only to numbers and None, and it cannot pass on *args and **kwargs. It reads
-    the names of the arguments from the code of the forward, so the replacement is compiled from source.
+    torch.fx can fix arguments itself, but only to numbers and None, and it cannot pass on *args and **kwargs. It also
+    ignores a forward that was replaced on the object. It reads the names of the arguments from the code of the forward,
+    so the replacement is compiled from source.
     """
     own = type(module)
     kinds = {p.kind for p in inspect.signature(own.forward).parameters.values()}
-    if not call.defaults and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+    plain = "forward" not in vars(module) and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if plain and not call.defaults:
         yield
         return
     names, passed = ", ".join(call.arguments), ", ".join(call.passed)
-    scope: dict[str, Any] = {"forward_of_the_model": own.forward, "defaults": call.defaults}
-    exec(f"def forward(self, {names}): return forward_of_the_model(self, {passed}, **defaults)", scope)
+    scope: dict[str, Any] = {"forward_of_the_model": module.forward, "defaults": call.defaults}
+    exec(f"def forward(self, {names}): return forward_of_the_model({passed}, **defaults)", scope)
     module.__class__ = type(own.__name__, (own,), {"forward": scope["forward"], "__module__": own.__module__})
     try:
         yield

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from depthfold.tracing.inputs import ExampleInputs
+from depthfold.tracing.interpreter import Interpreter
 from depthfold.tracing.modules import activation_kind, called_module, is_no_op
 from depthfold.tracing.proxies import AUGMENTED
 from depthfold.tracing.random_numbers import generators
@@ -71,7 +72,7 @@ class Observed:
     random: set[fx.Node] = field(default_factory=set)
 
 
-class _Observer(fx.Interpreter):
+class _Observer(Interpreter):
     """Run a graph and collect an Observed."""
 
     def __init__(self, graph: fx.GraphModule, modules: nn.Module) -> None:

@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, ParameterProxy
+from torch.utils._pytree import tree_leaves
+
+from depthfold.tracing.interpreter import plain
 
 UNKNOWN = object()  # the value of a proxy whose operation could not be run
 
@@ -142,28 +145,78 @@ class WeightProxy(ParameterProxy):
         super().__setattr__(name, value)
 
 
+# These fail for a proxy as their first argument: PyTorch expects the first of several numbers, or data to read.
+_CREATE_TENSORS = ("empty", "ones", "rand", "randn", "tensor", "zeros")
+
+
 @contextlib.contextmanager
-def isinstance_of_values() -> Iterator[None]:
-    """Within this context, isinstance() and torch.is_tensor() of a proxy answer for its value.
+def functions_of_values() -> Iterator[None]:
+    """Within this context, isinstance(), torch.is_tensor() and torch.jit.isinstance() answer for the value of a proxy.
 
-    This does not apply to calls from PyTorch itself, which would pass the proxy to C++ as a tensor.
+    The first two do not for calls from PyTorch itself, which would pass the proxy to C++ as a tensor. torch.as_tensor
+    does that, so it returns the proxy of a tensor. Functions that create tensors are recorded if they get a proxy.
     """
-    original, is_tensor = builtins.isinstance, torch.is_tensor
+    replaced: list[tuple[Any, str, Any]] = [
+        (builtins, "isinstance", _isinstance(isinstance)),
+        (torch, "is_tensor", _is_tensor(torch.is_tensor)),
+        (torch.jit, "isinstance", _isinstance_for_torchscript(torch.jit.isinstance)),
+        (torch, "as_tensor", _as_tensor(torch.as_tensor)),
+        *((torch, name, _recorded(getattr(torch, name))) for name in _CREATE_TENSORS),
+    ]
+    original = [getattr(module, name) for module, name, _ in replaced]
+    try:
+        for module, name, function in replaced:
+            setattr(module, name, function)
+        yield
+    finally:
+        for (module, name, _), function in zip(replaced, original, strict=True):
+            setattr(module, name, function)
 
+
+def _isinstance(original: Any) -> Any:
     def answer(one: Any, kinds: Any) -> bool:
         if original(one, kinds):
             return True
         kind = _value_type(one)
         return kind is not None and not _is_torch(sys._getframe(1)) and issubclass(kind, kinds)
 
-    def answer_tensor(one: Any) -> bool:
-        return is_tensor(one) or (_value_type(one) is not None and not _is_torch(sys._getframe(1)))
+    return answer
 
-    builtins.isinstance, torch.is_tensor = answer, answer_tensor  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        builtins.isinstance, torch.is_tensor = original, is_tensor
+
+def _is_tensor(original: Any) -> Any:
+    def answer(one: Any) -> bool:
+        return original(one) or (_value_type(one) is not None and not _is_torch(sys._getframe(1)))
+
+    return answer
+
+
+def _isinstance_for_torchscript(original: Any) -> Any:
+    def answer(one: Any, kind: Any) -> Any:
+        with contextlib.suppress(LookupError):
+            one = value_of(one)
+        return original(one, kind)
+
+    return answer
+
+
+def _as_tensor(original: Any) -> Any:
+    def convert(one: Any, dtype: Any = None, device: Any = None) -> Any:
+        if _value_type(one) is None:
+            return _recorded(original)(one, dtype=dtype, device=device)
+        given = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
+        return one.to(**given) if given else one
+
+    return convert
+
+
+def _recorded(original: Any) -> Any:
+    def create(*args: Any, **named: Any) -> Any:
+        proxy: Any = next((leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, fx.Proxy)), None)
+        if proxy is None:
+            return original(*args, **named)
+        return proxy.tracer.create_proxy("call_function", original, args, named)
+
+    return create
 
 
 def _value_type(one: Any) -> type | None:
@@ -180,7 +233,7 @@ def _is_torch(frame: Any) -> bool:
 
 def value_of(argument: Any) -> Any:
     """Return an argument with every proxy replaced by its value. Raise LookupError if a value is unknown."""
-    return torch.fx.node.map_aggregate(argument, _value)
+    return plain(torch.fx.node.map_aggregate(argument, _value))
 
 
 def _value(leaf: Any) -> Any:

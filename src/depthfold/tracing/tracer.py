@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from depthfold.tracing.proxies import (
     ValueProxy,
     WeightProxy,
     depends_only_on,
-    isinstance_of_values,
+    functions_of_values,
     value_of,
 )
 
@@ -77,7 +78,7 @@ class FallbackTracer(fx.Tracer):
         return module_qualified_name in self.opaque or is_leaf(m)
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        with isinstance_of_values():
+        with functions_of_values():
             return super().trace(root, concrete_args)
 
     def create_proxy(
@@ -113,6 +114,7 @@ class FallbackTracer(fx.Tracer):
         last = next(iter(reversed(self.graph.nodes)), None)
         stack, scope = self.module_stack.copy(), (self.scope.module_path, self.scope.module_type)
         sizes = self.fixed_sizes
+        containers = [(each, copy.copy(each)) for each in _containers((args, kwargs))]
         try:
             if path in self.fixed:
                 self.fixed_sizes = True
@@ -131,6 +133,9 @@ class FallbackTracer(fx.Tracer):
             self.opaque.add(path)
             self.failures[path] = Failure(describe_error(error))
             self._erase_after(last)
+            for each, before in containers:  # what was written to them has just been erased
+                each.clear()
+                each.extend(before) if isinstance(each, list) else each.update(before)
             self.module_stack = stack
             self.scope.module_path, self.scope.module_type = scope
             self.fixed_sizes = False
@@ -263,6 +268,15 @@ class FallbackTracer(fx.Tracer):
             erased.add(node)
         for name in [name for name, proxy in self._weights.items() if proxy.node in erased]:
             del self._weights[name]  # otherwise torch.fx would reuse the erased node
+
+
+def _containers(value: Any) -> Iterator[list[Any] | dict[Any, Any]]:
+    """Yield the lists and dicts in the arguments of a call, to which a forward can write."""
+    if isinstance(value, list | dict):
+        yield value
+    if isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _containers(each)
 
 
 def _known_value(proxy: fx.Proxy) -> Any:
