@@ -274,10 +274,12 @@ def test_interruption_that_was_handled_before_hides_no_error():
         (lambda x, conv: {"x": conv(x), "conv": (conv(x).mean(1), None), "same": x}, ["x_", "conv.0", "same"]),
         (lambda x, conv: {"b": conv(x), "a": {"deep": conv(x) + 1}}, ["b", "a.deep"]),
         (lambda x, conv: Heads(conv(x), conv(x) + 1), ["x_", "depth"]),
+        (lambda x, conv: {0: conv(x), 1: conv(x) + 1}, ["0", "1"]),
+        (lambda x, conv: {"a.0": conv(x), "a": (conv(x) + 1, x), "": x + 2}, ["a.0", "a.0_", "a.1", "output"]),
         (lambda x, conv: (conv(x), F.relu(conv(x))), ["output_0", "output_1"]),
         (lambda x, conv: conv(x), ["output_0"]),
     ],
-    ids=["dict", "nested dict", "named tuple", "tuple", "tensor"],
+    ids=["dict", "nested dict", "named tuple", "numbers", "clash", "tuple", "tensor"],
 )
 def test_outputs_have_the_names_that_the_forward_gives_them(returned, names):
     module, sample = Function(returned).eval(), torch.randn(2, 4, 9, 8)

@@ -1,5 +1,6 @@
 """The arguments of trace(), and its errors."""
 
+import functools
 from types import MethodType
 
 import pytest
@@ -369,6 +370,20 @@ def test_forward_that_was_replaced_on_the_model(default):
         agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)
 
 
+@pytest.mark.parametrize("wrap", [torch.no_grad(), torch.inference_mode()], ids=["no_grad", "inference_mode"])
+def test_wrapped_forward_that_was_set_on_the_model(wrap):
+    """The wrapper calls the model itself, but trace records a copy."""
+    model = Net(lambda net, x: net.b(F.relu(net.a(x))), a=conv(), b=conv())
+    model.forward = wrap(model.forward)
+    assert df.trace(model, image()).depth == 2
+
+
+def test_replaced_forward_that_takes_arguments_of_its_own():
+    model = Net(None, a=conv(), b=conv())
+    model.forward = functools.partial(lambda net, x: net.b(F.relu(net.a(x))), model)
+    assert df.trace(model, image()).depth == 2
+
+
 def test_submodule_that_cannot_be_traced_after_it_has_written_to_its_list():
     """As the head of YOLOv5 does."""
 
@@ -380,14 +395,26 @@ def test_submodule_that_cannot_be_traced_after_it_has_written_to_its_list():
         def forward(self, maps, named):
             for n, each in enumerate(self.convs):
                 maps[n] = each(maps[n])
-            named["sum"] = maps[0] + maps[1]
+            named["sum"] = maps[0] + maps[1] + named["first"]
+            named["inner"][0] = named["first"] = named["sum"]
             return named["sum"] if float(maps[0].mean()) < 1e9 else maps[1]
 
-    model = Net(
-        lambda net, x: net.head([net.b(F.relu(net.a(x))), x], {"sum": x}), a=conv(), b=conv(), head=Head()
-    ).eval()
+    def forward(net, x):
+        return net.head([net.b(F.relu(net.a(x))), x], {"first": x, "inner": [x]})
+
+    model = Net(forward, a=conv(), b=conv(), head=Head()).eval()
     traced = df.trace(model, image())
     assert traced.depth == 2
     assert codes(traced)["head"] == "opaque"
     with torch.no_grad():
         agree(df.merge(df.rewrite(traced, traced.vanilla))(image(seed=1)), model(image(seed=1)), tolerance=1e-5)
+
+
+def test_list_that_contains_itself_as_an_argument_of_a_submodule():
+    def forward(net, x):
+        values = [x]
+        values.append(values)
+        return net.part(values)
+
+    part = Net(lambda net, values: net.b(F.relu(net.a(values[0]))), a=conv(), b=conv())
+    assert df.trace(Net(forward, part=part), image()).depth == 2

@@ -28,6 +28,8 @@ def test_submodule_used_twice_is_named_as_one_to_trace():
         "at= (--submodule)"
     )
     assert df.trace(model, image(), at="trunk").network.depth == 2
+    inside = df.trace(Net(lambda net, x: net.siamese(x), siamese=model), image(), at="siamese")
+    assert "trace siamese.trunk alone" in refusal(inside, "trunk.a").why
     once = Net(lambda net, x: net.a(F.relu(net.a(x))), a=conv())
     assert "trace" not in refusal(df.trace(Net(lambda net, x: net.once(x), once=once), image()), "once.a").why
 

@@ -265,8 +265,8 @@ SUMMARY = """\
   times. Elsewhere, the better kind is up to 1.9 points behind, and where only one can be compared, up to 3.1 points (by
   magnitude, on ARM). On VGG19-BN, ResNet-56 and EfficientNet-Lite0, the conditions were unfavourable to pruning
   ([limitations](#limitations)).
-- DepthShrinker's search on both MobileNetV2 networks, at 1.09 to 1.57 times the speed, is level with depthfold, and 0.4
-  points behind at the last. Its published patterns are level or behind, except at 5 times the speed: there, pattern F
+- DepthShrinker's search on both MobileNetV2 networks is level with depthfold at 1.09 to 1.54 times the speed, and 0.4
+  points behind at 1.57 times. Its published patterns are level or behind, except at 5 times the speed: there, pattern F
   of MobileNetV2-1.4 is 1.8 points ahead of depthfold.
 - LayerMerge's rule is level with all moves in most places, 0.3 and 0.4 points ahead on MobileNetV2-1.0 at 80 and 35 %,
   and 0.6 and 1.2 points behind on MobileNetV2-1.4 and ResNet-56 at 35 %.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,8 +237,16 @@ def _onnx_model(module: nn.Module, inputs: Inputs, extra: str, dynamic_batch: bo
         # A wrapper changes the names of the weights, so it is used only if it is needed.
         plain = all(leaf is None or isinstance(leaf, Tensor) for leaf in tree_leaves(output))
         model = export_with_pytorch(module if plain else _OnlyTensors(module), inputs, dynamic_batch)
-    _name_outputs(model, list(_paths(output)))
+    if _has_names(output):
+        _name_outputs(model, list(_paths(output)))
     return model
+
+
+def _has_names(output: Any) -> bool:
+    """Return True if a forward returns a dict or a named tuple, at the top or inside."""
+    if isinstance(output, Mapping) or hasattr(output, "_fields"):
+        return True
+    return isinstance(output, tuple | list) and any(map(_has_names, output))
 
 
 def _paths(output: Any) -> Iterator[str]:
@@ -259,14 +266,16 @@ def _paths(output: Any) -> Iterator[str]:
 def _name_outputs(model: Any, paths: Sequence[str]) -> None:
     """Give outputs that a forward returns in a dict or a named tuple the names that they have there."""
     graph = model.graph
-    if len(graph.output) != len(paths) or all(re.fullmatch(r"[\d.]*", path) for path in paths):
+    if len(graph.output) != len(paths):
         return
     taken = {name for node in graph.node for name in (*node.input, *node.output)}
     taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     import onnx
 
     for output, path in zip(graph.output, paths, strict=True):
-        name = path
+        name = path or "output"
+        if output.name == name:
+            continue
         while name in taken:
             name += "_"
         taken.add(name)

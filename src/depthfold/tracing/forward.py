@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from types import MethodType
 from typing import Any
 
 import torch
@@ -158,14 +160,15 @@ def _with_arguments(module: nn.Module, call: _Call) -> Iterator[None]:
     ignores a forward that was replaced on the object. It reads the names of the arguments from the code of the forward,
     so the replacement is compiled from source.
     """
-    own = type(module)
+    own, replaced = type(module), vars(module).get("forward")
     kinds = {p.kind for p in inspect.signature(own.forward).parameters.values()}
-    plain = "forward" not in vars(module) and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    if plain and not call.defaults:
+    # Other functions, such as torch.no_grad()(module.forward), still call the model of which this module is a copy.
+    forward = replaced if isinstance(replaced, MethodType | functools.partial) else MethodType(own.forward, module)
+    if forward is not replaced and not call.defaults and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
         yield
         return
     names, passed = ", ".join(call.arguments), ", ".join(call.passed)
-    scope: dict[str, Any] = {"forward_of_the_model": module.forward, "defaults": call.defaults}
+    scope: dict[str, Any] = {"forward_of_the_model": forward, "defaults": call.defaults}
     exec(f"def forward(self, {names}): return forward_of_the_model({passed}, **defaults)", scope)
     module.__class__ = type(own.__name__, (own,), {"forward": scope["forward"], "__module__": own.__module__})
     try:

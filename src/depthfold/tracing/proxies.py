@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, ParameterProxy
-from torch.utils._pytree import tree_leaves
 
 from depthfold.tracing.interpreter import plain
 
@@ -145,8 +144,8 @@ class WeightProxy(ParameterProxy):
         super().__setattr__(name, value)
 
 
-# These fail for a proxy as their first argument: PyTorch expects the first of several numbers, or data to read.
-_CREATE_TENSORS = ("empty", "ones", "rand", "randn", "tensor", "zeros")
+# These fail for a proxy as their first argument, but not for a tuple that contains one.
+_CREATE_TENSORS = ("empty", "ones", "rand", "randn", "zeros")
 
 
 @contextlib.contextmanager
@@ -154,14 +153,15 @@ def functions_of_values() -> Iterator[None]:
     """Within this context, isinstance(), torch.is_tensor() and torch.jit.isinstance() answer for the value of a proxy.
 
     The first two do not for calls from PyTorch itself, which would pass the proxy to C++ as a tensor. torch.as_tensor
-    does that, so it returns the proxy of a tensor. Functions that create tensors are recorded if they get a proxy.
+    does that, so it returns the proxy of a tensor. Functions that create tensors get their sizes as a tuple: torch.fx
+    can record that, also without these functions when it unpickles a graph.
     """
     replaced: list[tuple[Any, str, Any]] = [
         (builtins, "isinstance", _isinstance(isinstance)),
         (torch, "is_tensor", _is_tensor(torch.is_tensor)),
         (torch.jit, "isinstance", _isinstance_for_torchscript(torch.jit.isinstance)),
         (torch, "as_tensor", _as_tensor(torch.as_tensor)),
-        *((torch, name, _recorded(getattr(torch, name))) for name in _CREATE_TENSORS),
+        *((torch, name, _created(getattr(torch, name))) for name in _CREATE_TENSORS),
     ]
     original = [getattr(module, name) for module, name, _ in replaced]
     try:
@@ -200,21 +200,24 @@ def _isinstance_for_torchscript(original: Any) -> Any:
 
 
 def _as_tensor(original: Any) -> Any:
-    def convert(one: Any, dtype: Any = None, device: Any = None) -> Any:
-        if _value_type(one) is None:
-            return _recorded(original)(one, dtype=dtype, device=device)
+    def convert(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        if _value_type(data) is None:
+            return original(data, dtype=dtype, device=device)
         given = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
-        return one.to(**given) if given else one
+        return data.to(**given) if given else data
 
     return convert
 
 
-def _recorded(original: Any) -> Any:
-    def create(*args: Any, **named: Any) -> Any:
-        proxy: Any = next((leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, fx.Proxy)), None)
-        if proxy is None:
-            return original(*args, **named)
-        return proxy.tracer.create_proxy("call_function", original, args, named)
+def _created(original: Any) -> Any:
+    def create(*sizes: Any, **named: Any) -> Any:
+        if not sizes or not isinstance(sizes[0], fx.Proxy):
+            return original(*sizes, **named)
+        with contextlib.suppress(LookupError):
+            if isinstance(value := value_of(sizes[0]), tuple):
+                shape: Any = sizes[0]
+                sizes = tuple(shape[n] for n in range(len(value)))
+        return original(sizes, **named)
 
     return create
 

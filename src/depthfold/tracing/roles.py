@@ -139,8 +139,9 @@ def assign_roles(
     opaque: Mapping[str, Reason],
     ignore: Iterable[str],
     elsewhere: Mapping[int, str] = MappingProxyType({}),
+    at: str | None = None,
 ) -> dict[fx.Node, Role]:
-    """Return the role of every node. `elsewhere` has the paths of modules outside it by id."""
+    """Return the role of every node. `elsewhere` has the paths of modules outside the part `at` of a model by id."""
     modules = dict(graph.named_modules(remove_duplicate=False))
     calls, repeated = count_calls(graph), _count_enclosing_calls(graph)
     read = paths_read_by_code(graph)
@@ -155,7 +156,8 @@ def assign_roles(
             rank = None if size is None else len(size)
             read_by_code, outside = str(node.target) in read, elsewhere.get(id(module))
             times = calls[id(module)]
-            around = next((outer for outer in _enclosing(node) if outer != path and repeated[outer] == times), "")
+            outer = next((outer for outer in _enclosing(node) if outer != path and repeated[outer] == times), "")
+            around = f"{at}.{outer}" if at and outer else outer
             return _module_role(path, Site(module, times, rank, outside, read_by_code, around), opaque)
         if node.op in ("call_function", "call_method"):
             return _function_role(node, path, sizes)

@@ -32,7 +32,7 @@ class Site:
     rank: int | None  # the number of dimensions of its input, including batch and channels
     elsewhere: str | None = None  # its path outside the traced part, if it has one
     read: bool = False  # True if other code reads its parameters
-    around: str = ""  # the path of the outermost submodule around it that is called as often
+    around: str = ""  # the path in the model of the outermost submodule around it that is called as often
 
 
 def is_ignored(path: str, ignore: Iterable[str]) -> bool:

@@ -66,7 +66,8 @@ def trace(model: nn.Module, example_inputs: Any, ignore: Ignore = (), at: str | 
     graph, sizes = recording.graph, recording.sizes
     if at:
         check_in_model(snapshot, at, graph, whole)
-    roles = exclude_gates(assign_roles(graph, sizes, recording.opaque, ignored, modules_outside(snapshot, at)), sizes)
+    roles = assign_roles(graph, sizes, recording.opaque, ignored, modules_outside(snapshot, at), at)
+    roles = exclude_gates(roles, sizes)
     flow = DataFlow(roles, dict(graph.named_modules(remove_duplicate=False)), recording.overwritten)
     network, sites, skip_sites = number(name, link_chains(draft_layers(flow), flow), flow, sizes)
     ends_in_output = bool(sites) and is_output(graph, sites[-1].out)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import operator
 import traceback
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,13 +271,16 @@ class FallbackTracer(fx.Tracer):
             del self._weights[name]  # otherwise torch.fx would reuse the erased node
 
 
-def _containers(value: Any) -> Iterator[list[Any] | dict[Any, Any]]:
+def _containers(value: Any, seen: dict[int, Any] | None = None) -> Iterator[list[Any] | dict[Any, Any]]:
     """Yield the lists and dicts in the arguments of a call, to which a forward can write."""
-    if isinstance(value, list | dict):
+    seen = {} if seen is None else seen
+    if id(value) in seen or type(value) not in (list, tuple, dict, OrderedDict, defaultdict):
+        return
+    seen[id(value)] = value
+    if not isinstance(value, tuple):
         yield value
-    if isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _containers(each)
+    for each in value.values() if isinstance(value, dict) else value:
+        yield from _containers(each, seen)
 
 
 def _known_value(proxy: fx.Proxy) -> Any:
