@@ -101,8 +101,33 @@ def test_code_of_a_card_runs_the_file(shallow, tmp_path, monkeypatch, name):
     names = {"images": images if name == "m.pt2" else images.numpy()}
     monkeypatch.chdir(tmp_path)
     exec(text.partition("```python\n")[2].partition("```")[0], names)
-    found = torch.as_tensor(names["outputs"][0] if name == "m.onnx" else names["outputs"])
+    found = torch.as_tensor(names["outputs"] if name == "m.pt2" else names["outputs"][0])
     torch.testing.assert_close(found, shallow(images), rtol=1e-4, atol=1e-5)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = classifier()
+
+    def forward(self, x):
+        scores = self.body(x)
+        return {"scores": scores, "best": scores.amax(1)}
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2", pytest.param("m.xml", marks=needs("openvino"))])
+def test_code_of_a_card_has_every_output(tmp_path, monkeypatch, name):
+    shallow = merged(Heads().eval(), picture())
+    (written,) = write_cards(shallow, [df.export(shallow, tmp_path / name)], None)
+    images = torch.randn(3, 3, 9, 8)
+    names = {"images": images if name == "m.pt2" else images.numpy()}
+    monkeypatch.chdir(tmp_path)
+    exec(written.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0], names)
+    found = names["outputs"]
+    if name == "m.onnx":
+        found = dict(zip([each.name for each in names["session"].get_outputs()], found, strict=True))
+    for key, wanted in shallow(images).items():
+        torch.testing.assert_close(torch.as_tensor(found[key]), wanted, rtol=1e-4, atol=1e-5)
 
 
 class Guided(nn.Module):
@@ -123,7 +148,7 @@ def test_code_of_a_card_feeds_every_input(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(code.replace("zeros(", "ones("), names)
-    found = torch.as_tensor(names["outputs"][0] if name == "m.onnx" else names["outputs"])
+    found = torch.as_tensor(names["outputs"] if name == "m.pt2" else names["outputs"][0])
     wanted = shallow(torch.ones(2, 3, 9, 8), torch.ones(2, 1, 9, 8))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 

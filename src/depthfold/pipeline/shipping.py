@@ -171,7 +171,8 @@ def _code(shallow: nn.Module, exported: Exported, findings: Findings | None) -> 
         yield from example
         yield f'session = onnxruntime.InferenceSession("{name}")'
         yield "names = [each.name for each in session.get_inputs()]"
-        yield f"outputs = session.run(None, dict(zip(names, {given})))  # a list of NumPy arrays"
+        yield "# NumPy arrays, in the order of session.get_outputs(), which has their names."
+        yield f"outputs = session.run(None, dict(zip(names, {given})))"
     elif suffix == ".pt2":
         yield "import torch\n"
         yield from example
@@ -182,7 +183,8 @@ def _code(shallow: nn.Module, exported: Exported, findings: Findings | None) -> 
         yield from example
         yield f"# Without the hint, OpenVINO may compute in another precision than {precision}."
         yield f'hint = {{"INFERENCE_PRECISION_HINT": "{HINTS[precision]}"}}'
-        yield f'outputs = openvino.Core().compile_model("{name}", "CPU", hint)({given})[0]  # a NumPy array'
+        yield "# NumPy arrays, by number or by name."
+        yield f'outputs = openvino.Core().compile_model("{name}", "CPU", hint)({given})'
     else:
         yield "import tensorrt\n"
         yield "runtime = tensorrt.Runtime(tensorrt.Logger())"
