@@ -57,6 +57,8 @@ def test_commands_that_score_report_progress(run):
         done = depthfold(*command, "--run", run)
         assert done.exit_code == 0, done.output
         assert "scored batches: 0 of 2" in done.stderr and "scored batches: 2 of 2, done" in done.stderr
+        assert "latency and memory: 3 of 3, done" in done.stderr
+    assert "latency and memory: 3 of 3, done" in depthfold("profile", "--run", run).stderr
 
 
 def test_compress_traces_the_model_once(run, monkeypatch):
