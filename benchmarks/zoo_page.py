@@ -20,7 +20,7 @@ merged. The last plan also drops layers and branches.
 - `error`: the largest difference between the rewritten and the merged network over the four plans, at the borders, in
   the interior or at the outputs, as a share of the largest value there. The tolerance is 1e-10 in float64 and 1e-4 in
   float32. An output may exceed it only if the network itself is that sensitive: up to ten times the change at the
-  output when every number of the input changes in its last digit.
+  output when every number of the input changes in its last digit, the largest of four such changes.
 - `other size`: the same error for inputs of a different size than the traced one, with the same networks. If the model
   does not accept another size, the cell shows the start of its error message.
 - `vanilla`: the largest difference between the outputs of the original model and of the merged network, at both sizes,

@@ -9,6 +9,7 @@ from torch import nn
 
 import depthfold as df
 from depthfold.errors import DepthfoldError, InvalidValue, OutOfMemory, VerificationError
+from depthfold.merging import sensitivity
 from nets import Net, agree, conv, image, only
 
 
@@ -291,6 +292,19 @@ def test_chaotic_network_is_compared_with_its_sensitivity():
     assert "last digit of its input" in str(found)
     first_convolution(shallow).bias.data += 1e-6
     assert not df.verify(student, shallow).ok  # the segments still differ
+
+
+def test_sensitivity_is_the_largest_of_several_changes_in_the_last_digit():
+    wanted, seen = torch.full((99,), 2.0, dtype=torch.float64), []
+
+    def run(change):
+        seen.append(change(wanted))
+        assert change(torch.tensor([1, 2])).tolist() == [1, 2]
+        return wanted + [1.0, 4.0, 3.0, 2.0][len(seen) - 1]
+
+    assert sensitivity(wanted, run) == 2.0  # 4 of 2
+    assert len({tuple(values.tolist()) for values in seen}) == 4
+    assert all(0 < (values - wanted).abs().max() <= 10 * 2.0**-51 for values in seen)
 
 
 class Halved(nn.Module):

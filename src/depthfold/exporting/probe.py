@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from depthfold.backends import full_precision
 from depthfold.errors import InvalidValue
-from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, output_error, perturbed, tensor_error
+from depthfold.merging import SENSITIVITY_FACTOR, TOLERANCE, sensitivity, tensor_error
 from depthfold.tracing import ExampleInputs, describe_error, device_of
 
 _KEPT = 64  # values of each output, evenly spaced
@@ -46,13 +46,13 @@ def record_probe(graph: fx.GraphModule, inputs: ExampleInputs) -> Probe:
     outputs = _outputs(graph, given)
     if not outputs or not all(tensor.isfinite().all() for tensor in outputs):
         return Probe()
-    sensitivity = output_error(outputs, _outputs(graph, given.map(perturbed)))
+    amplified = sensitivity(outputs, lambda change: _outputs(graph, given.map(change)))
     return Probe(
         batch=_batch(inputs),
         sizes=tuple(tuple(tensor.shape) for tensor in outputs),
         largest=tuple(float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in outputs),
         numbers=tuple(tuple(_samples(tensor).tolist()) for tensor in outputs),
-        tolerance=max(TOLERANCE.get(outputs[0].dtype, 1e-4), SENSITIVITY_FACTOR * sensitivity),
+        tolerance=max(TOLERANCE.get(outputs[0].dtype, 1e-4), SENSITIVITY_FACTOR * amplified),
     )
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from depthfold.merging.output_errors import (
     check_finite,
     largest_share,
     output_error,
-    perturbed,
+    sensitivity,
 )
 from depthfold.merging.shallow import SegmentNodes, Shallow, shallow_parts
 from depthfold.tracing import Blueprint, ExampleInputs, Student, describe_error, device_of, inputs_at, student_parts
@@ -149,14 +150,14 @@ def verify(student: nn.Module, shallow: nn.Module, inputs: Any = None) -> Verifi
         wanted[OUTPUT] = _record("rewritten", deep, given, set())[OUTPUT]
         tolerance = TOLERANCE[precision]
         output = output_error(wanted[OUTPUT], found[OUTPUT])
-        sensitivity = 0.0
+        amplified = 0.0
         if output > tolerance:
-            other = _record("rewritten", deep, given.map(perturbed), set())
-            sensitivity = output_error(wanted[OUTPUT], other[OUTPUT])
+            run = partial(_record, "rewritten", deep, names=set())
+            amplified = sensitivity(wanted[OUTPUT], lambda change: run(given.map(change))[OUTPUT])
     network = origin.blueprint.network
     shapes = [network.merged_shape(nodes.span, origin.plan.dropped) for nodes in segments]
     errors = tuple(_segment_errors(nodes, shape, wanted, found) for nodes, shape in zip(segments, shapes, strict=True))
-    return Verification(errors, output, tolerance, sensitivity)
+    return Verification(errors, output, tolerance, amplified)
 
 
 def _few_images(inputs: ExampleInputs, blueprint: Blueprint) -> ExampleInputs | None:
