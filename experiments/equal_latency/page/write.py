@@ -17,6 +17,7 @@ from experiments.equal_latency.candidates import FIXED, PLAIN, PRUNED, SEARCHES
 from experiments.equal_latency.merging_steps import SHARES
 from experiments.equal_latency.page.analyses import analyses, budget, cells, target
 from experiments.equal_latency.page.missing import NO_PLAN, missing, why_missing
+from experiments.equal_latency.page.predictions import predictions
 from experiments.equal_latency.page.summary import CLOSE, DEPTHFOLD, best, candidates, most_accurate, summary
 from experiments.equal_latency.page.text import LIMITS, METHOD, PAPER, SECTIONS, TITLE
 from experiments.equal_latency.results import BASE, OURS, TITLES, WITHOUT, Measured, NetworkResults, load
@@ -39,7 +40,8 @@ def page() -> str:
     """Return the text of docs/results.md."""
     found = list(_results())
     networks = map(_network, found)
-    parts = [TITLE, summary(found), METHOD, *networks, *analyses(), _costs(found), PAPER, LIMITS, missing(found)]
+    more = [*analyses(), predictions(found), _costs(found), PAPER, LIMITS, missing(found)]
+    parts = [TITLE, summary(found), METHOD, *networks, *more]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
