@@ -109,7 +109,7 @@ def test_readme_compares_the_best_of_both_kinds_with_the_fine_tuned_original():
     )  # fmt: skip
     bases = {"base, another": {"test": 93.0, "tuned": {"test": 93.2}}}
     results = NetworkResults("resnet56", {"test": 93.0}, {}, {}, {}, measured, {}, None, bases)
-    row = "| ResNet-56 | H200, TF32 | 0.0 | -1.3 | -0.5 | -0.3 | ? | -13.5 |".replace("-1", "\u22121").replace(
+    row = "| ResNet-56 † | H200, TF32 | 0.0 | -1.3 | -0.5 | -0.3 | ? | -13.5 |".replace("-1", "\u22121").replace(
         "-0", "\u22120"
     )
     assert results_page._readme_row(results) == row

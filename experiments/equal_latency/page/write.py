@@ -30,8 +30,9 @@ VARIANTS = {
     "without features": "with and without matching the features of the original (`features` of the recipe)",
     LONGER: "for longer",
 }
-ROWS = re.compile(r"(?<=times \| pruning \|\n\| --- \| --- (?:\| ---: ){6}\|\n)(?:\|.*\n)*")
+ROWS = re.compile(r"(?<=depthfold \| pruning \|\n\| --- \| --- (?:\| ---: ){6}\|\n)(?:\|.*\n)*")
 README_SHARES = SHARES[:3]
+UNFAVOURABLE = ("vgg19_bn", "resnet56", "efficientnet_lite0")  # to channel pruning: see the limitations
 README_PLOTS = ("mobilenet_v2", "efficientnet_lite0-on-onnxruntime")
 NONE, UNKNOWN = "none", "?"  # in the README's table: no network meets the budget; not measured
 
@@ -234,7 +235,8 @@ def readme_rows() -> str:
 def _readme_row(results: NetworkResults) -> str:
     section = SECTIONS[results.name]
     changes = (_change(results, methods, share) for share in README_SHARES for methods in (DEPTHFOLD, PRUNED))
-    return cells(section.title, section.measured_on, *changes)
+    mark = " †" if section.network in UNFAVOURABLE else ""
+    return cells(section.title + mark, section.measured_on, *changes)
 
 
 def _change(results: NetworkResults, methods: Collection[str], share: str) -> str:
