@@ -332,7 +332,8 @@ def test_readme_says_that_its_first_network_is_slower_on_another_machine():
     said = (
         f"The MobileNetV2-1.0 that is {best.speed_up:.2f} times as fast on the H200 is slower than its original on ARM "
         f"({merged:.1f} ms, its original {original:.1f} ms) and has {best.profile.parameters / 1e6:.1f} million "
-        f"parameters instead of {best.original.parameters / 1e6:.1f}, because merging makes depth-wise convolutions dense."
+        f"parameters instead of {best.original.parameters / 1e6:.1f}, because merging makes depth-wise convolutions "
+        "dense."
     )
     assert merged > original and best.profile.flops > best.original.flops and said in readme()
 
