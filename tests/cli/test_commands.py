@@ -63,6 +63,7 @@ def test_compress_prints_both_networks_and_the_paths_of_the_results(workshop, co
 
 
 def test_commands_that_score_report_progress(run):
+    (run / "profiles.json").unlink()
     for command in (("compress",), ("report", "--target", "cost_model")):
         done = depthfold(*command, "--run", run)
         assert done.exit_code == 0, done.output
