@@ -338,6 +338,7 @@ READERS = {
     "network.json": "latency",
     "run.json": "latency",
     "findings.json": "report",
+    "profiles.json": "compress",
 }
 
 

@@ -65,6 +65,7 @@ STAGES = (
     ("result", 1),
     ("run.json.partial", 1),
     (".model.pt2.partial", 1),
+    ("profiles.json.partial", 1),
     ("findings.json.partial", 1),
     ("report.html.partial", 1),
 )

@@ -27,6 +27,16 @@ def test_every_command_has_help_with_an_example():
         assert f"Example: depthfold {command}" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("command", [(), *((name,) for name in (*COMMANDS, "surrogate", "demo"))])
+def test_help_shows_no_type_beside_flags(command):
+    text = " ".join(depthfold(*command, "--help").stdout.replace("│", " ").split())
+    assert "--help -h Show this message" in text and "--debug Show the traceback" in text
+    assert "bool" not in text.lower()
+    if command == ("compress",):
+        assert "--retry Retry what failed" in text and "--int8 --no-int8 Also write" in text
+        assert "--budget BUDGET The latency to reach" in text, "what takes a value still says which"
+
+
 def test_help_does_not_import_torch():
     script = """
 import sys
@@ -53,6 +63,7 @@ def test_compress_prints_both_networks_and_the_paths_of_the_results(workshop, co
 
 
 def test_commands_that_score_report_progress(run):
+    (run / "profiles.json").unlink()
     for command in (("compress",), ("report", "--target", "cost_model")):
         done = depthfold(*command, "--run", run)
         assert done.exit_code == 0, done.output

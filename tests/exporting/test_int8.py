@@ -235,11 +235,49 @@ def test_invalid_settings_are_refused():
         Int8().images = 3
 
 
-def test_network_that_is_called_by_name_is_refused():
-    network = nn.Conv2d(3, 3, 1)
-    task = FunctionTask(loss=lambda net, step: net(input=picture()).sum(), score=lambda net, split: 0.0)
-    with pytest.raises(InvalidValue, match="positional tensors only"):
-        int8.calibration_inputs(network, task, 1)
+class Joint(nn.Module):
+    """A network with two inputs, which are not alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, x, shift):
+        return self.inner(x + shift[:, :, None, None])
+
+
+def test_network_that_is_called_by_name_is_quantised(tmp_path):
+    """The names have another order than the parameters, and the file knows the inputs by their positions."""
+    images, shifts = picture(24), picture(24).mean((2, 3)) - 0.5
+
+    def called(model, number):
+        return model(shift=shifts[:number], x=images[:number])
+
+    def score(model, split):
+        return called(model, 24).mean().item()
+
+    task = FunctionTask(loss=lambda model, step: called(model, step.recipe.batch).sum(), score=score)
+    shallow = merged(Joint(), (images[:1], shifts[:1]))
+    ((x, shift),) = calibration_inputs(shallow, task, 8)
+    assert torch.equal(x, images[:8]) and torch.equal(shift, shifts[:8])
+    done = df.export(shallow, tmp_path / "m.onnx", task=task, int8=Int8(images=8, tolerance=1e9))
+    assert done.int8.float32_score == pytest.approx(score(shallow.eval(), "test"), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda net: net(picture(), None), lambda net: net(picture(), size=2)], ids=["None", "size"]
+)
+def test_network_that_is_called_with_other_values_than_tensors_is_refused(call):
+    class Sized(nn.Conv2d):
+        def forward(self, x, size=1):
+            return super().forward(x)
+
+    network = Sized(3, 3, 1)
+    task = FunctionTask(loss=lambda net, step: call(net).sum(), score=lambda net, split: 0.0)
+    with pytest.raises(
+        InvalidValue, match=r"calls with tensors only, found Tensor, (int|NoneType) for .* Export a module"
+    ):
+        calibration_inputs(network, task, 1)
     assert not network._forward_pre_hooks
 
 

@@ -1,6 +1,7 @@
 """rewrite() removes and inserts activations, moves padding, and returns a network that can be trained."""
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 import depthfold as df
+from depthfold.baselines.tables import constant_importance
 from depthfold.errors import InvalidValue, PlanError
 from nets import Net, agree, conv, image, only
 
@@ -309,6 +311,24 @@ def test_students_accept_other_sizes():
 def test_invalid_plans_are_refused(activations, cuts, message):
     with pytest.raises(PlanError, match=message):
         rewritten(residual(), activations, cuts)
+
+
+def test_plan_that_was_solved_for_another_network_is_refused():
+    """Its positions would fit, because the networks are equally deep."""
+    wide, narrow = (
+        nn.Sequential(conv(4, n), nn.ReLU(), conv(n, 4), nn.ReLU(), conv(4, n)).double().eval() for n in (4, 8)
+    )
+    traced, other, small = df.trace(wide, X), df.trace(narrow, X), df.trace(wide, X[..., :8])
+    importances = constant_importance(traced.network)
+    solved = df.solve(df.measure_latency(traced, "cost_model"), importances, network=traced.network)[0]
+    for wrong in (other, small):
+        own, there = wrong.network.fingerprint, traced.network.fingerprint
+        message = f"another network or input size .fingerprint {there}; this one is {own}.* rewrite.traced, plan.plan"
+        with pytest.raises(PlanError, match=message):
+            df.rewrite(wrong, solved)
+        for accepted in (solved.plan, dataclasses.replace(solved, fingerprint="")):  # a table of CSV knows no network
+            df.rewrite(wrong, accepted)
+    df.rewrite(traced, solved)
 
 
 def test_plan_cannot_insert_into_a_network_without_activations():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from depthfold.cli import terminal
 from depthfold.cli.printing import print_error, print_text, progress, show_own_warnings_only
@@ -31,7 +31,22 @@ UNEXPECTED, KNOWN = 1, 2
 DEBUG = "depthfold.debug"  # key in the context's meta, which a command shares with its group
 
 
-class Group(TyperGroup):
+class FlagsWithoutType:
+    """A command whose --help shows no type beside flags. typer 0.29 shows <bool>, also beside --help itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return found
+
+
+class OneCommand(FlagsWithoutType, TyperCommand):
+    """A single command."""
+
+
+class Group(FlagsWithoutType, TyperGroup):
     """The commands. Turns an exception into a message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -166,7 +181,9 @@ def command(
                 keep(settings)
 
         run_command.__signature__ = inspect.Signature([*_parameters(known, flags.split())])  # type: ignore[attr-defined]
-        app.command(function.__name__, help=inspect.getdoc(function), epilog=f"Example: {example}")(run_command)
+        app.command(function.__name__, cls=OneCommand, help=inspect.getdoc(function), epilog=f"Example: {example}")(
+            run_command
+        )
         return function
 
     return register

@@ -14,7 +14,7 @@ import typer
 
 from depthfold import settings
 from depthfold.cli import terminal
-from depthfold.cli.app import Call, Debug, app, command
+from depthfold.cli.app import Call, Debug, OneCommand, app, command
 from depthfold.cli.printing import print_summary, print_text, progress
 from depthfold.store.run_folder import PLAN, require_name
 
@@ -144,7 +144,7 @@ def compress(call: Call) -> None:
     print_summary(done, [str(each.path.relative_to(done.folder)) for each in done.exported])
 
 
-@app.command(epilog="Example: depthfold demo --run demo")
+@app.command(cls=OneCommand, epilog="Example: depthfold demo --run demo")
 def demo(
     run: Annotated[str, typer.Option("--run", help="The run folder.", metavar="DIR", callback=require_name)] = "demo",
     debug: Debug = False,

@@ -50,6 +50,16 @@ class Profile(Document):
         return _table({"network": self}).html()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles(Document):
+    """The profiles of an original and of the network that was made from it, measured in the same rounds."""
+
+    FORMAT: ClassVar[str] = "depthfold.profiles"
+
+    before: Profile
+    after: Profile
+
+
 def side_by_side(profiles: Mapping[str, Profile]) -> str:
     """Return the profiles as the text of a table with one column each, compared with the first."""
     return _table(profiles).text()

@@ -252,10 +252,12 @@ class _Attempt:
             module, given = private_copy(self.network, inputs)
             with torch.no_grad():
                 output = module(*given)
+            signature = inspect.signature(self.network.forward)
+            quantised, original = (FileModule(path, signature, output).eval() for path in (normalised, float32))
             if images is not None:
                 noise = images.noise(self.network, len(inputs[0]))
-                compare(self.backend, AsInTask(FileModule(normalised, output), images), noise, self.path, dynamic=True)
-            return compare_with_float32((normalised, float32), inputs, output, task, int8)
+                compare(self.backend, AsInTask(quantised, images), noise, self.path, dynamic=True)
+            return compare_with_float32((quantised, original), inputs, task, int8)
 
 
 def _first_sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping
@@ -108,13 +109,10 @@ class Quantised:
 def calibration_inputs(network: nn.Module, task: Task, images: int) -> list[Inputs]:
     """Return batches of the network's inputs, recorded while the task computes its loss. Any task can do that."""
     recorded: list[Inputs] = []
+    signature = inspect.signature(network.forward)
 
     def record(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if named or not all(isinstance(value, Tensor) for value in args):
-            raise InvalidValue(
-                "INT8 needs a network that the task calls with positional tensors only. Export a module that wraps it."
-            )
-        recorded.append(tuple(tensor.detach().cpu() for tensor in args))
+        recorded.append(tuple(tensor.detach().cpu() for tensor in _by_position(signature, args, named)))
 
     steps = math.ceil(images / _BATCH)
     recipe = Recipe(steps=steps, batch=math.ceil(images / steps))
@@ -127,6 +125,19 @@ def calibration_inputs(network: nn.Module, task: Task, images: int) -> list[Inpu
     finally:
         hook.remove()
     return recorded
+
+
+def _by_position(signature: inspect.Signature, args: tuple[Any, ...], named: Mapping[str, Any]) -> Inputs:
+    """Return the inputs of a call in the order of the forward, which is that of a file."""
+    bound = signature.bind(*args, **named)
+    values = (*bound.args, *bound.kwargs.values())
+    if bound.kwargs or not all(isinstance(value, Tensor) for value in values):
+        found = ", ".join(type(value).__name__ for value in values)
+        raise InvalidValue(
+            f"INT8 needs a network that the task calls with tensors only, found {found} for forward{signature}. Export "
+            "a module that wraps it."
+        )
+    return bound.args
 
 
 def quantise(source: Path, target: Path, batches: Iterable[Inputs]) -> None:
@@ -187,19 +198,16 @@ def _use_global_pools(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def compare_with_float32(paths: tuple[Path, Path], inputs: Inputs, output: Any, task: Task, int8: Int8) -> Quantised:
-    """Score and time the INT8 file and the float32 file. Raise VerificationError if the score is too low.
-
-    `output` is that of the network for the inputs.
-    """
-    score, float32_score = _scores([FileModule(path, output).eval() for path in paths], task, int8.split)
+def compare_with_float32(files: tuple[FileModule, FileModule], inputs: Inputs, task: Task, int8: Int8) -> Quantised:
+    """Score and time the INT8 file and the float32 file. Raise VerificationError if the score is too low."""
+    score, float32_score = _scores(files, task, int8.split)
     if not score >= float32_score - (allowed := int8.allowed_loss(task, float32_score)):
         raise VerificationError(
             f"The INT8 file scores {score:.4g} on the {int8.split} set, and float32 {float32_score:.4g}; it may lose "
             f"{allowed:.4g}. Calibrate it with more images or allow more: int8=Int8(images=..., tolerance=...)."
         )
     backend = int8.backend
-    times, float32_times = _times([backend.open(path, inputs) for path in paths])
+    times, float32_times = _times([backend.open(file.path, inputs) for file in files])
     return Quantised(
         split=int8.split, score=score, float32_score=float32_score, latency=times[1], float32_latency=float32_times[1],
         environment=replace(backend.environment(inputs), precision=None),
@@ -236,24 +244,25 @@ def _times(files: list[Compiled]) -> list[Quartiles]:
 class FileModule(nn.Module):
     """An ONNX file as a module on the CPU, so that a task can score it.
 
-    `output` is an output of the network: the tensors of the file are returned in its tuples and dicts.
+    It is called like the network, whose forward has the `signature`. `output` is an output of the network: the tensors
+    of the file are returned in its tuples and dicts.
     """
 
-    def __init__(self, path: Path, output: Any) -> None:
+    def __init__(self, path: Path, signature: inspect.Signature, output: Any) -> None:
         super().__init__()
-        self.path, self.session, self.output = path, _session(path), output
+        self.path, self.session, self.signature, self.output = path, _session(path), signature, output
         self.names = [info.name for info in self.session.get_inputs()]
         # Tasks take the device and the dtype of their images from the parameters.
         self.placeholder = nn.Parameter(torch.zeros(1), requires_grad=False)
 
-    def forward(self, *inputs: Tensor) -> Any:
-        arrays = (tensor.cpu().numpy() for tensor in inputs)
+    def forward(self, *args: Any, **named: Any) -> Any:
+        arrays = (tensor.cpu().numpy() for tensor in _by_position(self.signature, args, named))
         with backend_errors("ONNX Runtime cannot run this file"):
             found = self.session.run(None, dict(zip(self.names, arrays, strict=True)))
         return _filled(self.output, map(torch.from_numpy, found))
 
     def __deepcopy__(self, memo: object) -> FileModule:
-        return FileModule(self.path, self.output)  # a session cannot be copied
+        return FileModule(self.path, self.signature, self.output)  # a session cannot be copied
 
 
 def _filled(output: Any, tensors: Iterator[Tensor]) -> Any:

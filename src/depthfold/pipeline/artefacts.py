@@ -1,4 +1,4 @@
-"""The artefacts of a run: tables, plan, students and result. Each is reused if its inputs are the same."""
+"""The artefacts of a run: tables, plan, students, result and profiles. Each is reused if its inputs are the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from depthfold.backends import Backend, get
@@ -16,6 +17,7 @@ from depthfold.core import (
     ImportanceTable,
     LatencyTable,
     Plan,
+    Profiles,
     SolvedPlan,
     Surrogate,
     require_moves,
@@ -42,6 +44,7 @@ from depthfold.store.run_folder import (
     IMPORTANCE,
     LATENCY,
     PLAN,
+    PROFILES,
     REPORT,
     RESULT,
     STUDENTS,
@@ -51,6 +54,7 @@ from depthfold.support.digest import digest
 from depthfold.support.document import decode
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task, preset
+from depthfold.version import __version__
 
 
 def make_latency_table(
@@ -238,6 +242,19 @@ def save_result(
         warn_about_old_files(folder.path, exports)
     with folder.making(RESULT, made_from) as path:
         save(shallow, path)
+
+
+def make_profiles(
+    folder: RunFolder, traced: TracedNetwork, plan: Plan, target: str | Backend, measure: Callable[[], Profiles]
+) -> Profiles:
+    """Return the profiles of the run; measure them if they were not made from the same inputs.
+
+    They do not depend on the weights: a student that was trained with another recipe has the same profile.
+    """
+    versions = {"depthfold": __version__, "torch": str(torch.__version__)}  # PyTorch measures the memory
+    environment = get(target).environment(traced.example_tensors())
+    made_from = latency_depends_on(traced, environment) | {"plan": digest(*plan.digest_parts), "versions": versions}
+    return folder.make(PROFILES, Profiles, made_from, measure)
 
 
 def find_findings(folder: RunFolder) -> Findings | None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from depthfold.backends import Backend, describe_target, disable_autocast, get
-from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, SolvedPlan
+from depthfold.core import Budget, Frontier, ImportanceTable, LatencyTable, Profile, Profiles, SolvedPlan
 from depthfold.finetuning import FOLDER as FINETUNING
 from depthfold.latency import profile_all
 from depthfold.merging import sketch, verify
@@ -67,14 +67,22 @@ def evaluate(
     folder: Path,
     progress: Progress | None = None,
 ) -> Findings:
-    """Verify the merged network, measure and score it and the original, and return everything that a report shows."""
-    traced, chosen_in = networks.traced, artefacts.chosen_in(RunFolder.at(folder))
+    """Verify the merged network, measure and score it and the original, and return everything that a report shows.
+
+    Profiles of the run are reused. The scores are always computed, because the test data may have changed.
+    """
+    traced, run = networks.traced, RunFolder.at(folder)
+    chosen_in = artefacts.chosen_in(run)
     verification = verify(networks.student, networks.shallow)
-    profiles = before_and_after(traced, networks.shallow, target, progress)
+
+    def measure() -> Profiles:
+        return Profiles(**before_and_after(traced, networks.shallow, target, progress))
+
+    profiles = artefacts.make_profiles(run, traced, solution.plan.plan, target, measure)
     score_before, score_after = scores(networks.model, networks.shallow, task, progress)
     # A run that a command started can be resumed with this one.
     command = f"depthfold compress --run {shlex.quote(str(folder))}" if (folder / CONFIG).exists() else None
-    here, where = profiles["before"].environment, describe_target(get(target))
+    here, where = profiles.before.environment, describe_target(get(target))
     notes: tuple[str, ...] = ()
     if elsewhere := "; ".join(chosen_in.differences(here)):
         where = f"{chosen_in.runtime or 'another runtime'}, evaluated in another environment ({where})"
@@ -83,7 +91,7 @@ def evaluate(
         title=f"{traced.network.name} at {solution.budget} on {where}", network=traced.network,
         latency=solution.latency, importance=solution.importance, frontier=solution.frontier, plan=solution.plan,
         verification=Verified(ok=verification.ok, text=str(verification)), command=command,
-        before=profiles["before"], after=profiles["after"], score_before=score_before, score_after=score_after,
+        before=profiles.before, after=profiles.after, score_before=score_before, score_after=score_after,
         environment=here, versions=(("python", platform.python_version()), *_versions()),
         training=training_curve(folder), notes=notes,
     )  # fmt: skip

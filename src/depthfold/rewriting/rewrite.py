@@ -24,9 +24,11 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
     Activations outside the plan's A are removed, except the network's own at L. Activations in A where
     the network has none are inserted after the addition, as copies of the network's most frequent one. Identities take
     the place of dropped layers, and a dropped branch leaves only its skip. The padding of every segment moves to its
-    front, and skips inside a segment are cropped to match. Parameters keep their names.
+    front, and skips inside a segment are cropped to match. Parameters keep their names. A SolvedPlan of another network
+    is refused.
     """
     traced = require_traced(traced, "rewrite")
+    _check_network(traced.network, plan)
     plan = plan_of(plan)
     segments = traced.network.segments(plan)
     _check_sizes(traced.network, segments, plan.dropped)
@@ -46,6 +48,16 @@ def rewrite(traced: TracedNetwork, plan: Plan | SolvedPlan) -> nn.Module:
         else:
             remove_activation(graph, nodes, traced.blueprint.sites[l - 1])
     return _finish(graph, whole, traced, plan)
+
+
+def _check_network(network: Network, plan: Plan | SolvedPlan) -> None:
+    """Raise PlanError if a solved plan is of another network. One that does not know its network is accepted."""
+    if isinstance(plan, SolvedPlan) and plan.fingerprint not in ("", own := network.fingerprint):
+        raise PlanError(
+            f"The plan was solved for another network or input size (fingerprint {plan.fingerprint}; this one is "
+            f"{own}). Solve with the tables of this network, or apply its positions without the predictions: "
+            "rewrite(traced, plan.plan)."
+        )
 
 
 def _check_sizes(network: Network, segments: Iterable[Span], dropped: Drops) -> None:

@@ -45,7 +45,7 @@ from depthfold.settings.session import Session
 from depthfold.settings.settings import Settings
 from depthfold.solver import solve
 from depthfold.store import HeaderMismatch, RunFolder
-from depthfold.store.run_folder import GIVEN, IMPORTANCE, LATENCY, NETWORK, PLAN, RESULT, STUDENTS
+from depthfold.store.run_folder import GIVEN, IMPORTANCE, LATENCY, NETWORK, PLAN, PROFILES, RESULT, STUDENTS
 from depthfold.tasks import ClassificationTask
 from depthfold.tracing import TracedNetwork
 from depthfold.training import Recipe, Task
@@ -167,9 +167,7 @@ def frontier_stage(session: Session, importance: ImportanceTable | None = None) 
         table = shlex.quote(settings.need("importance"))
         fit = f"{_command('importance', settings)} --importance {table} && {fit}"
     network = folder.need(NETWORK, Network, _command("latency", settings))
-    surrogate = None
-    if settings.surrogate:
-        surrogate = artefacts.fitted_surrogate(folder, (latency, importance), fit)
+    surrogate = artefacts.fitted_surrogate(folder, (latency, importance), fit) if settings.surrogate else None
     return solve(latency, importance, network=network, alpha=settings.alpha, surrogate=surrogate)
 
 
@@ -279,6 +277,8 @@ def report_stage(session: Session, *, remeasure: bool = False) -> Path:
         plan, budget = _chosen_plan(session.settings)
         student = _result_student(session.settings)  # refuses a result that is out of date
         findings = artefacts.find_findings(folder)
+        if remeasure:
+            folder.forget(PROFILES)
         if findings is None or remeasure:
             known = () if findings is None else findings.int8
             findings = replace(_evaluate(session, plan, budget, student), int8=known)

@@ -30,13 +30,14 @@ CHECKED_IMAGES = "images"  # a record without a file: the image files that can b
 FALLBACK = "fallback.json"  # the demo's budget if the machine cannot meet the one it asks for
 STUDENTS = "students"  # a folder for each fine-tuning
 RESULT = "result"  # a folder: config.json and model.safetensors
+PROFILES = "profiles.json"
 FINDINGS = "findings.json"
 REPORT = "report.html"
 GIVEN = "given table"  # the input of a table that the user gave
 
 # The names that no export may take.
 _TABLES = (LATENCY, LATENCY_JOURNAL, IMPORTANCE, IMPORTANCE_JOURNAL, SURROGATE, SURROGATE_JOURNAL)
-NAMES = frozenset((RUN, CONFIG, NETWORK, *_TABLES, PLAN, FALLBACK, STUDENTS, RESULT, FINDINGS, REPORT))
+NAMES = frozenset((RUN, CONFIG, NETWORK, *_TABLES, PLAN, FALLBACK, STUDENTS, RESULT, PROFILES, FINDINGS, REPORT))
 
 Inputs = Mapping[str, Any]
 _NOTHING: Inputs = MappingProxyType({})

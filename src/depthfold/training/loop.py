@@ -168,7 +168,9 @@ class TrainingRun:
         # the same numbers.
         self.reseed(derive_seed(self.seed, "step", step.number, step.rank))
         lr = learning_rate(step.recipe, step.number, self.total)
-        self.losses.add(step.number, lr, self.runner.take(step, lr))
+        loss = self.runner.take(step, lr)
+        self.losses.add(step.number, lr, loss)
+        self.stepper.check_gradient(loss)
         self.done = step.number + 1
         score, checkpoint = self.split is not None and self._due(step.recipe.evaluate), self._due(self._interval)
         # The curve must be the same with and without a folder, so only these steps end a mean of the losses.

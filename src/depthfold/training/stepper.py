@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -95,6 +96,10 @@ class AveragedWeights:
 # --- Steps ---
 
 
+class ZeroGradient(UserWarning):
+    """The gradient of the first step is zero, so that nothing is trained."""
+
+
 def fuses_update(recipe: Recipe, context: DeviceContext) -> bool:
     """Return True if SGD updates all weights in one operation, which reads its learning rate on the device.
 
@@ -141,6 +146,7 @@ class Stepper:
         self.average = AveragedWeights(model, recipe.ema) if recipe.ema is not None else None
         self._not_finite_at_start = _not_finite(weights(model))
         self.add_to_loss: Callable[[Tensor], Tensor] = lambda loss: loss  # set if the recipe matches features
+        self._has_gradient: Tensor | bool | None = None  # in the first step; a tensor until check_gradient() reads it
 
     def train_mode(self) -> None:
         """Put the model into training mode, except for the parts that were in evaluation mode in a training model."""
@@ -170,6 +176,8 @@ class Stepper:
             loss = self.add_to_loss(loss)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.context.average_gradients(self.parameters)
+        if self._has_gradient is None:
+            self._has_gradient = _has_gradient(self.parameters)
         if self.recipe.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
@@ -182,6 +190,21 @@ class Stepper:
             self.average.update()
         torch.clear_autocast_cache()  # PyTorch keeps the cast weights until the outermost autocast ends
         return loss.detach().reshape(())
+
+    def check_gradient(self, loss: Tensor) -> None:
+        """Warn if the gradient of the first step, which had this loss, is zero. Only the first call reads the device.
+
+        A loss of zero is not reported: it may be the least possible one, for example if a student equals its teacher.
+        """
+        if isinstance(self._has_gradient, Tensor):
+            self._has_gradient = bool(self._has_gradient)
+            if not self._has_gradient and self.context.is_main and (value := loss.item()):
+                warnings.warn(
+                    f"The loss of the first step is {value:.4g}, and its gradient is zero for every parameter of the "
+                    "model, so nothing is trained. Check whether the task's loss depends on the outputs of the model.",
+                    ZeroGradient,
+                    stacklevel=2,
+                )
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return copies of everything that a step changes."""
@@ -275,6 +298,17 @@ def _check_types(model: nn.Module, recipe: Recipe) -> None:
                 f"The model's weights are {str(parameter.dtype).removeprefix('torch.')} ({name}), but training with "
                 f"precision {recipe.precision} needs float32 weights. Convert them with model.float()."
             )
+
+
+def _has_gradient(parameters: Iterable[Tensor]) -> Tensor:
+    """Return whether a gradient is not zero, still on the device. Raise InvalidValue if no parameter has one."""
+    found = [parameter.grad.any() for parameter in parameters if parameter.grad is not None]
+    if not found:
+        raise InvalidValue(
+            "The task's loss has no gradient for any parameter of the model. Check whether the task uses the model "
+            "that its loss is given, and not another one."
+        )
+    return torch.stack(found).any()
 
 
 def _check_loss(loss: object) -> None:
