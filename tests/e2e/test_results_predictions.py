@@ -1,5 +1,6 @@
 """docs/results.md: which of two plans of equal latency is predicted to be better."""
 
+import re
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
@@ -11,11 +12,13 @@ import pytest
 import depthfold as df
 from depthfold.core import Drops, FlaggedSpan, ImportanceTable, Score
 from experiments.equal_latency.page.predictions import (
+    FACTORS,
     blocks_of,
     comparable,
     compared_plans,
     largest_sum,
     parse_plan,
+    predicted_rightly,
     predictions,
 )
 from experiments.equal_latency.page.text import SECTIONS
@@ -86,20 +89,38 @@ def network(latency, *scores):
 
 
 def test_comparable_plans_have_nearly_equal_latencies_and_accuracies_that_differ():
-    assert comparable(network(5.0, 93.0), network(5.4, 93.5))
-    assert not comparable(network(5.0, 93.0), network(5.6, 93.5))
-    assert not comparable(network(5.0, 93.0), network(5.4, 93.4))  # 1.96 * 0.16 * sqrt(2) = 0.44
-    assert comparable(network(5.0, 93.0, 93.0), network(5.4, 93.4, 93.4))
+    assert comparable(network(5.0, 93.0), network(5.2, 93.5))
+    assert not comparable(network(5.0, 93.0), network(5.3, 93.5))
+    assert not comparable(network(5.0, 93.0), network(5.2, 93.4))  # 1.96 * 0.16 * sqrt(2) = 0.44
+    assert comparable(network(5.0, 93.0, 93.0), network(5.2, 93.4, 93.4))
+
+
+def test_pairs_are_counted_in_which_the_higher_prediction_is_more_accurate():
+    plans = [network(5.0, 93.0), network(5.0, 94.0), network(5.0, 92.0)]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    assert predicted_rightly([2.0, 3.0, 1.0], plans, pairs, [(0, 1)]) == "3 (1)"
+    assert predicted_rightly([1.0, 2.0, 3.0], plans, pairs, [(0, 1), (1, 2)]) == "1 (1)"
+    assert predicted_rightly([1.0, 1.0, 1.0], plans, pairs, pairs) == "0 (0)", "equal predictions are not right"
 
 
 def test_page_says_which_plans_are_ordered_rightly():
-    found = [load(name, section.stopwatch) for name, section in SECTIONS.items()]
-    text = predictions([results for results in found if results])
+    found = [results for name, section in SECTIONS.items() if (results := load(name, section.stopwatch))]
+    text = predictions(found)
     assert text in PAGE.read_text()
-    assert "| MobileNetV2-1.4, in TF32 on the H200 | 20 | 19 | 19 | 19 |" in text
-    assert "Of the 20 pairs" in SECTIONS["mobilenet_v2_1.4"].remark
-    wide = {(one.method, one.at): one for one in compared_plans(load("mobilenet_v2_1.4"))}
-    ours, pattern = wide["all moves", "DS-F-1.4"], wide["DepthShrinker", "DS-F-1.4"]
+    rows_ = {line.split(", ")[0][2:]: line.split(" | ")[1:] for line in text.splitlines() if line.startswith("| ")}
+    rows_["EfficientNet-Lite0 in float16"] = text.split("in float16 on the H200 | ")[1].splitlines()[0].split(" | ")
+    wide, first, vgg, half = (
+        [tuple(map(int, re.findall(r"\d+", cell))) for cell in rows_[name]]
+        for name in ("MobileNetV2-1.4", "MobileNetV2-1.0", "VGG19-BN", "EfficientNet-Lite0 in float16")
+    )
+    pairs, _, _, surrogate, *_, four = range(len(FACTORS) + 4)
+    assert wide[surrogate][0] == wide[pairs][0] - 1 and wide[four] == wide[pairs]
+    assert f"Of {wide[pairs][0]} pairs of plans" in " ".join(SECTIONS["mobilenet_v2_1.4"].remark.split())
+    assert [one[surrogate][0] - one[four][0] for one in (vgg, half)] == [1, 1] and FACTORS[-1] == 4
+    (_, between), (all_right, right) = first[pairs], first[surrogate]
+    assert right < between / 2 and (all_right - right) / (first[pairs][0] - between) > 0.9
+    plans = {(one.method, one.at): one for one in compared_plans(load("mobilenet_v2_1.4"))}
+    ours, pattern = plans["all moves", "DS-F-1.4"], plans["DepthShrinker", "DS-F-1.4"]
     assert comparable(ours, pattern) and pattern.mean > ours.mean
 
 

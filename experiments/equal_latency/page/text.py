@@ -120,12 +120,12 @@ points behind all moves there.
 
 At 5 times the speed, DepthShrinker's pattern F is 1.8 points ahead of all moves. F merges each inverted residual into
 one convolution, drops nothing and keeps 17 activations; the plan of all moves drops eight branches and keeps 8
-activations. The surrogate predicts the opposite, 77 % for F and 87 % for all moves. A block that merges costs much in
-the few steps in which importances are measured, and less after 60 epochs. Of the 20 pairs of plans that are about
-equally fast and not equally accurate, it orders only this one wrongly ([which plan is better](#which-plan-is-better)).
-Of DepthShrinker's other patterns, A, C and D are level with all moves, and B and E are 0.6 and 0.5 points behind, with
-one seed each. DepthShrinker's search is level with all moves where it keeps 12, 9 and 7 of 17 blocks, at 1.09, 1.24 and
-1.54 times the speed.
+activations. The surrogate predicts the opposite, 77 % for F and 87 % for all moves. Probably a block that merges costs
+much in the few steps in which importances are measured, and less after 60 epochs. Of 11 pairs of plans that are about
+equally fast and not equally accurate, it orders only this one wrongly ([which plan is better](#which-plan-is-better)
+has what was tried). Of DepthShrinker's other patterns, A, C and D are level with all moves, and B and E are 0.6 and 0.5
+points behind, with one seed each. DepthShrinker's search is level with all moves where it keeps 12, 9 and 7 of 17
+blocks, at 1.09, 1.24 and 1.54 times the speed.
 
 All of this was measured from a second training of the original, because the weights of the first were not kept
 (mobilenet_v2_1.4-first-fit, 93.68 %); the importances and the surrogate are those of the first. From the first, five of
