@@ -19,10 +19,10 @@ STEPS = ("original", "without activations", "along A", "along S")
 ABOUT_STEPS = """\
 ## The effect of each step
 
-A plan is applied in three steps: activations are removed and layers dropped, the network is fine-tuned, and consecutive
-convolutions are merged. "Along A" merges as much as possible between two activations, "along S" what the plan says
-(Section 5.3 of the paper). Merging changes the accuracy by no more than rounding does. The commands of this section and of
-the next are in the last rows of [the paper's tables](#the-papers-tables)."""
+A plan is applied in three steps: activations are removed and layers dropped, the network is fine-tuned, and
+consecutive convolutions are merged. "Along A" merges as much as possible between two activations, "along S" what the
+plan says (Section 5.3 of the paper). Merging changes the accuracy by no more than rounding does. The commands of this
+section and of the next are in the last rows of [the paper's tables](#the-papers-tables)."""
 
 ABOUT_TRANSFER = """\
 ## Plans on another target

@@ -29,10 +29,11 @@ of the searches alone, which were chosen for their predictions. "Slower" predict
 
 The surrogate orders nearly all pairs rightly that have a plan of the control or of DepthShrinker. It does not tell
 which of the plans that the searches find for MobileNetV2-1.0 is better, nor does the sum of importances. The last
-columns have the surrogate with the importance of every block that drops something counted several times. This was tried
-afterwards, because DepthShrinker's pattern F, which drops nothing, is better than all moves on MobileNetV2-1.4, against
-the prediction. Counted four times, that pair is ordered rightly, and one pair each of VGG19-BN and of EfficientNet-Lite0
-in float16 wrongly. There are too few pairs to choose a factor, and no network was trained from such a search."""
+columns have the surrogate with the importance of every block that drops something counted several times. This was
+tried afterwards, because DepthShrinker's pattern F, which drops nothing, is better than all moves on MobileNetV2-1.4,
+against the prediction. Counted four times, that pair is ordered rightly, and one pair each of VGG19-BN and of
+EfficientNet-Lite0 in float16 wrongly. There are too few pairs to choose a factor, and no network was trained from
+such a search."""
 
 
 def predictions(found: list[NetworkResults]) -> str:
