@@ -11,6 +11,12 @@ from runs import loaded_run, made_up_run, measured_run
 from structures import vgg19
 
 
+def test_plan_without_latencies_is_refused():
+    findings = measured_run()
+    with pytest.raises(InvalidValue, match=r"must be a SolvedPlan, which has latencies, found a Plan\. Take one from"):
+        dataclasses.replace(findings, plan=findings.plan.plan)
+
+
 def test_findings_survive_a_json_round_trip():
     for findings in (made_up_run(), measured_run()):
         assert Findings.loads(findings.dumps()) == findings

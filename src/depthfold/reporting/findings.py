@@ -128,6 +128,11 @@ class Findings(Document):
     int8: tuple[Int8File, ...] = field(default=(), metadata=SPARSE)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.plan, SolvedPlan):
+            raise InvalidValue(
+                f"The plan of the findings {self.title!r} must be a SolvedPlan, which has latencies, found a "
+                f'{type(self.plan).__name__}. Take one from the frontier, for example frontier.at("65%").'
+            )
         if self.latency.activations is None:  # a CSV file has none
             latency = dataclasses.replace(self.latency, activations=self.network.activations)
             object.__setattr__(self, "latency", latency)
