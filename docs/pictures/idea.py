@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WIDTH, HEIGHT, LEFT = 920, 318, 250
-BOX, GAP, TALL = 66, 44, 36
-KERNELS = ("1\u00d71", "3\u00d73", "1\u00d71", "1\u00d71", "3\u00d73", "1\u00d71")
+BOX, GAP, TALL = 54, 40, 36
+KERNELS = ("1\u00d71", "3\u00d73", "1\u00d71", "1\u00d71", "3\u00d73", "1\u00d71", "3\u00d73")
 KEPT = 3  # the activation after the third layer
+DROPPED = 7  # the last layer
 ROWS = (56, 148, 240)
+TITLE = "Seven convolutions become two: activations are removed, a layer is dropped, and convolutions in a row are merged"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ def text(x: float, y: float, words: str, colour: str, size: int = 14, more: str 
 def left_of(l: int) -> float:
     """Return where the box of layer l starts; the first layer is 1."""
     return LEFT + (l - 1) * (BOX + GAP)
+
+
+def dropped_box(l: int, y: float, words: str, theme: Theme) -> Iterator[str]:
+    x = left_of(l)
+    yield (
+        f'<rect x="{x}" y="{y - TALL / 2}" width="{BOX}" height="{TALL}" rx="7" fill="none" stroke="{theme.orange}" '
+        'stroke-dasharray="3 3"/>'
+    )
+    yield text(x + BOX / 2, y + 5, words, theme.orange, 15, 'text-anchor="middle" text-decoration="line-through"')
 
 
 def box(first: int, last: int, y: float, words: str, theme: Theme, *, merged: bool = False) -> Iterator[str]:
@@ -78,25 +89,27 @@ def label(y: float, title: str, remark: str, theme: Theme) -> Iterator[str]:
 
 def drawn(theme: Theme) -> Iterator[str]:
     deep, removed, merged = ROWS
-    yield from label(deep, "A deep network", "6 convolutions", theme)
-    yield from label(removed, "Remove activations", "that it can spare", theme)
+    yield from label(deep, "A deep network", f"{len(KERNELS)} convolutions", theme)
+    yield from label(removed, "Remove activations", "and layers, if you allow it", theme)
     yield from label(merged, "Merge convolutions", "left in a row: 2 convolutions", theme)
     single = [(l, l) for l in range(1, len(KERNELS) + 1)]
     for y in (deep, removed):
         yield from wires(y, theme, single)
         for l, kernel in enumerate(KERNELS, 1):
-            yield from box(l, l, y, kernel, theme)
+            yield from (
+                box(l, l, y, kernel, theme) if (y, l) != (removed, DROPPED) else dropped_box(l, y, kernel, theme)
+            )
             if l < len(KERNELS):
                 yield from activation(l, y, theme, removed=y == removed and l != KEPT)
-    yield from wires(merged, theme, [(1, KEPT), (KEPT + 1, len(KERNELS))])
+    yield from wires(merged, theme, [(1, KEPT), (KEPT + 1, DROPPED - 1)])
     yield from box(1, KEPT, merged, "3\u00d73", theme, merged=True)
-    yield from box(KEPT + 1, len(KERNELS), merged, "3\u00d73", theme, merged=True)
+    yield from box(KEPT + 1, DROPPED - 1, merged, "3\u00d73", theme, merged=True)
     yield from activation(KEPT, merged, theme)
     yield text(
         WIDTH / 2, HEIGHT - 14,
         "Chosen for your latency budget from two measured tables: "
         "how fast each merged block is, and how much accuracy it costs.",
-        theme.muted, 12, 'text-anchor="middle"',
+        theme.muted, 14, 'text-anchor="middle"',
     )  # fmt: skip
 
 
@@ -105,7 +118,7 @@ def picture(theme: Theme) -> str:
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
             f'height="{HEIGHT}" font-family="system-ui, Segoe UI, DejaVu Sans, sans-serif" role="img">',
-            "<title>Six convolutions become two: activations are removed, and convolutions in a row are merged</title>",
+            f"<title>{TITLE}</title>",
             *drawn(theme),
             "</svg>\n",
         )
