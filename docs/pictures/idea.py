@@ -12,7 +12,9 @@ KERNELS = ("1\u00d71", "3\u00d73", "1\u00d71", "1\u00d71", "3\u00d73", "1\u00d71
 KEPT = 3  # the activation after the third layer
 DROPPED = 7  # the last layer
 ROWS = (56, 148, 240)
-TITLE = "Seven convolutions become two: activations are removed, a layer is dropped, and convolutions in a row are merged"
+TITLE = (
+    "Seven convolutions become two: activations are removed, a layer is dropped, and convolutions in a row are merged"
+)
 
 
 @dataclass(frozen=True)
