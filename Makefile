@@ -29,7 +29,7 @@ setup: .venv/installed  ## create .venv and install the pinned requirements
 	$(BIN)/python -m pip check || $(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
 	touch $@
 
-demo: setup  ## compress a small network for this machine (4 minutes; RUN=folder)
+demo: setup  ## compress a small network for this machine (5 minutes; RUN=folder)
 	$(BIN)/depthfold demo --run "$(RUN)"
 
 lint: setup  ## run ruff, mypy and import-linter
@@ -69,7 +69,7 @@ bench-latency: setup  ## compare predicted and measured latency on three runtime
 bench-importance: setup  ## compare the methods of importance, and measure the overhead of workers (10 minutes on an idle machine)
 	$(BIN)/python benchmarks/importance.py
 
-bench-int8: setup  ## compare the demo in float32 and INT8 (compresses it first: 4 minutes)
+bench-int8: setup  ## compare the demo in float32 and INT8 (compresses it first: 5 minutes)
 	$(BIN)/python benchmarks/int8.py
 
 # Without dependencies, because these packages would install another torch.

@@ -5,7 +5,7 @@ ResNet-18 and MobileNetV2 follow, with random weights at 112x112, so only their 
     python benchmarks/int8.py [RUN]
 
 The folded network is the result of the run folder RUN (default: build/int8-demo). If it has none, the demo runs there
-first, which takes about four minutes on two cores. The last lines give the ratios of this one run.
+first, which takes about five minutes on two cores. The last lines give the ratios of this one run.
 """
 
 from __future__ import annotations

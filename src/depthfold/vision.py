@@ -45,10 +45,12 @@ def declare_missing_operators() -> tuple[str, ...]:
 
 
 def import_torchvision() -> ModuleType:
+    """Return torchvision, also if its compiled operators do not load. Raise MissingDependency if it is missing."""
     return load("torchvision", "vision")
 
 
 def import_timm() -> ModuleType:
+    """Return timm, also if torchvision's compiled operators do not load. Raise MissingDependency if it is missing."""
     return load("timm", "timm")
 
 

@@ -176,6 +176,50 @@ def test_unchanged_layers_are_folded(phone, findings):
     assert phone.eval_on_selector_all("#blocks .block", "all => all.every(one => one.checkVisibility())")
 
 
+@pytest.fixture
+def folded(browser, phone):
+    """The page as it is opened: with everything folded."""
+    page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+    page.goto(phone.url)
+    yield page
+    page.context.close()
+
+
+COMMAND = "#provenance pre"
+
+
+def test_provenance_is_folded_except_for_notes(folded, findings):
+    assert findings.notes
+    assert all(folded.get_by_text(note).is_visible() for note in findings.notes)
+    assert folded.locator("#provenance table").count() == 2
+    for part in (COMMAND, "#provenance table", "#provenance details h3"):
+        assert not any(one.is_visible() for one in folded.locator(part).all())
+
+
+def test_keyboard_opens_the_provenance(folded, findings):
+    folded.focus("#provenance summary")
+    folded.keyboard.press("Enter")
+    assert folded.locator(COMMAND).is_visible()
+    assert folded.inner_text(COMMAND) == findings.command
+    folded.keyboard.press("Enter")
+    assert not folded.locator(COMMAND).is_visible()
+
+
+def test_search_in_the_page_opens_the_provenance(folded):
+    """A link to a text opens what is folded, as a search in the browser does."""
+    path = folded.url
+    folded.goto("about:blank")
+    folded.goto(f"{path}#:~:text=compress%20%2D%2Dbudget")
+    folded.wait_for_selector(COMMAND, state="visible", timeout=10_000)
+
+
+def test_print_shows_the_provenance(folded):
+    folded.emulate_media(media="print")
+    assert folded.locator(COMMAND).is_visible()
+    assert all(table.is_visible() for table in folded.locator("#provenance table").all())
+    assert not folded.locator("#tables table").first.is_visible()
+
+
 def test_most_accurate_plan_is_not_the_original(phone, findings):
     original = findings.frontier[-1]
     assert not any(len(segment.span) > 1 for segment in original.segments)

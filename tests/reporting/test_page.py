@@ -157,6 +157,7 @@ def test_missing_parts_are_left_out_and_listed():
     assert not {"Latency, median", "Multiply-adds", "Peak memory"} & set(document.rows)
     where = text_of(document, "provenance")
     assert "No environment is stated" in where
+    assert not any("No environment is stated" in part["text"] for part in document.all("details"))  # it is not folded
     assert "Normalisation: none is stated" in where
     assert "not calibrated" in where
     assert "The provenance is not stated" in where

@@ -10,7 +10,6 @@ from depthfold.core import Network, Plan, Span
 from depthfold.errors import InvalidValue, PlanError
 from depthfold.support.text import did_you_mean
 
-# The inverted residual blocks that each pattern removes, numbered 0..16. The number after A..F is the width.
 PATTERNS = MappingProxyType(
     {
         "DS-A-1.0": (0, 1, 3, 7, 8),
@@ -25,8 +24,8 @@ PATTERNS = MappingProxyType(
         "DS-F-1.4": tuple(range(17)),
     }
 )
+"""The inverted residual blocks that each pattern removes, numbered 0..16. The number after A..F is the width."""
 
-# The milliseconds that each removed block saves, by width: the weights of the published search.
 COSTS = MappingProxyType(
     {
         "1.0": (18.15, 85.52, 57.97, 35.78, 20.93, 20.93, 12.51, 11.45, 11.45, 11.45, 11.64, 17.85, 17.85, 9.49, 7.35,
@@ -35,6 +34,7 @@ COSTS = MappingProxyType(
                 11.41, 14.39),
     }
 )  # fmt: skip
+"""The milliseconds that each removed block saves, by width: the weights of the published search."""
 
 RESIDUALS = (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)  # the blocks of MobileNetV2 with a skip around them
 
