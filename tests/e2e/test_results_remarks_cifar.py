@@ -4,6 +4,8 @@ import functools
 import inspect
 from types import SimpleNamespace
 
+import torch
+
 from depthfold.baselines import pruning_steps as pruning
 from depthfold.solver.surrogate import fit_to_plans
 from experiments.cifar_networks import CifarResNet
@@ -26,6 +28,7 @@ from results_texts import (
 RULE = "LayerMerge's rule"
 MAGNITUDE, TAYLOR = PRUNED
 MAX_RATIO = inspect.signature(pruning).parameters["max_ratio"].default
+ROUND_TO = inspect.signature(pruning).parameters["round_to"].default
 FIRST_STEPS = inspect.signature(pruning).parameters["steps"].default
 BOTH_STEPS = FIRST_STEPS + FURTHER["steps"]
 
@@ -132,6 +135,9 @@ def test_channel_pruning_of_resnet():
     said = "At 65 % it is {:.1f} and {:.1f} points behind, and it does not reach 50 %"
     assert f"{said.format(*(one.points for one in behind['65%']))} in {BOTH_STEPS} steps." in text
     assert all({*pruning_steps(resnet.name, kind)} == {0.8, 0.65} for kind in PRUNED.values())
+    convolutions = [part for part in CifarResNet(9).modules() if isinstance(part, torch.nn.Conv2d)]
+    widths = "{}, {} and {}".format(*sorted({each.out_channels for each in convolutions}))
+    assert f"{ROUND_TO} of {widths} in one step, and no layer goes below {ROUND_TO}." in text
 
 
 def test_searches_of_resnet():
@@ -145,7 +151,8 @@ def test_searches_of_resnet():
     assert len(ours) == len(rule) == 2 and min(ours) - max(rule) > 0.8 > min(ours) - max(rule) - 0.1
     assert "at 35 % both are more than 0.8 points above those of LayerMerge's rule." in text
     for one in (at(resnet, share, OURS) for share in ("50%", "35%")):
-        assert one.original.depth - one.profile.depth - one.dropped < 2, "they merge almost nothing"
+        assert one.original.depth - one.profile.depth - one.dropped < 2
+    assert "At 50 % and below, their plans merge almost nothing." in text
 
 
 def test_merging_blocks_of_resnet():
