@@ -209,6 +209,8 @@ def test_searches_of_mobilenet():
     surrogate = load_surrogate(mobile.name)
     assert PLANS.epochs == 5 and not any(one.plan.dropped for one in surrogate.plans)
     assert "fitted to plans that were trained for five epochs and that drop nothing" in text
+    dropping = [share for share in SHARES if at(mobile, share, OURS).dropped]
+    assert dropping == ["65%", "50%", "35%"] and "The plans for 65 % and less changed" in text
 
 
 def test_searches_of_mobilenet_without_a_surrogate():
