@@ -8,8 +8,9 @@ from depthfold.solver.surrogate import fit_to_plans
 from experiments.equal_latency.candidates import CONTROL, PRUNED
 from experiments.equal_latency.page.text import LIMITS
 from experiments.equal_latency.page.write import SHARES
-from experiments.equal_latency.results import BASE, OURS, RESULTS
+from experiments.equal_latency.results import BASE, OURS, RESULTS, SEED_DEVIATION, load
 from experiments.gpu_runs import rows
+from experiments.subjects import LONGER
 from results_texts import at, load_surrogate, pruning_steps, remark, sections, words
 
 RULE = "LayerMerge's rule"
@@ -159,6 +160,17 @@ def test_accuracy_of_lite0_at_80_per_cent_on_arm():
     tuned = [lite.lost(one, split, tuned=True) for split in ("test", "holdout")]
     said += " Against the fine-tuned original it loses {:.1f} and {:.1f} points.".format(*tuned)
     assert said in words(LIMITS)
+
+
+def test_earlier_searches_on_arm():
+    lite, text = sections()[ARM], remark(ARM)
+    squares, earlier = (load(name, "onnxruntime") for name in (SQUARES, f"{ARM}-earlier"))
+    assert f"Fine-tuned {LONGER}, seed 0 of all moves at 65 %" in text
+    plans = {share: {at(each, share, OURS).plan for each in (lite, squares)} for share in SHARES}
+    assert [share for share in SHARES if len(plans[share]) == 1] == ["35%"] and "have the same plan at 35 %." in text
+    level = abs(at(lite, "80%", RULE).mean - at(squares, "80%", RULE).mean) < 1.96 * SEED_DEVIATION * 2**0.5
+    assert level and "LayerMerge's rule is as accurate at 80 %, and" in text
+    assert f"At 35 %, LayerMerge's rule had {at(earlier, '35%', RULE).mean:.2f} %" in text
 
 
 def test_images_of_imagenette():
