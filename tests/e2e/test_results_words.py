@@ -1,7 +1,6 @@
 """The figures in hand-written sentences of README.md and docs/results.md are those of the committed results."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -15,35 +14,7 @@ from experiments.equal_latency.page.text import LIMITS, METHOD, SECTIONS, SUMMAR
 from experiments.equal_latency.results import BASE, OURS, RESULTS, SEED_DEVIATION, load
 from experiments.gpu_runs import rows
 from experiments.subjects import SUBJECTS
-
-ROOT = Path(__file__).parents[2]
-WIDTHS = ("mobilenet_v2", "mobilenet_v2_1.4")
-
-
-def words(text):
-    return " ".join(text.split())
-
-
-def readme():
-    return words((ROOT / "README.md").read_text())
-
-
-def remark(name):
-    return words(SECTIONS[name].remark)
-
-
-def at(results, share, method):
-    return next(one for one in results.at(share) if one.method == method)
-
-
-def rivals_of(results, method):
-    return [one for one in results.measured if one.method == method and one.scores and one.profile]
-
-
-def sections():
-    found = {results.name: results for results in results_page._results()}
-    assert all(map(results_page.best, found.values())) and len(found) == 7, "the rows of the summary"
-    return found
+from results_texts import ROOT, WIDTHS, at, load_surrogate, readme, remark, rivals_of, sections, words
 
 
 def test_losses_of_efficientnet_on_arm():
@@ -513,10 +484,6 @@ def test_readme_says_what_the_surrogate_is_worth():
     fitted = {len(load_surrogate(name).plans) for name in ("mobilenet_v2", "mobilenet_v2_1.4", "resnet56", "vgg19_bn")}
     assert f"`--surrogate` trains {PLANS} whole plans briefly" in readme() and fitted == {24}
     assert "The results above were found with 24;" in readme()
-
-
-def load_surrogate(name):
-    return Surrogate.loads((RESULTS / name / "surrogate.json").read_text())
 
 
 def test_readme_says_in_how_many_networks_there_is_nothing_to_merge():
