@@ -262,7 +262,7 @@ SUMMARY = """\
 - EfficientNet-Lite0 for ARM becomes 1.56 times as fast at a loss of 0.3 points, or of 0.1 points after 180 epochs
   instead of 60 (one seed, within noise). Against the fine-tuned original, it loses 0.5 and 0.3 points. No other network
   was fine-tuned for that long. Within 0.2 points of either original it is 1.27 times.
-- The better kind of channel pruning is level with depthfold on MobileNetV2-1.4 at 80, 65 and 50 % of the latency, on
+- The better kind of channel pruning is level with all moves on MobileNetV2-1.4 at 80, 65 and 50 % of the latency, on
   MobileNetV2-1.0 and VGG19-BN at 80 and 65 %, and on ResNet-56 at 80 %. Within 0.2 points of the fine-tuned original of
   MobileNetV2-1.4, pruning is 1.35 times as fast, and depthfold, which has no network between 1.25 and 1.55 times, 1.25
   times. Elsewhere, the better kind is up to 1.9 points behind, and where only one can be compared, up to 3.1 points (by
