@@ -1,6 +1,7 @@
 """A finished run that is started again with the same settings measures nothing; only the scores are computed again."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,16 @@ def test_networks_are_scored_but_not_profiled_again(run, findings):
 def test_deleted_profiles_are_measured_again(run):
     (run / "profiles.json").unlink()
     assert PROFILED in again(run)
+    assert PROFILED not in again(run)
+
+
+def test_unreliable_profiles_are_measured_again(run, findings):
+    kept = Profiles.loads((run / "profiles.json").read_text())
+    latency = kept.after.latency
+    disturbed = replace(kept, after=replace(kept.after, quartiles=(latency, latency, 2 * latency)))
+    (run / "profiles.json").write_text(disturbed.dumps())
+    assert PROFILED in again(run)
+    assert findings().after == kept.after
     assert PROFILED not in again(run)
 
 

@@ -16,6 +16,7 @@ from depthfold.core import (
     Frontier,
     ImportanceTable,
     LatencyTable,
+    MeasuredSpeedup,
     Plan,
     Profiles,
     SolvedPlan,
@@ -249,11 +250,15 @@ def make_profiles(
 ) -> Profiles:
     """Return the profiles of the run; measure them if they were not made from the same inputs.
 
-    They do not depend on the weights: a student that was trained with another recipe has the same profile.
+    They do not depend on the weights: a student that was trained with another recipe has the same profile. Those that
+    are unreliable, because something else was running, are measured again.
     """
     versions = {"depthfold": __version__, "torch": str(torch.__version__)}  # PyTorch measures the memory
     environment = get(target).environment(traced.example_tensors())
     made_from = latency_depends_on(traced, environment) | {"plan": digest(*plan.digest_parts), "versions": versions}
+    known = folder.find(PROFILES, Profiles, made_from)
+    if known and MeasuredSpeedup(original=known.before.quartiles, network=known.after.quartiles).unreliable:
+        folder.forget(PROFILES)
     return folder.make(PROFILES, Profiles, made_from, measure)
 
 
